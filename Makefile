@@ -1,0 +1,92 @@
+# Every target first makes the environment it needs; when that is there already, it takes no time.
+#
+#   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
+#   make test     all tests: unit tests first, then slow ones, then those of TorchX against its nightly release
+#   make check    format, lint, types, who may import whom, what is committed
+#   make fix      let the tools mend what they can
+#   make bench    the benchmarks behind the figures in the docs
+#   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
+#   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+TORCH ?= 2.13
+TORCHX ?= 0.7.0
+TORCHES ?= 2.11 2.12 2.13 2.14 2.15
+TORCHXES ?= 0.7.0 nightly
+
+CODE := platform/muster components/muster_components operators/muster_operator
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
+# Compiled kernels outlive a test run: the second run compiles nothing.
+export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
+pytest = $(1)/bin/python -m pytest $(PYTEST)
+
+.NOTPARALLEL:
+.PHONY: help demo test check fix bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup:
+	@tools/environment.sh .venv base torchx-$(TORCHX) torch-$(TORCH)
+
+demo: setup
+	@bash examples/01-first-job/run.sh
+
+test: unit slow matrix-torchx-nightly
+
+unit: setup
+	$(call section,unit tests)
+	@time $(call pytest,.venv) -m "not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --durations=10 tests
+
+slow: setup
+	$(call section,slow tests: real processes and compilation)
+	@$(call pytest,.venv) -m "slow and not cluster" --durations=10 tests
+
+check: setup
+	$(call section,format)
+	@ruff format --check .
+	$(call section,lint)
+	@ruff check .
+	$(call section,types)
+	@mypy $(CODE) tools tests
+	$(call section,who may import whom)
+	@lint-imports --no-logo --cache-dir .cache/import-linter
+	$(call section,what is committed)
+	@python tools/committed.py
+
+fix: setup
+	@ruff check --fix .
+	@ruff format .
+
+bench: setup
+	$(call section,planner)
+	@python benchmarks/planner.py --nodes 10000 --gangs 2000 --queues 200 --json
+	@python benchmarks/planner.py --sweep
+	$(call section,traces)
+	@python benchmarks/tracing.py
+
+matrix: $(TORCHXES:%=matrix-torchx-%) $(TORCHES:%=matrix-torch-%)
+
+# The tests of the trainer, and those marked `matrix`.
+matrix-torch-%:
+	$(call section,torch $*)
+	@tools/environment.sh .cache/torch-$* base torchx-$(TORCHX) torch-$*
+	@PATH=$(CURDIR)/.cache/torch-$*/bin:$$PATH $(call pytest,.cache/torch-$*) -m "matrix and not cluster" tests
+
+# Without torch: what submits a job must not need it.
+matrix-torchx-%:
+	$(call section,TorchX $*)
+	@tools/environment.sh .cache/torchx-$* base torchx-$*
+	@PATH=$(CURDIR)/.cache/torchx-$*/bin:$$PATH $(call pytest,.cache/torchx-$*) tests/torchx tests/test_house.py
+
+lock: setup
+	@python tools/lock.py .cache/uv/bin/uv $(if $(UPGRADE),--upgrade)
+
+clean:
+	rm -rf .venv .cache
