@@ -1,0 +1,1 @@
+"""Launch, queue and observe PyTorch training: every pod of a job starts together, or none does."""

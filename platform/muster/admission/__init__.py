@@ -1,0 +1,16 @@
+"""What objects show wrong together: an unknown queue, a cycle, a promise of more than there is.
+
+A cluster accepts such objects and lets them wait with a reason that heals by itself, because the missing one may come
+a moment later. A person at a terminal is told at once: `muster submit` and `muster apply` refuse the same things early.
+Both read the rules here. Pure: objects in, verdicts or `Refused` out.
+"""
+
+from __future__ import annotations
+
+from muster.admission.applying import check_apply
+from muster.admission.namespaces import namespace_allowed
+from muster.admission.queues import QueueVerdict, queue_verdicts
+from muster.admission.size import check_size
+from muster.admission.submitting import check_submit
+
+__all__ = ["QueueVerdict", "check_apply", "check_size", "check_submit", "namespace_allowed", "queue_verdicts"]

@@ -1,0 +1,130 @@
+"""Which queues of a tree may admit anything, and which promise more than they have.
+
+A queue in a cycle, under a missing parent or being deleted admits nothing. Guarantees of children that add up to more
+than their parent sets for itself are told (Overcommitted), but stop nobody: the quota formulas stay well defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from muster.quantity import format_quantity, parse_quantity
+from muster.spec import Queue
+
+_Amounts = dict[tuple[str, str], int]  # by flavor and resource
+
+
+@dataclass(frozen=True, slots=True)
+class QueueVerdict:
+    """Whether a queue may admit; `reason` and `message` fit the condition Active, the last field Overcommitted."""
+
+    active: bool
+    reason: str
+    message: str
+    overcommitted_message: str | None = None
+
+
+def queue_verdicts(queues: Iterable[Queue]) -> dict[str, QueueVerdict]:
+    """A verdict for every queue, by name.
+
+    Reasons: Ready, Cycle, ParentNotFound, ParentInactive, Deleting.
+    """
+    by_name = {queue.metadata.name: queue for queue in queues}
+    verdicts: dict[str, QueueVerdict] = {}
+    for name in by_name:
+        _judge(name, by_name, verdicts)
+    for name, message in _overcommitted(by_name, verdicts).items():
+        verdicts[name] = replace(verdicts[name], overcommitted_message=message)
+    return verdicts
+
+
+def path_to_root(name: str, by_name: Mapping[str, Queue]) -> list[Queue]:
+    """The queue and its ancestors, root last; ends early at a missing parent and before a queue repeats."""
+    path: dict[str, Queue] = {}
+    current: str | None = name
+    while current is not None and current in by_name and current not in path:
+        path[current] = by_name[current]
+        current = by_name[current].spec.parent
+    return list(path.values())
+
+
+def usable_flavors(queue: str, by_name: Mapping[str, Queue]) -> tuple[str, ...]:
+    """The flavors that a queue on the path to the root names, sorted: no other can be used."""
+    return tuple(sorted({entry.flavor for one in path_to_root(queue, by_name) for entry in one.spec.resources}))
+
+
+def _judge(name: str, by_name: Mapping[str, Queue], verdicts: dict[str, QueueVerdict]) -> None:
+    """Fill in the verdicts of `name` and of its ancestors, from the top down."""
+    path: list[str] = []
+    current: str | None = name
+    while current is not None and current in by_name and current not in verdicts and current not in path:
+        path.append(current)
+        current = by_name[current].spec.parent
+    if current in path:
+        cycle = path[path.index(current) :]
+        start = cycle.index(min(cycle))
+        ring = [*cycle[start:], *cycle[: start + 1]]
+        message = f"in a cycle: {' → '.join(ring)} (each names the next as its parent); remove one spec.parent"
+        for member in cycle:
+            verdicts[member] = QueueVerdict(False, "Cycle", message)
+        path = path[: path.index(cycle[0])]
+    for member in reversed(path):
+        verdicts[member] = _below_parent(by_name[member], by_name, verdicts)
+
+
+def _below_parent(queue: Queue, by_name: Mapping[str, Queue], verdicts: Mapping[str, QueueVerdict]) -> QueueVerdict:
+    parent = queue.spec.parent
+    if queue.metadata.deletion_timestamp is not None:
+        return QueueVerdict(False, "Deleting", "being deleted: admits nothing new, waits for its unfinished jobs")
+    if parent is not None and parent not in by_name:
+        return QueueVerdict(
+            False, "ParentNotFound", f"its parent {parent!r} does not exist; create it or remove spec.parent"
+        )
+    if parent is not None and not verdicts[parent].active:
+        return QueueVerdict(False, "ParentInactive", f"its parent {parent!r} is inactive: {verdicts[parent].message}")
+    return QueueVerdict(True, "Ready", "admits jobs")
+
+
+def _overcommitted(by_name: Mapping[str, Queue], verdicts: Mapping[str, QueueVerdict]) -> dict[str, str]:
+    """A message for every queue whose children are guaranteed more than it has, or may use, itself."""
+    children: dict[str, list[str]] = {}
+    for name, queue in by_name.items():
+        if queue.spec.parent in by_name and verdicts[name].reason != "Cycle":
+            children.setdefault(str(queue.spec.parent), []).append(name)
+    messages: dict[str, str] = {}
+    counted: dict[str, _Amounts] = {}  # guarantees, at least the sum of the children's
+    for name in _leaves_first(by_name, children):
+        sums: _Amounts = {}
+        for child in children.get(name, ()):
+            for key, amount in counted[child].items():
+                sums[key] = sums.get(key, 0) + amount
+        own, limits = _amounts(by_name[name], "guaranteed"), _amounts(by_name[name], "limit")
+        for word, bounds in (("guarantees", own), ("is limited to", limits)):
+            for (flavor, resource), total in sorted(sums.items()):
+                bound = bounds.get((flavor, resource))
+                if bound is not None and total > bound and name not in messages:
+                    shown, asked = format_quantity(bound, resource), format_quantity(total, resource)
+                    messages[name] = (
+                        f"its children are guaranteed {asked} {resource} of {flavor} together, it {word} {shown}; "
+                        f"raise it to {asked} or lower theirs ({', '.join(sorted(children[name]))})"
+                    )
+        counted[name] = {key: max(own.get(key, 0), sums.get(key, 0)) for key in {*own, *sums}}
+    return messages
+
+
+def _leaves_first(by_name: Mapping[str, Queue], children: Mapping[str, list[str]]) -> list[str]:
+    """Every queue after all of its children; nothing of a cycle has children in `children`'s sense."""
+    nested = {child for group in children.values() for child in group}
+    order = [name for name in by_name if name not in nested]
+    for name in order:
+        order.extend(children.get(name, ()))
+    return order[::-1]
+
+
+def _amounts(queue: Queue, which: str) -> _Amounts:
+    return {
+        (entry.flavor, resource): parse_quantity(value, resource)
+        for entry in queue.spec.resources
+        for resource, value in getattr(entry, which).items()
+    }

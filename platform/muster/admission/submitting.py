@@ -1,0 +1,125 @@
+"""What is told at `muster submit`, before a job could only wait.
+
+The reason codes are those that a waiting job would show, so a script reads one vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from muster.admission.namespaces import namespace_allowed, nearest_selector
+from muster.admission.queues import queue_verdicts, usable_flavors
+from muster.errors import NotFound, Refused
+from muster.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
+
+
+def check_submit(
+    job: TrainingJob,
+    queues: Iterable[Queue],
+    flavors: Iterable[Flavor] = (),
+    namespace_labels: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a job that could not start as the objects are now; `check_size` compares it with quota and nodes.
+
+    `namespace_labels` None leaves the namespace unchecked. Raises `Refused`: QueueNotFound, QueueInactive,
+    QueueNotLeaf, QueueNotAllowed, PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
+    """
+    by_name = {queue.metadata.name: queue for queue in queues}
+    by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
+    _check_queue(job, by_name)
+    if namespace_labels is not None:
+        _check_namespace(job, by_name, namespace_labels)
+    _check_priority(job, by_name[job.spec.queue])
+    usable = usable_flavors(job.spec.queue, by_name)
+    for place, names, topology in _wishes(job):
+        _check_flavors(place, names, by_flavor, usable, job.spec.queue)
+        candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
+        if topology is not None:
+            _check_levels(place, topology, candidates)
+
+
+def nearest(name: str, known: Collection[str], what: str) -> str:
+    """A hint that ends a sentence about an unknown name."""
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    shown = sorted(known)[:8]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    return f"there is {', '.join(shown)}{more}" if shown else f"there is no {what} yet"
+
+
+def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
+    name = job.spec.queue
+    leaves = set(by_name) - {queue.spec.parent for queue in by_name.values()}
+    if name not in by_name:
+        hint = nearest(name, leaves, "queue")
+        raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", reason="QueueNotFound")
+    verdict = queue_verdicts(by_name.values())[name]
+    if not verdict.active:
+        raise Refused(f"spec.queue: queue {name!r} is inactive: {verdict.message}", reason="QueueInactive")
+    children = sorted(queue.metadata.name for queue in by_name.values() if queue.spec.parent == name)
+    if children:
+        told = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
+        raise Refused(told, reason="QueueNotLeaf")
+
+
+def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Mapping[str, str]) -> None:
+    name, namespace = job.spec.queue, job.metadata.namespace or "default"
+    if namespace_allowed(name, by_name.values(), labels):
+        return
+    selector = nearest_selector(name, by_name.values())
+    if selector is None:
+        right = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
+    else:
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
+        right = f"it wants {_shown(selector)}; the namespace's labels are {shown}"
+    raise Refused(f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {right}", reason="QueueNotAllowed")
+
+
+def _shown(selector: LabelSelector) -> str:
+    lines = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    for line in selector.match_expressions:
+        values = f" ({', '.join(line['values'])})" if line.get("values") else ""
+        lines.append(f"{line['key']} {line['operator']}{values}")
+    return ", ".join(lines)
+
+
+def _check_priority(job: TrainingJob, queue: Queue) -> None:
+    most, asked = queue.spec.max_priority, job.spec.priority
+    if most is not None and asked > most:
+        told = (
+            f"spec.priority: {asked} is above maxPriority {most} of queue {queue.metadata.name!r}; write {most} or less"
+        )
+        raise Refused(told, reason="PriorityTooHigh")
+
+
+def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
+    """(path in the spec, flavors, topology) that count for the job itself and for every role."""
+    spec = job.spec
+    wishes: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
+    for index, role in enumerate(spec.roles):
+        if role.flavors or role.topology is not None:
+            wishes.append((f"spec.roles[{index}]", role.flavors or spec.flavors, role.topology or spec.topology))
+    return wishes
+
+
+def _check_flavors(
+    place: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
+) -> None:
+    for name in names:
+        if by_flavor and name not in by_flavor:
+            hint = nearest(name, by_flavor, "flavor")
+            raise NotFound(f"{place}.flavors: flavor {name!r} does not exist; {hint}", reason="UnknownFlavor")
+    if names and not set(names) & set(usable):
+        told = f"{place}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
+        raise Refused(f"{told}; {nearest(names[0], usable, 'flavor with quota')}", reason="UnknownFlavor")
+
+
+def _check_levels(place: str, topology: TopologyRequest, candidates: Sequence[Flavor]) -> None:
+    known = {level.name for flavor in candidates for level in flavor.spec.topology}
+    for word, level in (("required", topology.required), ("preferred", topology.preferred)):
+        if level is not None and level not in known:
+            of = ", ".join(flavor.metadata.name for flavor in candidates) or "no flavor"
+            told = f"{place}.topology.{word}: {of} has no level {level!r}"
+            raise Refused(f"{told}; {nearest(level, known, 'level')}", reason="UnknownTopologyLevel")

@@ -1,0 +1,168 @@
+"""What a cluster shows the engine and what the engine may ask of it.
+
+Three clusters speak this: this host (`muster.local`), memory under a virtual clock (`muster.simulate`) and Kubernetes
+(`muster_operator`). The engine decides, a cluster only observes and carries out, in the order it is told: the order of
+writes is what makes a crash at any point harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from muster import spec
+from muster.model import Resources, Taint
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as the cluster shows it. `allocatable` includes `pods`; `foreign` is what pods use that are not ours."""
+
+    name: str
+    allocatable: Resources
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    ready: bool = True
+    cordoned: bool = False
+    not_ready_since: float | None = None
+    foreign: Resources = Resources()
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod as the cluster shows it. Absent from the world means gone for good, its room free.
+
+    phase `Lost`: its node is gone or unknown. `exit_code` is of the main container (128 + signal when a signal ended
+    it). `log_tail` (at most 4 KiB) is filled in for failed pods. `failed_at` is when its first rank failed, where the
+    cluster can tell: the pod itself ends after its other ranks, and is shown with `failed_at`, `exit_code` and
+    `log_tail` even before that once another pod of its attempt has failed.
+    """
+
+    name: str
+    job_uid: str
+    role: str
+    index: int
+    attempt: int
+    node: str
+    phase: Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]
+    ready: bool = False
+    deleting: bool = False
+    exit_code: int | None = None
+    reason: str = ""
+    finished_at: float | None = None
+    log_tail: str = ""
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a job last said of itself: rank 0's heartbeat, the newest durable checkpoint. Times are Unix seconds."""
+
+    at: float
+    step: int
+    step_at: float  # when the step last changed
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything the engine decides from. What did not change since the last observation keeps its identity."""
+
+    now: float
+    nodes: tuple[NodeView, ...]
+    flavors: tuple[spec.Flavor, ...]
+    queues: tuple[spec.Queue, ...]
+    jobs: tuple[spec.TrainingJob, ...]
+    pods: Mapping[str, tuple[PodView, ...]]  # by job uid; every pod of a job, deleting ones too
+    beats: Mapping[str, Beat] = field(default_factory=dict)  # by job uid
+    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
+    priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """Replace a job's status, if its resourceVersion is still `resource_version`.
+
+    When the write is refused (Conflict), a cluster skips all later writes of this round that carry the same `round`
+    dependency, that is: everything after it in the sequence.
+    """
+
+    job_uid: str
+    status: spec.TrainingJobStatus
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create one pod of the job's current attempt on `node`; that it exists already is success."""
+
+    job_uid: str
+    name: str
+    role: str
+    index: int
+    replicas: int  # pods of the role in this attempt
+    attempt: int
+    node: str
+    flavor: str
+    rank0_node: str  # the node of pod 0 of this role
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Stop a pod: SIGTERM, `grace_s`, SIGKILL. `force`: it is gone with its node, forget it."""
+
+    job_uid: str
+    name: str
+    grace_s: float
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteQueueStatus:
+    """Replace a queue's status."""
+
+    queue: str
+    status: spec.QueueStatus
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFlavorStatus:
+    """Replace a flavor's status."""
+
+    flavor: str
+    status: spec.FlavorStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """Something happened to a job that a person wants to read."""
+
+    job_uid: str
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveJob:
+    """Delete a finished job whose time is over, or finish the deletion a user asked for (its pods are gone)."""
+
+    job_uid: str
+
+
+Write: TypeAlias = WriteStatus | CreatePod | DeletePod | WriteQueueStatus | WriteFlavorStatus | RecordEvent | RemoveJob
+
+
+class Cluster(Protocol):
+    """Where jobs live and pods run."""
+
+    def observe(self) -> World:
+        """The world now, this cluster's own acknowledged writes included."""
+        ...
+
+    def apply(self, writes: Sequence[Write]) -> None:
+        """Carry out the writes in order. Raises `muster.errors.Conflict` when a guarded write is refused: the rest is
+        not begun and the engine observes anew. Raises `muster.errors.ClusterError` when it cannot be reached."""
+        ...

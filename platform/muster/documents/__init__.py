@@ -1,0 +1,115 @@
+"""YAML text to objects, with an answer to "where, what, and what instead?" for everything that is wrong.
+
+The text becomes plain values with a line for each (`located`), their field names are compared with those of
+`muster.spec` (`fields`), and only then the values are validated and pydantic's findings put into words (`complaints`).
+All findings of a text are told at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from muster.documents.complaints import Complaint, explain, written
+from muster.documents.fields import unknown_fields
+from muster.documents.located import Located, parse_located
+from muster.errors import InvalidSpec
+from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
+
+__all__ = ["KINDS", "Object", "load_documents"]
+
+Object: TypeAlias = TrainingJob | Queue | Flavor
+KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
+    "TrainingJob": TrainingJob,
+    "Queue": Queue,
+    "Flavor": Flavor,
+}
+_MOST_SHOWN = 12
+_SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "finalizers")
+
+
+def load_documents(text: str | bytes, source: str = "input") -> list[Object]:
+    """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
+
+    Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
+    `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
+    of `muster describe --json` can be submitted again.
+    """
+    found: list[Object] = []
+    complaints: list[Complaint] = []
+    first_lines: dict[tuple[str, str, str], int] = {}
+    for document in parse_located(text, source):
+        if document.value is None:
+            continue
+        model, wrong = _model(document)
+        complaints += wrong
+        if model is None:
+            continue
+        item, wrong = _validated(model, document)
+        complaints += wrong
+        if item is None:
+            continue
+        key = (item.kind, item.metadata.namespace or "", item.metadata.name)
+        line = document.line(("metadata", "name"))
+        if key in first_lines:
+            told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
+            complaints.append(Complaint(("metadata", "name"), line, told))
+        first_lines.setdefault(key, line)
+        found.append(item)
+    if complaints:
+        raise _invalid(complaints, source)
+    if not found:
+        raise InvalidSpec(f"{source}: no object in it; write at least one of {', '.join(KINDS)}")
+    return found
+
+
+def _model(document: Located) -> tuple[type[Object] | None, list[Complaint]]:
+    """The class that the document claims to be, and what the names of its fields show wrong."""
+    value, line = document.value, document.line
+    if not isinstance(value, dict):
+        return None, [Complaint((), line(()), f"{written(value)} is no object; write apiVersion, kind, metadata, spec")]
+    wrong = []
+    version, kind = value.get("apiVersion"), value.get("kind")
+    if version != API_VERSION:
+        told = "missing" if version is None else f"{written(version)} is not known"
+        wrong.append(Complaint(("apiVersion",), line(("apiVersion",)), f"{told}; write {API_VERSION}"))
+    if not isinstance(kind, str) or kind not in KINDS:
+        told = "missing" if kind is None else f"{written(kind)} is not known"
+        near = difflib.get_close_matches(str(kind), KINDS, 1, 0.6)
+        right = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(KINDS)}"
+        return None, [*wrong, Complaint(("kind",), line(("kind",)), f"{told}; {right}")]
+    return KINDS[kind], wrong
+
+
+def _validated(model: type[Object], document: Located) -> tuple[Object | None, list[Complaint]]:
+    """The object, or all that is wrong with its fields."""
+    unknown = list(unknown_fields(model, document.value))
+    meant = {field.meant for field in unknown}
+    complaints = [Complaint(field.path, document.line(field.path), field.message) for field in unknown]
+    try:
+        return model.model_validate(_without_server_fields(document.value), strict=True), complaints
+    except ValidationError as error:
+        for finding in error.errors():
+            told_already = finding["loc"] == ("apiVersion",) or (
+                finding["type"] == "missing" and finding["loc"] in meant
+            )
+            if finding["type"] != "extra_forbidden" and not told_already:
+                complaints.append(explain(finding, document))
+        return None, complaints
+
+
+def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: item for key, item in value.items() if key != "status"}
+    if isinstance(kept.get("metadata"), dict):
+        kept["metadata"] = {key: item for key, item in kept["metadata"].items() if key not in _SERVER_OWNED}
+    return kept
+
+
+def _invalid(complaints: list[Complaint], source: str) -> InvalidSpec:
+    complaints = sorted(complaints, key=lambda item: item.line)
+    shown = [f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}" for item in complaints]
+    if len(shown) > _MOST_SHOWN:
+        shown = [*shown[:_MOST_SHOWN], f"... and {len(complaints) - _MOST_SHOWN} more"]
+    return InvalidSpec("\n".join(shown), field=complaints[0].field)

@@ -1,0 +1,83 @@
+"""Names of fields that nobody knows, and the known one that was probably meant.
+
+Our own objects refuse every unknown field. A pod template belongs to Kubernetes and keeps what we do not know, but a
+`resorces:` in it would run a job without the GPUs it asked for, so a near miss of a field that we read is refused too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from muster.documents.located import Path
+
+_NEAR = 0.6  # for a guess, once the field is known to be wrong
+_TYPO = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that nobody knows, and where the one lies that was probably meant."""
+
+    path: Path
+    meant: Path | None
+    message: str
+
+
+def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Iterator[UnknownField]:
+    """Every unknown field below `value`, which claims to be a `model`."""
+    if not isinstance(value, dict):
+        return  # of the wrong type, which validation tells
+    known = _fields(model)
+    open_ended = model.model_config.get("extra") == "allow"
+    for key, item in value.items():
+        if key in known:
+            yield from _below(known[key], item, (*path, key))
+            continue
+        near = difflib.get_close_matches(key, known, 1, _TYPO if open_ended else _NEAR)
+        snake = next((name for name in known if name.lower() == key.replace("_", "").lower()), None)
+        if near or snake or not open_ended:
+            guess = snake or (near[0] if near else None)
+            right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
+            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
+
+
+def _below(annotation: Any, value: Any, path: Path) -> Iterator[UnknownField]:
+    model, is_list = _inner_model(annotation)
+    if model is None:
+        return
+    if not is_list:
+        yield from unknown_fields(model, value, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from unknown_fields(model, item, (*path, index))
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """Annotations by the name that users write."""
+    return {info.alias or name: info.annotation for name, info in model.model_fields.items()}
+
+
+def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The model inside `Model`, `Model | None` or `list[Model]`, and whether there is a list around it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _inner_model(arguments[0])
+    if origin is list:
+        return _inner_model(arguments[0])[0], True
+    if origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            model, is_list = _inner_model(argument)
+            if model is not None:
+                return model, is_list
+    return None, False

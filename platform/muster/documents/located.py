@@ -1,0 +1,184 @@
+"""YAML text to plain values that remember their lines.
+
+YAML is kinder than it should be: a key written twice wins silently, `20:25` is the number 1225, nine aliases make a
+billion values. So the text is bounded first, its depth is checked on the events, and the values are built here rather
+than by PyYAML: duplicates are refused, and an alias costs as much as what it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import yaml
+
+from muster.errors import InvalidSpec
+
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 64
+MAX_VALUES = 400_000
+
+Path: TypeAlias = tuple[str | int, ...]
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PLAIN = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """One document as plain values (dict, list, str, int, float, bool, None), and the line of every path in it."""
+
+    value: Any
+    lines: Mapping[Path, int]
+
+    def line(self, path: Path) -> int:
+        """The line of `path`, counted from 1, or of its nearest ancestor that is there."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def at(self, path: Path) -> Any:
+        """The value at `path`; None where there is none."""
+        value = self.value
+        for key in path:
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+
+def parse_located(text: str | bytes, source: str) -> list[Located]:
+    """The documents of a text. Raises `InvalidSpec` (MalformedYaml, TooLarge) with source, line and column."""
+    text = _decoded(text, source) if isinstance(text, bytes) else text
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        raise InvalidSpec(f"{source}: {size} bytes; at most {MAX_BYTES} are read, split the file", reason="TooLarge")
+    try:
+        _check_depth(text, source)
+        return [_located(node, source) for node in yaml.compose_all(text, Loader=_Loader)]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        message = f"{where}: malformed YAML: {_told(error, mark)}{_tab_hint(text, mark)}"
+        raise InvalidSpec(message, reason="MalformedYaml") from error
+    except yaml.reader.ReaderError as error:  # a character that YAML does not allow
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
+        message = f"{source}:{line}:{column}: malformed YAML: {error.reason}"
+        raise InvalidSpec(message, reason="MalformedYaml") from error
+
+
+def _decoded(text: bytes, source: str) -> str:
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        start = text.rfind(b"\n", 0, error.start) + 1
+        line = text.count(b"\n", 0, error.start) + 1
+        where = f"{source}:{line}:{error.start - start + 1}"
+        message = f"{where}: the byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
+        raise InvalidSpec(message, reason="MalformedYaml") from error
+
+
+def _told(error: yaml.MarkedYAMLError, mark: Any) -> str:
+    """What PyYAML found, and where the thing began that it could not finish."""
+    began = error.context_mark
+    context = f" {error.context}" if error.context else ""
+    if context and began is not None and mark is not None and began.line != mark.line:
+        context += f" that begins at line {began.line + 1}"
+    return f"{error.problem or 'cannot be read'}{context}"
+
+
+def _tab_hint(text: str, mark: Any) -> str:
+    lines = text.splitlines()
+    if mark is not None and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
+        return "; the line is indented with a tab, YAML wants spaces"
+    return ""
+
+
+def _check_depth(text: str, source: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                message = f"{source}:{line}: nested more than {MAX_DEPTH} levels deep; no object of ours is"
+                raise InvalidSpec(message, reason="TooLarge")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _located(node: yaml.Node, source: str) -> Located:
+    builder = _Builder(source)
+    return Located(builder.build(node, ()), builder.lines)
+
+
+class _Builder:
+    """Builds one document's values and the lines of their paths."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines: dict[Path, int] = {}
+        self.scalars = yaml.constructor.SafeConstructor()
+        self.built = 0
+        self.open: set[int] = set()  # nodes being built: one that contains itself has no end
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self.built += 1
+        if self.built > MAX_VALUES:
+            message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
+            raise self.refusal(node, message, reason="TooLarge")
+        if id(node) in self.open:
+            raise self.refusal(node, "an alias stands for something that it is itself a part of; write it out")
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node)
+        if node.tag not in (f"{_PLAIN}seq", f"{_PLAIN}map"):
+            raise self.refusal(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
+        self.open.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
+        else:
+            value = self.mapping(node, path)
+        self.open.discard(id(node))
+        return value
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        kind = node.tag.removeprefix(_PLAIN)
+        if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
+            return node.value  # YAML 1.1 reads 20:25 as base 60, which nobody means
+        if kind not in ("int", "float", "bool", "null"):
+            raise self.refusal(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
+        try:
+            return self.scalars.construct_object(node)
+        except ValueError as error:
+            raise self.refusal(node, f"{node.value!r} cannot be read as {kind}; write it in quotes") from error
+
+    def mapping(self, node: Any, path: Path) -> dict[str, Any]:
+        value: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == f"{_PLAIN}merge":
+                for part in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                    merged = {**self.merged(part, path), **merged}
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self.refusal(key_node, "a key must be a plain word, not a list or a mapping")
+            key = key_node.value
+            if key in value:
+                first = self.lines[(*path, key)]
+                raise self.refusal(key_node, f"the key {key!r} is already at line {first}; keep one of them")
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            value[key] = self.build(value_node, (*path, key))
+        return {**merged, **value}
+
+    def merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+        found = self.build(node, path)
+        if not isinstance(found, dict):
+            raise self.refusal(node, "'<<' merges mappings only")
+        return found
+
+    def refusal(self, node: yaml.Node, message: str, reason: str = "MalformedYaml") -> InvalidSpec:
+        mark = node.start_mark
+        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {message}", reason=reason)

@@ -1,0 +1,343 @@
+"""The scheduling world as frozen values.
+
+The planner sees nothing else: no Kubernetes object, no clock, no file. Whoever builds a `Snapshot` keeps the identity
+of what did not change since the last one, so that a planner can find the difference cheaply.
+
+Units: `cpu` is counted in milli-cores, `memory` and `ephemeral-storage` in bytes, every other resource in whole units
+(`nvidia.com/gpu`, `pods`). Times are seconds on one clock, the one `Snapshot.now` is read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Amounts by resource name; sorted by name, without zeros, hence comparable and hashable."""
+
+    items: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> Resources:
+        """Amounts from a mapping or from pairs; zeros are left out. Negative amounts are kept (they mean a deficit)."""
+        return cls(tuple(sorted((name, amount) for name, amount in dict(amounts).items() if amount)))
+
+    def get(self, name: str) -> int:
+        """The amount of one resource; 0 when it is not named."""
+        for key, amount in self.items:
+            if key == name:
+                return amount
+        return 0
+
+    def plus(self, other: Resources) -> Resources:
+        """Sum by resource."""
+        total = dict(self.items)
+        for name, amount in other.items:
+            total[name] = total.get(name, 0) + amount
+        return Resources.of(total)
+
+    def times(self, factor: int) -> Resources:
+        """Every amount multiplied by `factor`."""
+        return Resources.of({name: amount * factor for name, amount in self.items})
+
+    def minus(self, other: Resources) -> Resources:
+        """Difference by resource; may be negative."""
+        return self.plus(other.times(-1))
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self.items)
+
+    def __bool__(self) -> bool:
+        return bool(self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps pods off a node unless they tolerate it."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A taint that a pod accepts; an empty key with `Exists` accepts all, an empty effect every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequirement:
+    """One line of a node selector term, with the operators of Kubernetes."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that pods can be placed on.
+
+    `allocatable` includes `pods`, the number of pod slots. `foreign` is what pods use that are not ours.
+    `flavor` is None when no flavor matches, or more than one. `domains` has one entry a level of the flavor's
+    topology, widest first: a name unique in the flavor ("b1", "b1/r2", "b1/r2/n7"); empty where the node lacks the
+    label of that level (and of every narrower one).
+    """
+
+    name: str
+    allocatable: Resources
+    foreign: Resources = Resources()
+    flavor: str | None = None
+    domains: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    schedulable: bool = True  # Ready, and not cordoned
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A kind of node; `levels` are the names of its topology levels, widest first."""
+
+    name: str
+    levels: tuple[str, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()  # every pod placed in the flavor has them
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a queue says of one resource of one flavor; None means absent (G = 0, L unlimited, K = all)."""
+
+    flavor: str
+    resource: str
+    guaranteed: int | None = None
+    limit: int | None = None
+    lend: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A node of the queue tree. An inactive queue (cycle, missing parent, being deleted) admits nothing."""
+
+    name: str
+    parent: str | None = None
+    weight: float = 1.0
+    max_priority: int | None = None
+    quotas: tuple[Quota, ...] = ()
+    active: bool = True
+    inactive_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Level names of a flavor: all pods inside one domain of `required`; of `preferred` when there is room."""
+
+    required: str | None = None
+    preferred: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Pods that are alike. Elastic when `min_replicas < replicas`.
+
+    `request` is what one pod asks for, its pod slot (`pods: 1`) included. `flavors` are tried in order; empty means
+    the gang's, and if that is empty too, every flavor that the queue names, by name. `affinity` is an OR of ANDs.
+    A role without a `topology` of its own shares the gang's domain with all others that have none.
+    """
+
+    name: str
+    replicas: int
+    min_replicas: int
+    request: Resources
+    flavors: tuple[str, ...] = ()
+    topology: Topology | None = None
+    node_selector: tuple[tuple[str, str], ...] = ()
+    affinity: tuple[tuple[NodeRequirement, ...], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """All pods of one job: all of `min_replicas` of every role, or none.
+
+    `submitted_at` is the first submission and is kept across evictions. `max_runtime_s` bounds each stay from
+    admission; None gives no estimate and no backfill into reserved room.
+    """
+
+    uid: str
+    name: str  # namespace/name
+    queue: str
+    priority: int
+    submitted_at: float
+    roles: tuple[Role, ...]
+    flavors: tuple[str, ...] = ()
+    topology: Topology | None = None
+    max_runtime_s: float | None = None
+    grace_s: float = 30.0
+    start_timeout_s: float = 600.0
+    avoid: frozenset[str] = frozenset()  # nodes blamed for this job's failures
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlacement:
+    """Where the pods of one role are: indexes count up through `nodes`, (node, number of pods there) in order."""
+
+    role: str
+    flavor: str
+    nodes: tuple[tuple[str, int], ...]
+
+    @property
+    def replicas(self) -> int:
+        """Pods of the role in this placement."""
+        return sum(count for _, count in self.nodes)
+
+
+Placement: TypeAlias = tuple[RolePlacement, ...]
+"""One entry a role, in the gang's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A gang that takes up room and quota.
+
+    state `admitted`: it runs or is about to. `evicting`: told to leave for `evicted_for`, its room not yet free.
+    `leaving`: finished, failed, suspended or requeued, some of its pods still terminating; `placement` then lists
+    only what is left. `checkpoint_at` is when its newest durable checkpoint was taken; lost work counts from there,
+    or from `started_at`. `keeps`, of a gang that is not `admitted`, is where it goes on once its old pods are gone
+    (it is being resized); empty when it leaves for good.
+    """
+
+    gang: Gang
+    placement: Placement
+    admitted_at: float
+    started_at: float | None = None
+    checkpoint_at: float | None = None
+    resized_at: float | None = None
+    state: Literal["admitted", "evicting", "leaving"] = "admitted"
+    evicted_for: str | None = None
+    keeps: Placement = ()
+
+    @property
+    def release_bound(self) -> float | None:
+        """Latest time its room is free: admitted + maxRuntime + grace + 30 s; None when it declares no bound."""
+        if self.gang.max_runtime_s is None:
+            return None
+        return self.admitted_at + self.gang.max_runtime_s + self.gang.grace_s + 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Room that was freed, or kept, for one gang; it charges that gang's queue until it starts or the hold expires.
+
+    `placement` may cover only a part of the gang (nodes that survived a lost one). `victims` are the gangs that have
+    to leave first; empty for room kept across a restart. `holder` is the gang itself, needed only while it is neither
+    in `waiting` nor in `running` (it backs off): without it such a hold cannot be charged and is passed over.
+    """
+
+    gang: str
+    placement: Placement
+    victims: tuple[str, ...]
+    expires_at: float
+    holder: Gang | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Decayed resource-seconds that one leaf queue has used of one resource of one flavor."""
+
+    queue: str
+    flavor: str
+    resource: str
+    resource_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a plan depends on. `usage` is decayed to the last share tick (every 60 s), not to `now`."""
+
+    now: float
+    nodes: tuple[Node, ...]
+    flavors: tuple[Flavor, ...]
+    queues: tuple[Queue, ...]
+    waiting: tuple[Gang, ...]
+    running: tuple[Running, ...]
+    holds: tuple[Hold, ...] = ()
+    usage: tuple[Usage, ...] = ()
+    avoid: frozenset[str] = frozenset()  # nodes that no job should start on for now
+
+
+WaitCode = Literal[
+    "QueueNotFound",
+    "QueueInactive",
+    "QueueNotAllowed",
+    "PriorityTooHigh",
+    "UnknownFlavor",
+    "UnknownTopologyLevel",
+    "LargerThanQuota",
+    "LargerThanCluster",
+    "QuotaExceeded",
+    "NoRoom",
+    "TopologyNoRoom",
+    "Reserved",
+    "HoldWaiting",
+    "BehindHead",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Start the gang at this placement. `backfilled` when it starts before a gang that outranks it and waits."""
+
+    gang: str
+    placement: Placement
+    backfilled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The gang cannot start now: why, in one sentence with numbers; its place in its queue (1 is next)."""
+
+    gang: str
+    code: WaitCode
+    message: str
+    position: int | None = None
+    estimated_start: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRoom:
+    """Write down that this room will be the gang's before anyone leaves for it."""
+
+    gang: str
+    placement: Placement
+    victims: tuple[str, ...]
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """The gang leaves for `beneficiary`: checkpoint, stop, requeue. A gang that only holds room loses its hold."""
+
+    gang: str
+    beneficiary: str
+    reason: Literal["Reclaimed", "Preempted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """The gang restarts at another size on `placement` (nodes it has, and new ones when it grows)."""
+
+    gang: str
+    placement: Placement
+    beneficiary: str | None  # for whom it shrinks; None when it grows
+    reason: Literal["Reclaimed", "Preempted", "Grown"]
+
+
+Decision: TypeAlias = HoldRoom | Evict | Resize | Admit | Wait

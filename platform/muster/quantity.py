@@ -1,0 +1,58 @@
+"""Kubernetes quantities ("500m", "16Gi", 8) to whole numbers and back.
+
+`cpu` is counted in milli-cores, everything else in whole units (memory in bytes), as in `muster.model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Decimal
+
+from muster.model import Resources
+
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
+    "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
+}  # fmt: skip
+_FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i|)$")
+LARGEST = 2**62
+
+
+def parse_quantity(value: str | float, resource: str) -> int:
+    """The amount in the unit of `resource`, rounded up. Raises ValueError that names the value and a right form."""
+    text = str(value).strip()
+    if isinstance(value, bool):
+        raise ValueError(
+            f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"
+        )
+    match = _FORM.match(text)
+    if not match or match.group(2) not in _SUFFIX:
+        raise ValueError(
+            f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"
+        )
+    amount = Decimal(match.group(1)) * _SUFFIX[match.group(2)] * (1000 if resource == "cpu" else 1)
+    if amount < 0:
+        raise ValueError(f"{resource}: {value!r} is negative; write 0 or more")
+    if amount > LARGEST:
+        raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
+    return int(amount.to_integral_value(rounding=ROUND_CEILING))
+
+
+def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:
+    """Quantities by resource name. Raises ValueError as `parse_quantity` does."""
+    return Resources.of({name: parse_quantity(value, name) for name, value in amounts.items()})
+
+
+def format_quantity(amount: int, resource: str) -> str:
+    """The shortest exact Kubernetes form: cpu 1500 -> "1500m", memory 2**30 -> "1Gi"."""
+    if resource == "cpu":
+        return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
+    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
+        for suffix in ("Ti", "Gi", "Mi", "Ki"):
+            unit = int(_SUFFIX[suffix])
+            if amount and amount % unit == 0:
+                return f"{amount // unit}{suffix}"
+    return str(amount)

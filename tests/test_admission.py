@@ -1,0 +1,317 @@
+"""What objects show wrong together, told before it could only wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster import model
+from muster.admission import check_apply, check_size, check_submit, namespace_allowed, queue_verdicts
+from muster.errors import Refused
+from muster.spec import Flavor, Queue, TrainingJob
+
+
+def queue(name: str, parent: str | None = None, **spec: Any) -> Queue:
+    return Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent, **spec}})
+
+
+def gpus(flavor: str = "h200", **amounts: int) -> list[dict[str, Any]]:
+    return [{"flavor": flavor, **{word: {"nvidia.com/gpu": amount} for word, amount in amounts.items()}}]
+
+
+def flavor(name: str = "h200", *levels: str) -> Flavor:
+    topology = [{"name": level, "nodeLabel": f"example.com/{level}"} for level in levels]
+    return Flavor.model_validate({"metadata": {"name": name}, "spec": {"topology": topology}})
+
+
+def job(**spec: Any) -> TrainingJob:
+    role = {"name": "trainer", "replicas": 2, "template": {"spec": {"containers": [{"command": ["x"]}]}}}
+    return TrainingJob.model_validate({"metadata": {"name": "j"}, "spec": {"roles": [role], **spec}})
+
+
+def refused(reason: str, act: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        act(*arguments, **named)
+    assert caught.value.reason == reason
+    return str(caught.value)
+
+
+COMPANY = [queue("company", namespaceSelector={}, resources=gpus(guaranteed=32)), queue("research", "company")]
+
+# ---- verdicts
+
+
+def test_a_healthy_tree_is_active() -> None:
+    assert {name: verdict.active for name, verdict in queue_verdicts(COMPANY).items()} == {
+        "company": True,
+        "research": True,
+    }
+
+
+def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_path() -> None:
+    verdicts = queue_verdicts([queue("b", "c"), queue("a", "b"), queue("c", "a"), queue("leaf", "b"), queue("ok")])
+    assert {name: verdict.reason for name, verdict in verdicts.items()} == {
+        "a": "Cycle",
+        "b": "Cycle",
+        "c": "Cycle",
+        "leaf": "ParentInactive",
+        "ok": "Ready",
+    }
+    assert verdicts["c"].message.startswith("in a cycle: a → b → c → a ")
+    assert "a → b → c → a" in verdicts["leaf"].message
+
+
+def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
+    assert queue_verdicts([queue("a", "a")])["a"].message.startswith("in a cycle: a → a ")
+
+
+def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None:
+    verdicts = queue_verdicts([queue("leaf", "team"), queue("team", "company")])
+    assert (verdicts["team"].reason, verdicts["leaf"].reason) == ("ParentNotFound", "ParentInactive")
+    assert verdicts["team"].message == "its parent 'company' does not exist; create it or remove spec.parent"
+    assert "parent 'company' does not exist" in verdicts["leaf"].message
+
+
+def test_a_queue_that_is_being_deleted_admits_nothing() -> None:
+    leaving = Queue.model_validate({"metadata": {"name": "a", "deletionTimestamp": 5.0}})
+    assert queue_verdicts([leaving])["a"].reason == "Deleting"
+
+
+def test_children_guaranteed_more_than_their_parent_overcommit_it_and_nothing_else() -> None:
+    verdicts = queue_verdicts(
+        [
+            queue("root", resources=gpus(guaranteed=64)),
+            queue("top", "root", resources=gpus(guaranteed=16)),
+            queue("a", "top", resources=gpus(guaranteed=16)),
+            queue("b", "top", resources=gpus(guaranteed=8)),
+        ]
+    )
+    assert verdicts["top"].active
+    assert verdicts["top"].overcommitted_message == (
+        "its children are guaranteed 24 nvidia.com/gpu of h200 together, it guarantees 16; "
+        "raise it to 24 or lower theirs (a, b)"
+    )
+    assert [verdicts[name].overcommitted_message for name in ("root", "a", "b")] == [None] * 3
+
+
+def test_a_parent_that_sets_no_guarantee_is_not_overcommitted_but_its_parent_can_be() -> None:
+    verdicts = queue_verdicts(
+        [
+            queue("root", resources=gpus(guaranteed=8)),
+            queue("middle", "root"),
+            queue("a", "middle", resources=gpus(guaranteed=9)),
+        ]
+    )
+    assert verdicts["middle"].overcommitted_message is None
+    assert "guaranteed 9 nvidia.com/gpu" in (verdicts["root"].overcommitted_message or "")
+
+
+def test_children_guaranteed_more_than_their_parents_limit_overcommit_it() -> None:
+    verdicts = queue_verdicts([queue("top", resources=gpus(limit=8)), queue("a", "top", resources=gpus(guaranteed=9))])
+    assert "it is limited to 8" in (verdicts["top"].overcommitted_message or "")
+
+
+# ---- namespaces
+
+
+def test_without_a_selector_on_the_path_no_namespace_may_use_a_queue() -> None:
+    assert not namespace_allowed("a", [queue("a")], {"org": "x"})
+
+
+def test_an_empty_selector_allows_all_and_is_inherited() -> None:
+    assert namespace_allowed("research", COMPANY, {})
+
+
+def test_the_nearest_selector_counts_alone() -> None:
+    queues = [queue("top", namespaceSelector={}), queue("a", "top", namespaceSelector={"matchLabels": {"org": "r"}})]
+    assert not namespace_allowed("a", queues, {"org": "x"})
+    assert namespace_allowed("a", queues, {"org": "r"})
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "expected"),
+    [
+        ({"key": "org", "operator": "In", "values": ["a", "b"]}, {"org": "b"}, True),
+        ({"key": "org", "operator": "In", "values": ["a"]}, {}, False),
+        ({"key": "org", "operator": "NotIn", "values": ["a"]}, {"org": "a"}, False),
+        ({"key": "org", "operator": "NotIn", "values": ["a"]}, {}, True),
+        ({"key": "org", "operator": "Exists"}, {"org": ""}, True),
+        ({"key": "org", "operator": "Exists"}, {}, False),
+        ({"key": "org", "operator": "DoesNotExist"}, {"org": "a"}, False),
+        ({"key": "org", "operator": "DoesNotExist"}, {}, True),
+    ],
+)
+def test_match_expressions_follow_kubernetes(line: dict[str, Any], labels: dict[str, str], expected: bool) -> None:
+    queues = [queue("a", namespaceSelector={"matchExpressions": [line]})]
+    assert namespace_allowed("a", queues, labels) is expected
+
+
+# ---- submit
+
+
+def test_a_job_that_could_start_passes() -> None:
+    check_submit(job(queue="research", topology={"required": "rack"}), COMPANY, [flavor("h200", "rack")], {})
+
+
+def test_an_unknown_queue_is_refused_with_the_nearest_one() -> None:
+    told = refused("QueueNotFound", check_submit, job(queue="reserch"), COMPANY)
+    assert told == "spec.queue: queue 'reserch' does not exist; did you mean 'research'?"
+
+
+def test_an_unknown_queue_without_a_near_one_lists_what_there_is() -> None:
+    assert refused("QueueNotFound", check_submit, job(queue="zzz"), COMPANY).endswith("; there is research")
+    assert refused("QueueNotFound", check_submit, job(queue="zzz"), []).endswith("; there is no queue yet")
+
+
+def test_an_inner_queue_is_refused_with_its_children() -> None:
+    told = refused("QueueNotLeaf", check_submit, job(queue="company"), COMPANY)
+    assert told.endswith("submit to one of them: research")
+
+
+def test_a_queue_in_a_cycle_is_refused_with_the_path() -> None:
+    told = refused("QueueInactive", check_submit, job(queue="a"), [queue("a", "b"), queue("b", "a")])
+    assert "a → b → a" in told
+
+
+def test_a_namespace_without_the_labels_is_refused_with_both() -> None:
+    queues = [queue("a", namespaceSelector={"matchLabels": {"org": "research"}})]
+    told = refused("QueueNotAllowed", check_submit, job(queue="a"), queues, (), {"org": "sales"})
+    assert told == (
+        "spec.queue: namespace 'default' may not use queue 'a': it wants org=research; "
+        "the namespace's labels are org=sales"
+    )
+    assert "{} allows all" in refused("QueueNotAllowed", check_submit, job(queue="b"), [queue("b")], (), {})
+
+
+def test_a_priority_above_the_queues_maximum_is_refused() -> None:
+    told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=11), [queue("a", maxPriority=10)])
+    assert told == "spec.priority: 11 is above maxPriority 10 of queue 'a'; write 10 or less"
+
+
+def test_an_unknown_flavor_is_refused_with_the_nearest_one() -> None:
+    told = refused("UnknownFlavor", check_submit, job(queue="research", flavors=["h20"]), COMPANY, [flavor()])
+    assert told == "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?"
+
+
+def test_a_flavor_without_quota_on_the_path_is_refused() -> None:
+    flavors = [flavor(), flavor("a100")]
+    told = refused("UnknownFlavor", check_submit, job(queue="research", flavors=["a100"]), COMPANY, flavors)
+    assert told.startswith("spec.flavors: queue 'research' has no quota for 'a100'")
+
+
+def test_an_unknown_topology_level_is_refused_with_the_nearest_one_even_of_a_role() -> None:
+    told = refused(
+        "UnknownTopologyLevel",
+        check_submit,
+        job(queue="research", topology={"required": "racks"}),
+        COMPANY,
+        [flavor("h200", "block", "rack")],
+    )
+    assert told == "spec.topology.required: h200 has no level 'racks'; did you mean 'rack'?"
+    role = {**job().spec.roles[0].model_dump(by_alias=True), "topology": {"preferred": "row"}}
+    told = refused("UnknownTopologyLevel", check_submit, job(queue="research", roles=[role]), COMPANY, [flavor()])
+    assert told.startswith("spec.roles[0].topology.preferred: h200 has no level 'row'")
+
+
+# ---- size
+
+
+def gang(pods: int, gpus_each: int = 8, queue_name: str = "research", required: str | None = None) -> model.Gang:
+    request = model.Resources.of({"nvidia.com/gpu": gpus_each, "pods": 1})
+    role = model.Role("trainer", pods, pods, request)
+    topology = model.Topology(required) if required else None
+    return model.Gang("u", "default/j", queue_name, 0, 0.0, (role,), topology=topology)
+
+
+def node(name: str, *domains: str, gpu: int = 8) -> model.Node:
+    return model.Node(name, model.Resources.of({"nvidia.com/gpu": gpu, "pods": 110}), flavor="h200", domains=domains)
+
+
+NODES = [node("n1", "r1"), node("n2", "r1"), node("n3", "r2"), node("n4", "r2", gpu=4)]
+
+
+def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -> None:
+    check_size(gang(3), COMPANY, (), NODES)
+    told = refused("LargerThanCluster", check_size, gang(4), COMPANY, (), NODES)
+    assert told == (
+        "role trainer needs 4 pods of 8 nvidia.com/gpu each on h200; "
+        "in the empty cluster the largest that fits is 3 pods"
+    )
+    told = refused("LargerThanCluster", check_size, gang(1, 16), COMPANY, (), NODES)
+    assert told.endswith("not even one pod fits; the largest node has 8 nvidia.com/gpu")
+
+
+def test_a_job_larger_than_every_required_domain_is_refused() -> None:
+    levels = [model.Flavor("h200", ("rack",))]
+    check_size(gang(2, required="rack"), COMPANY, levels, NODES)
+    told = refused("LargerThanCluster", check_size, gang(3, required="rack"), COMPANY, levels, NODES)
+    assert told.endswith("in one rack of the empty cluster the largest that fits is 2 pods")
+
+
+def test_a_job_larger_than_all_that_its_queue_can_get_is_refused() -> None:
+    check_size(gang(4), COMPANY)
+    told = refused("LargerThanQuota", check_size, gang(5), COMPANY)
+    assert told == (
+        "role trainer needs 40 nvidia.com/gpu of h200 (5 pods); "
+        "queue research can never have more than 32: the largest that fits is 4 pods"
+    )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "most"),
+    [
+        ({"guaranteed": 8}, {"guaranteed": 24}, 32),  # all of b's can be borrowed
+        ({"guaranteed": 8, "limit": 16}, {"guaranteed": 24}, 16),
+        ({"guaranteed": 8}, {"guaranteed": 24, "lend": 8}, 16),  # b keeps 16
+        ({"guaranteed": 8, "lend": 0}, {"guaranteed": 16, "lend": 0}, 16),  # 8 of its own, 8 that lie in the parent
+    ],
+)
+def test_the_most_a_queue_can_get_follows_limit_lend_and_keep(a: dict[str, int], b: dict[str, int], most: int) -> None:
+    top = queue("top", resources=gpus(guaranteed=32))
+    queues = [top, queue("a", "top", resources=gpus("h200", **a)), queue("b", "top", resources=gpus("h200", **b))]
+    check_size(gang(most, 1, "a"), queues)
+    assert f"more than {most}:" in refused("LargerThanQuota", check_size, gang(most + 1, 1, "a"), queues)
+
+
+def test_a_resource_that_no_queue_on_the_path_names_is_not_limited() -> None:
+    check_size(gang(10**6), [queue("research", resources=[{"flavor": "h200", "guaranteed": {"cpu": 1}}])])
+
+
+# ---- apply
+
+
+def test_a_sound_tree_is_applied_in_any_order() -> None:
+    check_apply([*reversed(COMPANY), flavor()], [])
+    check_apply([queue("research", "company", weight=2)], [*COMPANY, flavor()])
+
+
+def test_an_apply_that_closes_a_cycle_is_refused_with_its_path() -> None:
+    told = refused("QueueCycle", check_apply, [queue("company", "research")], COMPANY)
+    assert told.startswith("queue 'company': spec.parent: in a cycle: company → research → company")
+
+
+def test_an_apply_under_a_missing_parent_is_refused_with_the_nearest_queue() -> None:
+    told = refused("ParentNotFound", check_apply, [queue("team", "compny")], COMPANY)
+    assert told.endswith("did you mean 'company'?")
+
+
+def test_an_apply_that_overcommits_a_parent_is_refused_from_either_end() -> None:
+    small = [queue("top", resources=gpus(guaranteed=8)), queue("a", "top", resources=gpus(guaranteed=8))]
+    more = queue("b", "top", resources=gpus(guaranteed=1))
+    assert "guaranteed 9" in refused("Overcommitted", check_apply, [more], small)
+    less = queue("top", resources=gpus(guaranteed=7))
+    assert "guaranteed 8" in refused("Overcommitted", check_apply, [less], small)
+
+
+def test_what_was_wrong_before_stops_nobody_elsewhere() -> None:
+    check_apply([queue("new")], [queue("a", "b"), queue("b", "a"), queue("lost", "nowhere")])
+
+
+def test_an_apply_that_mends_a_cycle_passes() -> None:
+    check_apply([queue("a")], [queue("a", "b"), queue("b", "a")])
+
+
+def test_a_quota_of_a_flavor_that_does_not_exist_is_refused() -> None:
+    told = refused("UnknownFlavor", check_apply, [queue("x", resources=gpus("h20", guaranteed=1))], [flavor()])
+    assert told == "queue 'x': spec.resources[0].flavor: flavor 'h20' does not exist; did you mean 'h200'?"

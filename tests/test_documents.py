@@ -1,0 +1,338 @@
+"""What a person reads when the YAML is wrong, and what is accepted when it is right."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.documents import load_documents
+from muster.errors import InvalidSpec
+from muster.spec import Flavor, Queue, TrainingJob
+
+JOB = """\
+apiVersion: muster.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: llama, namespace: team-a}
+spec:
+  queue: research
+  roles:
+  - name: trainer
+    replicas: 4
+    template:
+      spec:
+        containers:
+        - command: [python, train.py]
+          resources: {limits: {nvidia.com/gpu: 8}}
+"""
+QUEUE = "apiVersion: muster.dev/v1alpha1\nkind: Queue\nmetadata: {name: research}\n"
+
+
+def refusal(text: str | bytes) -> InvalidSpec:
+    with pytest.raises(InvalidSpec) as caught:
+        load_documents(text, "jobs.yaml")
+    return caught.value
+
+
+def changed(old: str, new: str, text: str = JOB) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+def test_several_documents_become_objects_in_order() -> None:
+    flavor = "apiVersion: muster.dev/v1alpha1\nkind: Flavor\nmetadata: {name: h200}\n"
+    found = load_documents(f"{flavor}---\n{QUEUE}---\n---\n{JOB}---\n---\n")
+    assert [type(item) for item in found] == [Flavor, Queue, TrainingJob]
+    assert isinstance(found[2], TrainingJob)
+    assert found[2].spec.roles[0].template.spec.containers[0].resources.limits == {"nvidia.com/gpu": "8"}
+
+
+def test_json_is_read_as_the_yaml_that_it_is() -> None:
+    (job,) = load_documents(JOB)
+    assert load_documents(job.model_dump_json(by_alias=True, exclude_none=True)) == [job]
+
+
+def test_status_and_what_the_server_fills_in_are_ignored() -> None:
+    described = changed("name: llama,", "name: llama, uid: abc, resourceVersion: '7', generation: 3,")
+    (job,) = load_documents(described + "status: {phase: Running}\n")
+    assert isinstance(job, TrainingJob)
+    assert (job.metadata.uid, job.metadata.generation, job.status.phase) == ("", 1, "Pending")
+
+
+def test_what_kubernetes_knows_and_we_do_not_is_kept_in_a_pod_template() -> None:
+    text = changed(
+        "- command:", "- livenessProbe: {exec: {command: [true]}}\n          command:".replace("true", "'x'")
+    )
+    (job,) = load_documents(text)
+    assert isinstance(job, TrainingJob)
+    assert job.spec.roles[0].template.spec.containers[0].model_extra == {"livenessProbe": {"exec": {"command": ["x"]}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [1, 2\nb: 3\n", "jobs.yaml:2:2: malformed YAML: did not find expected ',' or ']' while parsing a flow"),
+        ("a:\n  b: 1\n c: 2\n", "jobs.yaml:3:2: malformed YAML: did not find expected key"),
+        ("a:\n\t- b\n", "jobs.yaml:2:1: malformed YAML: found character that cannot start any token"),
+        ("a: 1\nb: \x01\n", "jobs.yaml:2:4: malformed YAML: control characters are not allowed"),
+        (b"a: 1\nbc: \xff\n", "jobs.yaml:2:5: the byte 0xff is not UTF-8; save the file as UTF-8 text"),
+        ("a: 1\nb: 2\na: 3\n", "jobs.yaml:3:1: the key 'a' is already at line 1; keep one of them"),
+        ("a: !!python/object:os.system x\n", "jobs.yaml:1:4: the tag"),
+        ("a: !!set {x, y}\n", "jobs.yaml:1:4: the tag"),
+        ("? [a]\n: 1\n", "jobs.yaml:1:3: a key must be a plain word"),
+        ("a: &x [*x]\n", "jobs.yaml:1:4: an alias stands for something that it is itself a part of"),
+        ("a: *nobody\n", "jobs.yaml:1:4: malformed YAML: found undefined alias"),
+    ],
+)
+def test_malformed_yaml_is_named_by_line_and_column(text: str | bytes, told: str) -> None:
+    error = refusal(text)
+    assert error.reason == "MalformedYaml"
+    assert str(error).startswith(told)
+
+
+def test_a_tab_is_named_as_what_it_is() -> None:
+    assert "indented with a tab, YAML wants spaces" in str(refusal("a:\n\t- b\n"))
+
+
+def test_an_alias_bomb_is_refused_without_being_built() -> None:
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+    error = refusal(bomb)
+    assert (error.reason, "aliases expand to more than" in str(error)) == ("TooLarge", True)
+
+
+def test_an_honest_alias_and_a_merge_are_read() -> None:
+    resources = "- &a {flavor: x, guaranteed: &g {cpu: 4}, limit: *g}\n  - {<<: *a, flavor: y}"
+    text = f"{QUEUE}spec:\n  resources:\n  {resources}\n"
+    (queue,) = load_documents(text)
+    assert isinstance(queue, Queue)
+    assert [(item.flavor, item.limit) for item in queue.spec.resources] == [("x", {"cpu": "4"}), ("y", {"cpu": "4"})]
+
+
+@pytest.mark.parametrize("text", ["x" * (4 * 2**20 + 1), "[" * 100 + "]" * 100, "- " * 500 + "a"])
+def test_what_is_too_large_or_too_deep_is_refused(text: str) -> None:
+    assert refusal(text).reason == "TooLarge"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (changed("roles:", "rolls:"), "jobs.yaml:6: spec.rolls: unknown field; did you mean 'roles'?"),
+        (
+            changed("queue:", "priorty: 3\n  queue:"),
+            "jobs.yaml:5: spec.priorty: unknown field; did you mean 'priority'?",
+        ),
+        (
+            changed("queue:", "max_runtime_seconds: 3\n  queue:"),
+            "jobs.yaml:5: spec.max_runtime_seconds: unknown field; did you mean 'maxRuntimeSeconds'?",
+        ),
+        (
+            changed("resources:", "resorces:"),
+            ":13: spec.roles[0].template.spec.containers[0].resorces: unknown field; did you mean 'resources'?",
+        ),
+        (QUEUE + "spec: {xyzzy: 1}\n", "jobs.yaml:4: spec.xyzzy: unknown field; known here: parent, weight"),
+    ],
+)
+def test_an_unknown_field_is_told_with_the_nearest_known_one(text: str, told: str) -> None:
+    assert told in str(refusal(text)).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("3\n", "jobs.yaml:1: 3 is no object; write apiVersion, kind, metadata, spec"),
+        (changed("TrainingJob", "TrainJob"), "jobs.yaml:2: kind: 'TrainJob' is not known; did you mean 'TrainingJob'?"),
+        (
+            changed("TrainingJob", "Pod"),
+            "jobs.yaml:2: kind: 'Pod' is not known; write one of TrainingJob, Queue, Flavor",
+        ),
+        (changed("v1alpha1", "v1"), "jobs.yaml:1: apiVersion: 'muster.dev/v1' is not known; write muster.dev/v1alpha1"),
+        (changed("kind: TrainingJob\n", ""), "jobs.yaml:1: kind: missing; write one of TrainingJob, Queue, Flavor"),
+    ],
+)
+def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
+    assert str(refusal(text)) == told
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("replicas: 4", "replicas: -1", "8: spec.roles[0].replicas: -1 is too small; write 1 or more"),
+        ("replicas: 4", "replicas: 0", "8: spec.roles[0].replicas: 0 is too small; write 1 or more"),
+        ("replicas: 4", "replicas: 1000000", "8: spec.roles[0].replicas: 1000000 is too large; write 100000 or less"),
+        ("replicas: 4", "replicas: '4'", "8: spec.roles[0].replicas: '4' is not a whole number; write a whole number"),
+        ("replicas: 4", "replicas: yes", "8: spec.roles[0].replicas: true is not a whole number; write a whole number"),
+        ("replicas: 4", "replicas: 1.5", "8: spec.roles[0].replicas: 1.5 is not a whole number; write a whole number"),
+        (
+            "replicas: 4",
+            "replicas: 4\n    minReplicas: 5",
+            "9: spec.roles[0].minReplicas: 5 is above replicas 4; write at most 4",
+        ),
+        ("queue: research", "queue: ''", "5: spec.queue: '' is empty; write a name"),
+        ("queue: research", "queue: 7", "5: spec.queue: 7 is not text; write text, in quotes"),
+        ("queue: research", "queue: Research!", "5: spec.queue: 'Research!' is no name; write lower-case letters"),
+        (
+            "gpu: 8",
+            "gpu: -8",
+            '13: spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]: -8 is',
+        ),
+        ("gpu: 8", "gpu: 8GB", "'8GB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
+        ("gpu: 8", "gpu: true", "True is not a quantity"),
+        ("gpu: 8", "gpu: 1e30", "is larger than anything can be; write less than 2^62"),
+        (
+            "gpu: 8",
+            "memory: 4Ei",
+            "4 pods of nvidia.com/memory 4Ei are more than anything can have; lower replicas or the request",
+        ),
+        ("spec:\n        con", "spec:\n        nodeName: n1\n        con", "spec.nodeName: 'n1' is not allowed"),
+        (
+            "spec:\n        con",
+            "spec:\n        restartPolicy: Always\n        con",
+            "'Always' is not known; write 'Never'",
+        ),
+        (
+            "queue:",
+            "maxRuntimeSeconds: 2:00:00\n  queue:",
+            "5: spec.maxRuntimeSeconds: '2:00:00' is not a whole number",
+        ),
+        (
+            "queue:",
+            "trace: {startStep: 20, steps: 0}\n  queue:",
+            "5: spec.trace.steps: 0 is too small; write 1 or more",
+        ),
+        ("queue:", "trace:\n  queue:", None),
+        ("name: llama,", "", "3: metadata.name: missing; write it"),
+        ("name: llama,", "name: ../../etc,", "3: metadata.name: '../../etc' is no name"),
+        ("name: llama,", "name: a.b,", "3: metadata.name: 'a.b' cannot begin the names of pods; write at most 52"),
+        ("name: llama,", f"name: {'a' * 53},", "3: metadata.name: 'aaaa"),
+        ("team-a", "../x", "3: metadata.namespace: '../x' is no name"),
+        (
+            "queue:",
+            "failurePolicy: {rules: [{action: FailJob}]}\n  queue:",
+            "5: spec.failurePolicy.rules[0]: matches nothing; write onExitCodes or onPodConditions",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
+    old: str, new: str, told: str | None
+) -> None:
+    text = changed(old, new)
+    if told is None:
+        assert len(load_documents(text)) == 1
+    else:
+        assert told in str(refusal(text))
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("{weight: -1}", "4: spec.weight: -1 is too small; write more than 0"),
+        ("{weight: .nan}", "spec.weight: nan is no number to reckon with; write a finite one"),
+        (
+            "{resources: [{flavor: x, guaranteed: {cpu: 8}, limit: {cpu: 4}}]}",
+            "4: spec.resources[0].guaranteed: cpu 8 is above limit 4; raise the limit or lower the guarantee",
+        ),
+        (
+            "{resources: [{flavor: x}, {flavor: x}]}",
+            "4: spec.resources: flavor 'x' is listed twice; join the two entries",
+        ),
+        (
+            "{namespaceSelector: {matchExpressions: [{key: a, operator: Inn, values: [b]}]}}",
+            "matchExpressions: operator 'Inn' is not known; write In, NotIn, Exists or DoesNotExist",
+        ),
+    ],
+)
+def test_a_wrong_queue_is_told_so(spec: str, told: str) -> None:
+    assert told in str(refusal(f"{QUEUE}spec: {spec}\n"))
+
+
+def test_everything_wrong_in_a_text_is_told_at_once_in_the_order_of_lines() -> None:
+    text = changed("replicas: 4", "replicas: 0\n    minReplica: 1") + f"---\n{QUEUE}spec: {{weight: 0}}\n"
+    error = refusal(text)
+    assert [line.split(": ")[1] for line in str(error).splitlines()] == [
+        "spec.roles[0].replicas",
+        "spec.roles[0].minReplica",
+        "spec.weight",
+    ]
+    assert error.field == "spec.roles[0].replicas"
+
+
+def test_the_same_object_twice_in_a_text_is_refused() -> None:
+    assert str(refusal(f"{QUEUE}---\n{QUEUE}")) == (
+        "jobs.yaml:7: metadata.name: Queue 'research' is already at line 3; keep one of them"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "---\n---\n", "# only a comment\n"])
+def test_a_text_without_an_object_is_refused(text: str) -> None:
+    assert str(refusal(text)) == "jobs.yaml: no object in it; write at least one of TrainingJob, Queue, Flavor"
+
+
+def test_the_example_of_the_design_is_accepted() -> None:
+    text = textwrap.dedent("""\
+        apiVersion: muster.dev/v1alpha1
+        kind: TrainingJob
+        metadata: {name: llama-8b, namespace: team-a}
+        spec:
+          queue: research
+          priority: 0
+          maxRuntimeSeconds: 7200
+          stallTimeoutSeconds: 1800
+          flavors: [h200]
+          topology: {required: block, preferred: rack}
+          roles:
+          - name: trainer
+            replicas: 4
+            minReplicas: 2
+            template: {spec: {containers: [{image: x, resources: {limits: {nvidia.com/gpu: 8}}}]}}
+          failurePolicy: {maxRestarts: 3, rules: [{onExitCodes: [42], action: FailJob}]}
+          trace: {startStep: 20, steps: 5, ranks: []}
+          ttlSecondsAfterFinished: 86400
+        """)
+    (job,) = load_documents(text)
+    assert job.model_dump(by_alias=True, mode="json", exclude_unset=True) == {
+        **yaml.safe_load(text),
+        "spec": {
+            **yaml.safe_load(text)["spec"],
+            "roles": [
+                {
+                    "name": "trainer",
+                    "replicas": 4,
+                    "minReplicas": 2,
+                    "template": {
+                        "spec": {"containers": [{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
+                    },
+                }
+            ],
+        },
+    }
+
+
+@given(st.text() | st.binary())
+def test_any_text_is_either_read_or_refused(text: str | bytes) -> None:
+    with contextlib.suppress(InvalidSpec):
+        load_documents(text)
+
+
+@given(st.data())
+def test_a_job_with_any_value_at_any_place_is_either_read_or_refused(data: st.DataObject) -> None:
+    """Numbers where lists belong, lists where names belong: never anything but an answer that names the field."""
+    value = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    )
+    document = yaml.safe_load(JOB)
+    place: Any = document
+    key: Any = data.draw(st.sampled_from(sorted(place)))
+    while isinstance(place[key], dict | list) and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list) else sorted(place)))
+    place[key] = data.draw(value)
+    with contextlib.suppress(InvalidSpec):
+        load_documents(yaml.safe_dump(document, allow_unicode=True))

@@ -1,0 +1,128 @@
+"""What holds for the repository as a whole: its packages, its pins, its entry points, its rules."""
+
+import importlib
+import importlib.metadata
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LAYERS = sorted((ROOT / "constraints").glob("*.txt"))
+
+
+def pins(path: Path) -> dict[str, set[str]]:
+    """The versions that a layer pins, by package."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([a-z0-9.-]+)==([^\s;]+)", path.read_text(), re.MULTILINE):
+        found.setdefault(name, set()).add(version)
+    return found
+
+
+def asked() -> list[Requirement]:
+    """Every dependency of the project, extras included."""
+    extras = PROJECT["optional-dependencies"]
+    asked = [
+        Requirement(text) for text in [*PROJECT["dependencies"], *(text for extra in extras.values() for text in extra)]
+    ]
+    return [requirement for requirement in asked if requirement.name != "muster"]
+
+
+def test_the_standard_librarys_platform_module_is_not_shadowed() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    assert "muster" not in str(sys.modules.get("platform", importlib.import_module("platform")).__file__)
+
+
+@pytest.mark.parametrize("requirement", asked(), ids=str)
+def test_every_dependency_is_pinned_to_a_version_that_the_project_allows(requirement: Requirement) -> None:
+    name = requirement.name.lower()
+    versions = {version for layer in LAYERS for version in pins(layer).get(name, ())}
+    assert versions, f"{name} is in no constraints file: run `make lock`"
+    assert [version for version in versions if version not in requirement.specifier] == []
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda path: path.stem)
+def test_every_pin_has_a_hash_and_no_layer_repeats_the_one_below_it(layer: Path) -> None:
+    blocks = re.split(r"\n(?=\S)", layer.read_text().strip())[1:]
+    assert blocks
+    assert [block for block in blocks if "--hash=sha256:" not in block] == []
+    if layer.stem not in ("base", "uv"):
+        assert pins(layer).keys() & pins(ROOT / "constraints" / "base.txt").keys() == set()
+
+
+def test_torchx_keeps_the_schedulers_that_it_ships_and_its_default() -> None:
+    schedulers = pytest.importorskip("torchx.schedulers")
+    shipped = {name: f"{module}:create_scheduler" for name, module in schedulers.DEFAULT_SCHEDULER_MODULES.items()}
+    registered = {e.name: e.value for e in importlib.metadata.entry_points(group="torchx.schedulers")}
+    assert shipped.items() <= registered.items()
+    assert "muster_local" in schedulers.get_scheduler_factories()
+    assert schedulers.get_default_scheduler_name() == next(iter(shipped))
+
+
+def test_torchx_keeps_the_components_that_it_ships_beside_ours() -> None:
+    finder = pytest.importorskip("torchx.specs.finder")
+    find = finder.ModuleComponentsFinder("torchx.components", "").find
+    shipped = find(*[None] * len(inspect.signature(find).parameters))  # nightly asks for validators
+    components = finder.get_components().keys()
+    assert {component.name for component in shipped if not component.validation_errors} <= components
+    assert {"muster.train.fsdp", "muster.train.ddp", "muster.train.script"} <= components
+
+
+@pytest.mark.parametrize(
+    ("python", "layer", "complaint"),
+    [
+        (sys.executable, "torch-1.0", "no constraints/torch-1.0.txt; there are: base torch-2.11"),
+        ("/bin/false", "base", "PYTHON=/bin/false is not Python 3.11 or later"),
+    ],
+)
+def test_set_up_names_what_it_cannot_do_and_touches_nothing(
+    tmp_path: Path, python: str, layer: str, complaint: str
+) -> None:
+    command = [str(ROOT / "tools" / "environment.sh"), str(tmp_path / "env"), layer]
+    environ = {**os.environ, "PYTHON": python}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert not (tmp_path / "env").exists()
+
+
+def test_the_check_of_what_is_committed_sees_registries_and_paths_of_one_machine() -> None:
+    committed = importlib.import_module("tools.committed")
+    text = "\n".join(
+        ["fine", "see https://" + "pypi" + ".org/x", "pip install --index" + "-url x", "cat /wo" + "rk/x", "a/work/b"]
+    )
+    assert [number for number, _ in committed.complaints(text)] == [2, 3, 4]
+
+
+def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    room.mkdir()
+    (room / "__init__.py").write_text("import math\n")
+    (room / "sums.py").write_text("import math\nimport room\nimport time\n")
+    rules = [
+        *("[importlinter]", "root_package = room", "include_external_packages = true"),
+        *("contract_types =", "    allowlist: tools.import_rules.AllowlistContract"),
+        *("[importlinter:contract:pure]", "name = pure", "type = allowlist", "modules = room", "may_import ="),
+    ]
+    seen = {}
+    for allowed in ("math", "math\n    time"):
+        (tmp_path / "rules").write_text("\n".join([*rules, f"    {allowed}"]))
+        command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+        seen[allowed] = subprocess.run(
+            [*command, "--config", "rules", "--no-cache"],
+            cwd=tmp_path,
+            env={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert seen["math"].returncode == 1
+    assert "room.sums line 3 imports time" in seen["math"].stdout
+    assert seen["math\n    time"].returncode == 0

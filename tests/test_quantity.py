@@ -1,0 +1,94 @@
+"""Quantities as Kubernetes writes them, to whole numbers and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.model import Resources
+from muster.quantity import LARGEST, format_quantity, parse_quantity, parse_resources
+
+
+@pytest.mark.parametrize(
+    ("value", "resource", "amount"),
+    [
+        ("500m", "cpu", 500),
+        (2, "cpu", 2000),
+        ("0.5", "cpu", 500),
+        (1.5, "cpu", 1500),
+        ("100u", "cpu", 1),  # a tenth of a milli-core, rounded up
+        ("16Gi", "memory", 16 * 2**30),
+        ("1.5Gi", "memory", 3 * 2**29),
+        ("2G", "memory", 2 * 10**9),
+        ("1e3", "memory", 1000),
+        ("1500m", "memory", 2),  # rounded up
+        (8, "nvidia.com/gpu", 8),
+        ("8", "nvidia.com/gpu", 8),
+        ("4k", "pods", 4000),
+        ("+3", "pods", 3),
+        (" 3 ", "pods", 3),
+        ("0", "pods", 0),
+        (str(LARGEST), "memory", LARGEST),
+    ],
+)
+def test_quantities_are_read_in_the_unit_of_their_resource(value: str | float, resource: str, amount: int) -> None:
+    assert parse_quantity(value, resource) == amount
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("", "is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
+        ("8GB", "is not a quantity"),
+        ("8 Gi", "is not a quantity"),
+        ("Gi", "is not a quantity"),
+        ("1e9999", "is not a quantity"),
+        ("0x10", "is not a quantity"),
+        ("nan", "is not a quantity"),
+        (float("inf"), "is not a quantity"),
+        (True, "is not a quantity"),
+        ("5mi", "is not a quantity"),
+        (-1, "is negative; write 0 or more"),
+        ("-0.5", "is negative; write 0 or more"),
+        ("5Ei", "is larger than anything can be; write less than 2^62"),
+        ("1e30", "is larger than anything can be"),
+    ],
+)
+def test_what_is_no_quantity_is_told_with_the_resource_and_the_value(value: str | float, told: str) -> None:
+    with pytest.raises(ValueError, match=r"^memory: ") as caught:
+        parse_quantity(value, "memory")
+    assert repr(value) in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("amount", "resource", "text"),
+    [
+        (1500, "cpu", "1500m"),
+        (2000, "cpu", "2"),
+        (0, "cpu", "0"),
+        (2**30, "memory", "1Gi"),
+        (2**30 + 2**20, "memory", "1025Mi"),
+        (1000, "memory", "1000"),
+        (0, "memory", "0"),
+        (2**21, "hugepages-2Mi", "2Mi"),
+        (1024, "nvidia.com/gpu", "1024"),
+    ],
+)
+def test_amounts_are_written_in_the_shortest_exact_form(amount: int, resource: str, text: str) -> None:
+    assert format_quantity(amount, resource) == text
+
+
+@given(st.integers(min_value=0, max_value=2**52), st.sampled_from(["cpu", "memory", "nvidia.com/gpu", "pods"]))
+def test_what_is_written_is_read_as_the_same_amount(amount: int, resource: str) -> None:
+    assert parse_quantity(format_quantity(amount, resource), resource) == amount
+
+
+def test_resources_leave_out_zeros() -> None:
+    assert parse_resources({"cpu": "1", "nvidia.com/gpu": 0}) == Resources.of({"cpu": 1000})
+
+
+@pytest.mark.parametrize(("power", "suffix"), list(enumerate(["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"], start=1)))
+def test_every_power_of_1024_can_be_written(power: int, suffix: str) -> None:
+    assert parse_quantity(f"3{suffix}", "memory") == 3 * 1024**power

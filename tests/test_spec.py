@@ -1,0 +1,139 @@
+"""Objects as users write them: defaults, and what one object shows wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from muster.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
+
+
+def job(role: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
+    plain = {"name": "trainer", "template": {"spec": {"containers": [{}]}}}
+    return TrainingJob.model_validate({"metadata": {"name": "j"}, "spec": {"roles": [plain | (role or {})], **spec}})
+
+
+def wrong(act: Any, *arguments: Any, **named: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        act(*arguments, **named)
+    (error, *_) = caught.value.errors()
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
+
+
+def test_the_smallest_job_has_these_defaults() -> None:
+    made = job()
+    assert (made.spec.queue, made.spec.priority, made.spec.start_timeout_seconds) == ("default", 0, 600)
+    assert (made.spec.failure_policy.max_restarts, made.spec.suspend, made.spec.cancel) == (3, False, False)
+    role = made.spec.roles[0]
+    assert (role.replicas, role.min_replicas, role.essential) == (1, None, True)
+    assert role.template.spec.termination_grace_period_seconds == 30
+    assert made.status.phase == "Pending"
+
+
+def test_objects_go_out_as_they_came_in() -> None:
+    made = job(queue="research", topology={"required": "rack"}, trace={"startStep": 20, "steps": 5})
+    text = made.model_dump_json(by_alias=True, exclude_none=True)
+    assert json.loads(text)["spec"]["trace"] == {"startStep": 20, "steps": 5, "ranks": []}
+    assert TrainingJob.model_validate_json(text) == made
+
+
+def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
+    status = TrainingJobStatus.model_validate({"admittedAt": "2026-11-21T10:00:00.250000Z"})
+    assert status.admitted_at == 1_795_255_200.25
+    assert status.model_dump(mode="json", by_alias=True)["admittedAt"] == "2026-11-21T10:00:00.250000Z"
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"roles": []}, "spec.roles: List should have at least 1 item"),
+        ({"priority": 1, "priorityClassName": "high"}, "priorityClassName: priority is set too; write one of them"),
+        ({"maxRuntimeSeconds": 0}, "spec.maxRuntimeSeconds: Input should be greater than or equal to 1"),
+        ({"maxRuntimeSeconds": 10**9}, "spec.maxRuntimeSeconds: Input should be less than or equal to"),
+        ({"priority": 2**31}, "spec.priority: Input should be less than or equal to 2147483647"),
+        ({"queue": "../x"}, "spec.queue: String should match pattern"),
+        ({"trace": {"startStep": 0, "steps": 1}}, "spec.trace.startStep: Input should be greater than or equal to 1"),
+        ({"failurePolicy": {"rules": [{"onExitCodes": [256], "action": "FailJob"}]}}, "onExitCodes.0"),
+        ({"failurePolicy": {"rules": [{"action": "FailJob"}]}}, "matches nothing; write onExitCodes"),
+        ({"nonsense": 1}, "spec.nonsense: Extra inputs are not permitted"),
+    ],
+)
+def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -> None:
+    assert told in wrong(job, **spec)
+
+
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [
+        ({"replicas": 2, "minReplicas": 3}, "minReplicas: 3 is above replicas 2; write at most 2"),
+        ({"essential": False}, "roles: none is essential"),
+        ({"name": "Trainer"}, "spec.roles.0.name: String should match pattern"),
+        ({"replicas": 100_001}, "spec.roles.0.replicas: Input should be less than or equal to 100000"),
+        ({"template": {"spec": {"containers": []}}}, "containers: List should have at least 1 item"),
+        ({"template": {"spec": {"containers": [{}], "schedulerName": "x"}}}, "schedulerName: Input should be None"),
+        ({"template": {"spec": {"containers": [{}], "priorityClassName": "x"}}}, "priorityClassName: Input should be"),
+        (
+            {"template": {"spec": {"containers": [{}], "tolerations": [{"key": "a", "operator": "In"}]}}},
+            "operator 'In' of a toleration is not known; write Equal or Exists",
+        ),
+        (
+            {"template": {"spec": {"containers": [{}], "tolerations": [{"key": "a", "effect": "No"}]}}},
+            "effect 'No' of a toleration is not known; write NoSchedule",
+        ),
+        (
+            {"replicas": 100_000, "template": {"spec": {"containers": [{"resources": {"limits": {"memory": "1Ei"}}}]}}},
+            "replicas: 100000 pods of memory 1Ei are more than anything can have",
+        ),
+    ],
+)
+def test_a_role_that_shows_it_wrong_is_refused(role: dict[str, Any], told: str) -> None:
+    assert told in wrong(job, role)
+
+
+def test_two_roles_of_one_name_are_refused() -> None:
+    role = {"name": "a", "template": {"spec": {"containers": [{}]}}}
+    assert "the name 'a' is used twice" in wrong(job, roles=[role, role])
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 53, "a.b", "a/b", "ä"])
+def test_a_name_that_cannot_begin_the_names_of_pods_is_refused(name: str) -> None:
+    body = {"metadata": {"name": name}, "spec": job().spec.model_dump(by_alias=True)}
+    assert wrong(TrainingJob.model_validate, body).startswith("metadata")
+
+
+def test_a_queue_guaranteed_more_than_its_limit_is_refused() -> None:
+    resources = [{"flavor": "h200", "guaranteed": {"memory": "2Gi"}, "limit": {"memory": "1Gi"}}]
+    told = wrong(Queue.model_validate, {"metadata": {"name": "q"}, "spec": {"resources": resources}})
+    assert "guaranteed: memory 2Gi is above limit 1Gi; raise the limit or lower the guarantee" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"operator": "Exists"}, "a line has no key"),
+        ({"key": "a", "operator": "Inn"}, "operator 'Inn' is not known; write In, NotIn, Exists or DoesNotExist"),
+        ({"key": "a", "operator": "In"}, "In wants values"),
+        ({"key": "a", "operator": "Exists", "values": ["b"]}, "Exists wants no values"),
+        ({"key": "a", "operator": "In", "values": [1]}, "is no list of texts"),
+    ],
+)
+def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any], told: str) -> None:
+    body = {"metadata": {"name": "q"}, "spec": {"namespaceSelector": {"matchExpressions": [line]}}}
+    assert told in wrong(Queue.model_validate, body)
+
+
+@pytest.mark.parametrize(
+    ("levels", "told"),
+    [
+        ([("rack", "a"), ("rack", "b")], "topology: the name 'rack' is used twice"),
+        ([("rack", "a"), ("block", "a")], "topology: the nodeLabel 'a' is used twice"),
+        ([("rack", "")], "nodeLabel"),
+    ],
+)
+def test_a_flavor_whose_levels_are_not_told_apart_is_refused(levels: list[tuple[str, str]], told: str) -> None:
+    topology = [{"name": name, "nodeLabel": label} for name, label in levels]
+    body = {"metadata": {"name": "f"}, "spec": {"topology": topology}}
+    assert told in wrong(Flavor.model_validate, body)
