@@ -1,0 +1,270 @@
+"""How long a plan takes: from scratch, after one gang arrived that cannot start, after an 8-GPU gang ended.
+
+    python benchmarks/planner.py --nodes 10000 --gangs 2000 --queues 200 --json
+    python benchmarks/planner.py --sweep
+
+The world is a busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
+8 to 1,024 GPUs in it that were placed by the planner itself and a part of which has ended since; and the same mix
+waiting, several times more than there is room for, so that a plan places some, makes room for some, reserves for some
+and refuses the others. `process_*` figures count the time of this process only, for busy machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muster.model import (
+    Admit,
+    Evict,
+    Flavor,
+    Gang,
+    Hold,
+    HoldRoom,
+    Node,
+    Queue,
+    Quota,
+    Resize,
+    Resources,
+    Role,
+    Running,
+    Snapshot,
+    Topology,
+    Wait,
+)
+from muster.scheduling import Memo, Plan, plan
+
+GPU = "nvidia.com/gpu"
+GPUS_A_NODE = 8
+NODES_A_RACK = 20
+RACKS_A_BLOCK = 25
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+POD = Resources.of({GPU: 8, "cpu": 64_000, "memory": 1 << 40, "pods": 1})
+NODE = Resources.of({GPU: 8, "cpu": 192_000, "memory": 2 << 40, "pods": 110})
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a world is."""
+
+    nodes: int
+    gangs: int
+    queues: int
+
+
+def nodes_of(count: int) -> tuple[Node, ...]:
+    """Nodes in racks of 20, racks in blocks of 25."""
+    nodes = []
+    for i in range(count):
+        rack = i // NODES_A_RACK
+        block = f"b{rack // RACKS_A_BLOCK}"
+        nodes.append(Node(f"n{i}", NODE, flavor="h200", domains=(block, f"{block}/r{rack}")))
+    return tuple(nodes)
+
+
+def queues_of(count: int, gpus: int) -> tuple[Queue, ...]:
+    """A company, its departments of 20 teams, and teams with equal guarantees, a quarter more than the cluster has,
+    as is usual where not everybody works at once; two of three may borrow as much again. So quota and room refuse."""
+    departments = max(1, count // 20)
+    share = max(8, gpus * 5 // 4 // count)
+    company = Queue("company", quotas=(Quota("h200", GPU),))
+    middle = [Queue(f"d{d}", "company") for d in range(departments)]
+    teams = [
+        Queue(
+            f"d{i % departments}/t{i}",
+            f"d{i % departments}",
+            quotas=(Quota("h200", GPU, share, share * (2 if i % 3 else 1)),),
+        )
+        for i in range(count)
+    ]
+    return (company, *middle, *teams)
+
+
+def gangs_of(prefix: str, count: int, queues: Sequence[Queue], largest: int, draw: random.Random) -> tuple[Gang, ...]:
+    """Gangs of 8 to 1,024 GPUs: half want one rack or block, a third declare their runtime, some are elastic."""
+    teams = [queue.name for queue in queues if "/" in queue.name]
+    gangs = []
+    for i in range(count):
+        pods = min(draw.choice(SIZES), largest) // GPUS_A_NODE
+        wish = draw.random()
+        topology = None
+        if wish < 0.5:
+            topology = Topology("rack") if pods <= NODES_A_RACK else Topology("block", "rack")
+        elif wish < 0.7:
+            topology = Topology(preferred="rack")
+        least = max(1, pods // 2) if draw.random() < 0.15 else pods
+        gangs.append(
+            Gang(
+                uid=f"{prefix}{i}",
+                name=f"team/{prefix}{i}",
+                queue=draw.choice(teams),
+                priority=draw.choice((0, 0, 0, 10)),
+                submitted_at=float(i),
+                roles=(Role("trainer", pods, least, POD),),
+                topology=topology,
+                max_runtime_s=draw.choice((None, 3600.0 * draw.randint(1, 48), 3600.0 * draw.randint(1, 48))),
+            )
+        )
+    return tuple(gangs)
+
+
+def busy_world(size: Size, seed: int) -> Snapshot:
+    """A cluster that has been in use for a while: about a third of it by the same mix as waits, the rest by gangs of
+    8 to 64 GPUs; then one gang in eight ended."""
+    draw = random.Random(seed)
+    gpus = size.nodes * GPUS_A_NODE
+    queues = queues_of(size.queues, gpus)
+    largest = max(8, min(1024, gpus // 4))
+    snapshot = Snapshot(10_000.0, nodes_of(size.nodes), (Flavor("h200", ("block", "rack")),), queues, (), ())
+    mix = gangs_of("m", max(4, gpus // 3 // 255), queues, largest, draw)
+    small = gangs_of("s", max(8, gpus // 20), queues, min(64, largest), draw)
+    for gangs in (mix, small):
+        snapshot = replace(snapshot, waiting=gangs)
+        snapshot = applied(snapshot, plan(snapshot))
+    running = tuple(
+        replace(r, checkpoint_at=10_000.0 + draw.random() * 1000)
+        for r in snapshot.running
+        if r.state == "admitted" and draw.random() < 7 / 8
+    )
+    waiting = gangs_of("w", size.gangs, queues, largest, draw)
+    return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
+
+
+def applied(snapshot: Snapshot, made: Plan) -> Snapshot:
+    """The world right after the decisions were carried out; whoever has to leave is still there."""
+    gang_of = {gang.uid: gang for gang in snapshot.waiting}
+    running = {r.gang.uid: r for r in snapshot.running}
+    holds = {hold.gang: hold for hold in snapshot.holds}
+    for decision in made.decisions:
+        match decision:
+            case Admit(uid, placement):
+                holds.pop(uid, None)
+                running[uid] = Running(gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+            case HoldRoom(uid, placement, victims, expires_at):
+                holds[uid] = Hold(uid, placement, victims, expires_at)
+            case Evict(uid, beneficiary) if uid in running:
+                running[uid] = replace(running[uid], state="evicting", evicted_for=beneficiary)
+            case Evict(uid):
+                holds.pop(uid, None)
+            case Resize(uid, placement, beneficiary):
+                running[uid] = replace(running[uid], keeps=placement, state="evicting", evicted_for=beneficiary)
+            case Wait():
+                pass
+    return replace(
+        snapshot, waiting=tuple(gang_of.values()), running=tuple(running.values()), holds=tuple(holds.values())
+    )
+
+
+def timed(snapshot: Snapshot, memo: Memo | None = None) -> tuple[float, float, Plan]:
+    """Seconds on the clock, seconds of this process, and what came of it."""
+    wall, process = time.perf_counter(), time.process_time()
+    result = plan(snapshot, memo)
+    return time.perf_counter() - wall, time.process_time() - process, result
+
+
+def measure(size: Size, rounds: int, seed: int) -> dict[str, float | int]:
+    """The three figures, as medians, and the smallest of each (what a quiet machine would show)."""
+    world = busy_world(size, seed)
+    full = [timed(world) for _ in range(rounds)]
+    first = full[-1][2]
+    settled, before = until_quiet(world, first)
+    draw = random.Random(seed + 1)
+    arrivals = [timed(s, before.memo) for s in arrivals_of(settled, size, rounds, draw)]
+    releases = [timed(s, before.memo) for s in releases_of(settled, rounds, draw)]
+    figures: dict[str, float | int] = {}
+    for name, runs in (("full_plan", full), ("replan_arrival", arrivals), ("replan_release", releases)):
+        figures[f"{name}_s"] = statistics.median(run[0] for run in runs)
+        figures[f"process_{name}_s"] = statistics.median(run[1] for run in runs)
+        figures[f"min_{name}_s"] = min(run[0] for run in runs)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    figures["peak_rss_mib"] = peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+    figures["running"] = len(world.running)
+    figures["placed"] = sum(isinstance(d, Admit) for d in first.decisions)
+    figures["held"] = sum(isinstance(d, HoldRoom) for d in first.decisions)
+    figures["waiting"] = sum(isinstance(d, Wait) for d in first.decisions)
+    return figures
+
+
+def until_quiet(world: Snapshot, made: Plan) -> tuple[Snapshot, Plan]:
+    """The world once plans have nothing more to do for now (whoever has to leave is still leaving), and its plan."""
+    while not all(isinstance(decision, Wait) for decision in made.decisions):
+        world = replace(applied(world, made), now=world.now + 1)
+        made = plan(world, made.memo)
+    return world, made
+
+
+def arrivals_of(settled: Snapshot, size: Size, rounds: int, draw: random.Random) -> list[Snapshot]:
+    """Worlds with one more gang that cannot start: it wants a whole block, and none is free."""
+    teams = [queue.name for queue in settled.queues if "/" in queue.name]
+    pods = min(128, max(1, size.nodes // 4))
+    worlds = []
+    for i in range(rounds):
+        role = Role("trainer", pods, pods, POD)
+        topology = Topology("block")
+        gang = Gang(f"new{i}", f"team/new{i}", draw.choice(teams), 0, settled.now, (role,), topology=topology)
+        worlds.append(replace(settled, now=settled.now + 1 + i, waiting=(*settled.waiting, gang)))
+    return worlds
+
+
+def releases_of(settled: Snapshot, rounds: int, draw: random.Random) -> list[Snapshot]:
+    """Worlds with one running gang of 8 GPUs less."""
+    small = [r for r in settled.running if sum(part.replicas for part in r.placement) == 1 and r.state == "admitted"]
+    worlds = []
+    for i, ended in enumerate(draw.sample(small, min(rounds, len(small)))):
+        running = tuple(r for r in settled.running if r is not ended)
+        worlds.append(replace(settled, now=settled.now + 1 + i, running=running))
+    return worlds
+
+
+def check_memo(size: Size, seed: int) -> None:
+    """What is timed is right: a plan with a memo equals the plan without."""
+    world = busy_world(size, seed)
+    settled, before = until_quiet(world, plan(world))
+    memo: Memo = before.memo
+    for snapshot in (*arrivals_of(settled, size, 2, random.Random(0)), *releases_of(settled, 2, random.Random(0))):
+        quick = plan(snapshot, memo)
+        if quick.decisions != plan(snapshot).decisions:
+            raise SystemExit("a plan with a memo differs from the plan without")
+        memo = quick.memo
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--gangs", type=int, default=2_000)
+    parser.add_argument("--queues", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=7, help="plans of each kind; the median counts (at least 5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sweep", action="store_true", help="from 100 to 10,000 nodes, gangs and queues in proportion")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    sizes = [Size(args.nodes, args.gangs, args.queues)]
+    if args.sweep:
+        sizes = [Size(n, max(20, n // 5), max(4, n // 50)) for n in (100, 300, 1_000, 3_000, 10_000)]
+    check_memo(Size(200, 100, 20), args.seed)
+    rows = []
+    for size in sizes:
+        figures = measure(size, max(5, args.rounds), args.seed)
+        row = {"nodes": size.nodes, "gangs": size.gangs, "queues": size.queues, **figures}
+        rows.append(row)
+        if not args.json:
+            print(
+                f"{size.nodes:>6} nodes {size.gangs:>5} gangs {size.queues:>4} queues: "
+                f"full {row['full_plan_s']:.3f} s, after an arrival {row['replan_arrival_s'] * 1000:.1f} ms, "
+                f"after a release {row['replan_release_s'] * 1000:.1f} ms, {row['running']} running, "
+                f"{row['placed']} placed, {row['waiting']} waiting, peak {row['peak_rss_mib']:.0f} MiB"
+            )
+    if args.json:
+        print(json.dumps(rows if args.sweep else rows[0], indent=2))
+
+
+if __name__ == "__main__":
+    main()

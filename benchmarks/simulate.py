@@ -1,0 +1,124 @@
+"""How policies compare on a recorded workload, how fast the simulation is, and what one step of the engine costs.
+
+    python benchmarks/simulate.py replay NODES.csv JOBS.csv
+    python benchmarks/simulate.py replay NODES.csv JOBS.csv --nodes 16 --bound 2 --qos
+    python benchmarks/simulate.py step --nodes 1000 --running 1000
+
+`--nodes N` keeps N nodes, evenly spread over the list, so that there is something to queue for. `--bound F` lets every
+job declare F times its recorded runtime as its maxRuntimeSeconds. `--qos` gives jobs of OpenB's class LS priority 10.
+Wall time depends on who else uses the machine; `process_s` counts the time of this process only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from muster import spec
+from muster.cluster import NodeView
+from muster.engine import Engine
+from muster.model import Resources
+from muster.simulate import POLICIES, Habits, Progress, Setup, SimCluster, Work, Workload, read_workload, run
+
+GPU = "nvidia.com/gpu"
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    replay = ways.add_parser("replay", help="the same workload under each policy")
+    replay.add_argument("nodes_csv", type=Path)
+    replay.add_argument("jobs_csv", type=Path)
+    replay.add_argument("--nodes", type=int, help="keep so many nodes")
+    replay.add_argument("--policy", action="append", choices=list(POLICIES), help="repeat for several; default: all")
+    replay.add_argument("--bound", type=float, help="every job declares this times its runtime")
+    replay.add_argument("--qos", action="store_true", help="jobs of QoS LS get priority 10")
+    step = ways.add_parser("step", help="one round of the engine in which one job changed")
+    step.add_argument("--nodes", type=int, default=1000)
+    step.add_argument("--running", type=int, default=1000)
+    step.add_argument("--rounds", type=int, default=50)
+    asked = parser.parse_args()
+    for line in _replays(asked) if asked.way == "replay" else _steps(asked):
+        print(json.dumps(line), flush=True)
+
+
+def _replays(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
+    workload = _cut(read_workload(asked.nodes_csv, asked.jobs_csv), asked.nodes)
+    habits = Habits(bound_factor=asked.bound, qos_priorities={"LS": 10} if asked.qos else {})
+    for name in asked.policy or POLICIES:
+        started = time.process_time()
+        result = run(workload, POLICIES[name], Setup(habits, progress=_show))
+        print("\r\033[K" + "\n".join(result.notes), file=sys.stderr)
+        nodes = {"nodes": len(workload.nodes), "gpus": workload.gpus}
+        yield {**nodes, **result.to_json(), "process_s": round(time.process_time() - started, 1)}
+
+
+def _cut(workload: Workload, nodes: int | None) -> Workload:
+    every = len(workload.nodes) / nodes if nodes else 1.0
+    count = nodes or len(workload.nodes)
+    return replace(workload, nodes=tuple(workload.nodes[int(i * every)] for i in range(count)))
+
+
+def _show(progress: Progress) -> None:
+    text = f"{progress.finished} of {progress.jobs} jobs, {progress.waiting} waiting, {progress.now_s:,.0f} s"
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _steps(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """A full cluster, but for a few nodes: a job arrives there, is admitted, gets ready, ends: three steps.
+
+    Times are of the process, the simulated cluster's own work included.
+    """
+    amounts = Resources.of({GPU: 8, "cpu": 64_000, "memory": 1 << 38, "pods": 110})
+    nodes = [NodeView(f"n{i}", amounts) for i in range(asked.nodes)]
+    flavor = spec.Flavor.model_validate({"metadata": {"name": "any"}})
+    cluster = SimCluster(nodes, [flavor], [_queue(8 * asked.nodes)])
+    for number in range(asked.running):
+        cluster.submit(_job(f"running-{number}"), Work(1e9))
+    engine = Engine(cluster)
+    started = time.process_time()
+    engine.step()
+    first_s = time.process_time() - started
+    _settle(cluster, engine)
+    steps, started = 0, time.process_time()
+    for number in range(asked.rounds):
+        cluster.submit(_job(f"short-{number}"), Work(0.5))
+        steps += _settle(cluster, engine)
+    step_s = (time.process_time() - started) / steps
+    sizes = {"nodes": asked.nodes, "running": asked.running, "steps": steps}
+    yield {**sizes, "first_step_ms": round(first_s * 1e3, 2), "step_ms": round(step_s * 1e3, 2)}
+
+
+def _settle(cluster: SimCluster, engine: Engine) -> int:
+    """Let everything happen that is due within a second; in how many steps."""
+    until, steps = cluster.now + 1, 1
+    engine.step()
+    while (at := cluster.next_event()) is not None and at <= until:
+        cluster.advance(at)
+        engine.step()
+        steps += 1
+    cluster.advance(until)
+    return steps
+
+
+def _queue(gpus: int) -> spec.Queue:
+    resources = [{"flavor": "any", "guaranteed": {GPU: gpus}}]
+    body = {"namespaceSelector": {}, "resources": resources}
+    return spec.Queue.model_validate({"metadata": {"name": "default"}, "spec": body})
+
+
+def _job(name: str) -> spec.TrainingJob:
+    template = {"spec": {"containers": [{"resources": {"limits": {GPU: 8}}}]}}
+    role = {"name": "trainer", "template": template}
+    body = {"roles": [role], "ttlSecondsAfterFinished": 0}
+    return spec.TrainingJob.model_validate({"metadata": {"name": name}, "spec": body})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""Who starts, where, and who waits for what: `plan(snapshot, memo, policy)`.
+
+from muster.scheduling import plan
+result = plan(snapshot)
+result = plan(next_snapshot, result.memo)   # the same decisions as without the memo, sooner
+"""
+
+from muster.scheduling.cycle import Plan, plan
+from muster.scheduling.memo import Memo
+from muster.scheduling.policy import BACKFILL, FIFO, MUSTER, PRIORITY, Policy
+
+__all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "Memo", "Plan", "Policy", "plan"]

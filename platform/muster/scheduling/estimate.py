@@ -1,0 +1,118 @@
+"""When a waiting gang may expect to start, as far as running gangs declare their end.
+
+A gang with a promise starts at its time. For the others everyone in line is added up: so much has to come free for all
+who are ahead, and for the gang itself, of its flavor and of its queue's quota. That leaves aside where in the cluster
+it comes free, and that those ahead will end one day: an estimate, no promise. None where somebody has to leave first
+who does not say when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.scheduling.backfill import Promises
+from muster.scheduling.departures import Departures
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.memo import Memo
+from muster.scheduling.nodes import FloatArray, IntArray
+from muster.scheduling.outlook import Outlook
+from muster.scheduling.refuse import Refusal
+from muster.scheduling.shape import Option, Request
+
+HOPEFUL = frozenset({"NoRoom", "TopologyNoRoom", "Reserved", "QuotaExceeded", "BehindHead"})
+"""Codes of gangs that start once others have left."""
+
+
+def estimates(facts: Memo, ledger: Ledger, promises: Promises, refusals: Mapping[str, Refusal]) -> dict[str, float]:
+    """Expected starts by uid, of those that have one. `refusals` are in the order of the line."""
+    now = facts.snapshot.now
+    waiting = [(uid, facts.requests[uid][1], why) for uid, why in refusals.items() if why.code in HOPEFUL]
+    if not waiting:
+        return {}
+    departures = promises.departures()
+    by_room = _by_room(facts, ledger, departures, [(request, why.option) for _, request, why in waiting])
+    quota, soon = _QuotaTimes(ledger.outlook), _soon(facts, now)
+    found: dict[str, float] = {}
+    for (uid, request, why), at in zip(waiting, by_room, strict=True):
+        promised = promises.starts.get(uid)
+        if promised is None:
+            if why.code == "QuotaExceeded":
+                at = max(at, quota.time_of(request, why.option))
+            if at > now and not math.isinf(at):
+                found[uid] = at
+        elif promised == -math.inf:
+            found[uid] = soon
+        elif not math.isinf(promised):
+            found[uid] = max(promised, now)
+    return found
+
+
+def _soon(facts: Memo, now: float) -> float:
+    """When those who are leaving will have left."""
+    return now + max((stay.running.gang.grace_s for stay in facts.stays.values() if not stay.settled), default=0.0)
+
+
+def _by_room(facts: Memo, ledger: Ledger, departures: Departures, line: list[tuple[Request, int]]) -> Iterable[float]:
+    """For each in line, when enough of its flavors will have come free for it and all ahead of it."""
+    at = np.full(len(line), -math.inf)
+    order = np.argsort(departures.rank)
+    times = np.concatenate([[-math.inf], departures.by[order], [math.inf]])
+    columns = len(facts.table.columns)
+    for name, span in facts.table.flavors.items():
+        asked: dict[Option, IntArray] = {}
+        for request, option in line:
+            way = request.shape.options[option]
+            if way not in asked:
+                asked[way] = _asked(facts, request, option, name)
+        need = np.array([asked[request.shape.options[option]] for request, option in line])
+        asks = need.any(axis=1)
+        if not asks.any():
+            continue
+        freed = departures.by_gang(span.start, span.stop)
+        free = np.maximum(0, ledger.later.free[span.start : span.stop]).sum(axis=0)
+        total = np.cumsum(np.concatenate([free[None, :], freed[order]]), axis=0)
+        ahead = np.cumsum(need, axis=0)
+        for column in range(columns):
+            wants = need[:, column] > 0
+            first = np.searchsorted(total[:, column], ahead[wants, column])
+            at[wants] = np.maximum(at[wants], times[first])
+    return at.tolist()
+
+
+def _asked(facts: Memo, request: Request, option: int, flavor: str) -> IntArray:
+    """What a gang's minimum takes of one flavor."""
+    shape = request.shape
+    total: IntArray = np.zeros(len(facts.table.columns), dtype=np.int64)
+    for role, size, where in zip(shape.roles, shape.least, shape.options[option].flavors, strict=True):
+        if where == flavor:
+            total += size * facts.table.amounts(role.request)
+    return total
+
+
+@dataclass(slots=True)
+class _QuotaTimes:
+    """When quota allows one gang of a leaf after the other. The first of a leaf has a claim, charged already."""
+
+    outlook: Outlook | None
+    _sure: dict[tuple[int, int], IntArray] = field(default_factory=dict)  # (queue, cell): from each moment on
+    _ahead: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def time_of(self, request: Request, option: int) -> float:
+        """When there is quota for this gang too. Ask in the order of the line."""
+        if self.outlook is None:
+            return math.inf
+        times: FloatArray = self.outlook.times
+        at = -math.inf
+        for cell, amount in request.least[option]:
+            key = (request.queue, cell)
+            if key not in self._sure:
+                avail = self.outlook.avail(request.queue, cell)
+                self._sure[key] = np.minimum.accumulate(avail[::-1])[::-1]
+            self._ahead[key] = self._ahead.get(key, 0) + amount
+            first = int(np.searchsorted(self._sure[key], self._ahead[key]))
+            at = max(at, float(times[first]) if first < len(times) else math.inf)
+        return at

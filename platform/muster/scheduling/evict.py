@@ -1,0 +1,247 @@
+"""Room for a gang that may make others shrink or leave, and only if it then starts.
+
+Everything is tried in the ledger: victims are asked in order until the gang fits; then whoever turned out needless is
+let off, and who shrinks gives no more than it has to. Where a domain is required, the domain whose victims cost least
+wins. Most searches end before they begin: even if everybody left whom the gang may ask, it would not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.model import Gang
+from muster.scheduling.backfill import Bound, Promises
+from muster.scheduling.departures import Departure, tie_of
+from muster.scheduling.entitle import Entitlement
+from muster.scheduling.fit import Fit, fit
+from muster.scheduling.holds import gone_by
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.memo import Memo
+from muster.scheduling.nodes import BoolArray, IntArray
+from muster.scheduling.room import Room, most_gained
+from muster.scheduling.shape import Request
+from muster.scheduling.victims import Reason, Rights, Several, Victim, Victims
+
+DOMAINS_TRIED = 16
+"""Required domains that are tried in full, those that lack the fewest pods first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Freed:
+    """Room for one gang once its victims have gone, each with the right by which it is asked."""
+
+    option: int
+    fit: Fit
+    victims: tuple[tuple[Victim, Reason], ...]
+
+    @property
+    def cost(self) -> tuple[int, float, int]:
+        """The lower the better: highest priority that is disturbed, lost work, number of victims."""
+        disturbed = max(victim.gang.priority for victim, _ in self.victims)
+        return disturbed, sum(victim.lost_work_s for victim, _ in self.victims), len(self.victims)
+
+
+@dataclass(slots=True)
+class Evictions:
+    """The search for victims, with what all searches of one plan share."""
+
+    facts: Memo
+    ledger: Ledger
+    promises: Promises
+    victims: Victims
+    entitlement: Entitlement
+    _version: int = -1
+    _potential: dict[tuple[int, ...], tuple[Mapping[int, int], Room]] = field(default_factory=dict)
+
+    def may_ask(self, gang: Gang, request: Request) -> bool:
+        """Tell whether the gang is entitled to anybody's room at all."""
+        if self.victims.lower(request.queue, gang.priority) is not None:
+            return True
+        below_root = (1 << len(self.facts.tree.path[request.queue]) - 1) - 1
+        return any(within & below_root for within in self.entitlement.of(request))
+
+    def room_for(self, gang: Gang, request: Request) -> Freed | None:
+        """The cheapest set of victims, in the first option that has one; the ledger is left as it was."""
+        lower = self.victims.lower(request.queue, gang.priority)
+        within = self.entitlement.of(request)
+        for option in range(len(request.shape.options)):
+            rights = Rights.of(gang, request, option, self.ledger.staying, within[option])
+            queues = self.victims.reclaimable(rights, self.ledger.version)
+            if not queues and lower is None:
+                continue
+            regions = self._regions(request, option, queues, lower)
+            if not regions:
+                continue
+            best: Freed | None = None
+            start_by = self.facts.snapshot.now + self.victims.longest_grace_s() + gang.start_timeout_s
+            until = gone_by(gang, start_by)
+            bound = self.promises.touching(request.shape.options[option], self.promises.binding(until))
+            search = Search(self.ledger, self.promises, self.victims, request, option, rights, gang, until, bound)
+            victims = list(self.victims.of(rights, queues))
+            for region in regions:
+                with self.ledger.trial():
+                    freed = search.freed(victims, region)
+                if freed is not None and (best is None or freed.cost < best.cost):
+                    best = freed
+            if best is not None:
+                return best
+        return None
+
+    def _regions(
+        self, request: Request, option: int, queues: tuple[int, ...], lower: Several | None
+    ) -> list[BoolArray]:
+        """Rows whose victims may help: one required domain after the other, most promising first, else all rows of
+        the gang's flavors. None where it would not fit even if more left than it may ask."""
+        amounts, room = self._without(queues)
+        preempted = {} if lower is None else lower.amounts()
+        for cell, amount in request.least[option]:
+            avail = self.ledger.staying.avail(request.queue, cell)
+            if avail + amounts.get(cell, 0) + preempted.get(cell, 0) < amount:
+                return []
+        way, sizes = request.shape.options[option], request.shape.least
+        load = None if lower is None else lower.load()
+        domains: IntArray | None = None
+        for spot in way.spots:
+            span, tier = self.facts.table.flavors[spot.flavor], spot.required or 0
+            enough = span.tiers[tier].named.copy()
+            lacking = np.zeros(len(enough), dtype=np.int64)
+            for pod, role in zip(spot.pods, spot.roles, strict=True):
+                counts = room.counts(pod)[tier]
+                if load is not None:
+                    counts = counts + most_gained(self.facts.table, pod, load, tier)
+                enough &= counts >= sizes[role]
+                lacking += np.maximum(0, sizes[role] - self.ledger.later.counts(pod)[tier])
+            domains = np.flatnonzero(enough)
+            if not len(domains):
+                return []
+            domains = domains[np.argsort(lacking[domains], kind="stable")]
+        spot = way.spots[0]
+        if len(way.spots) > 1 or spot.required is None or domains is None:
+            return [self._rows(way.flavors)]
+        span, tier = self.facts.table.flavors[spot.flavor], spot.required
+        edges = span.start + span.tiers[tier].first_node
+        return [self._between(int(edges[d]), int(edges[d + 1])) for d in domains[:DOMAINS_TRIED]]
+
+    def _without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], Room]:
+        """What everybody in some queues uses together, and the room if all of that were gone."""
+        if self._version != self.ledger.version:
+            self._version = self.ledger.version
+            self._potential.clear()
+        if queues not in self._potential:
+            later = self.ledger.later
+            if not queues:
+                return {}, later
+            everybody = Several([member for queue in queues for member in self.victims.members(queue)])
+            free, load = later.free.copy(), everybody.load()
+            np.add.at(free, load.rows, load.amounts)
+            self._potential[queues] = everybody.amounts(), Room(later.masks, free)
+        return self._potential[queues]
+
+    def _rows(self, flavors: Collection[str]) -> BoolArray:
+        region = self._between(0, 0)
+        for flavor in flavors:
+            span = self.facts.table.flavors[flavor]
+            region[span.start : span.stop] = True
+        return region
+
+    def _between(self, start: int, stop: int) -> BoolArray:
+        region = np.zeros(len(self.facts.table.nodes), dtype=np.bool_)
+        region[start:stop] = True
+        return region
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """The search for one gang in one of its options. `until`: when it is gone at the latest."""
+
+    ledger: Ledger
+    promises: Promises
+    victims: Victims
+    request: Request
+    option: int
+    rights: Rights
+    gang: Gang
+    until: float
+    bound: Bound
+
+    def freed(self, victims: Sequence[Victim], region: BoolArray) -> Freed | None:
+        """Ask one after the other until the gang fits, then let off whoever is not needed after all.
+
+        Leaves its changes in the ledger, for the trial around it to undo.
+        """
+        chosen: dict[str, tuple[Victim, Reason]] = {}
+        place = self._place()
+        for victim in victims:
+            if place is not None:
+                break
+            helps = bool(region[victim.freed.load.rows].any())
+            if not helps and self.ledger.staying.allows(self.request.queue, self.request.least[self.option]):
+                continue
+            if victim.kept and victim.stay is not None:
+                victim = self.victims.shrunk(victim.stay, region, None) or victim
+            before = chosen.pop(victim.gang.uid, None)
+            if before is not None:
+                self._reinstate(before[0])
+            reason = self.rights.over(victim)
+            now = before if reason is None else (victim, reason)
+            if now is not None:
+                self._dismiss(now[0])
+                chosen[victim.gang.uid] = now
+                place = self._place()
+        if place is None:
+            return None
+        for uid, (victim, reason) in reversed(list(chosen.items())):
+            self._reinstate(victim)
+            without = self._place()
+            if without is not None:
+                place = without
+                del chosen[uid]
+                continue
+            if victim.kept:
+                victim, place = self._least_shed(victim, region) or (victim, place)
+                chosen[uid] = victim, reason
+            self._dismiss(victim)
+        return Freed(self.option, place, tuple(chosen.values())) if chosen else None
+
+    def _least_shed(self, victim: Victim, region: BoolArray) -> tuple[Victim, Fit] | None:
+        """The fewest pods that a gang has to shed, which is reinstated now."""
+        assert victim.stay is not None
+        most = sum(p.replicas for p in victim.stay.running.placement) - sum(p.replicas for p in victim.kept)
+        for shed in range(1, most):
+            less = self.victims.shrunk(victim.stay, region, shed)
+            if less is not None:
+                self._dismiss(less)
+                place = self._place()
+                self._reinstate(less)
+                if place is not None:
+                    return less, place
+        return None
+
+    def _place(self) -> Fit | None:
+        """Where the gang would go if the victims so far were gone, beside what is promised to others."""
+        request, option = self.request, self.request.shape.options[self.option]
+        amounts = request.least[self.option]
+        if not self.ledger.staying.allows(request.queue, amounts):
+            return None
+        view = self.promises.view(self.bound, later=True)
+        place = fit(self.ledger.later.table, option, request.shape.least, view)
+        if place is None:
+            return None
+        uid, now = self.gang.uid, self.victims.facts.snapshot.now
+        taken = Departure(uid, self.until, now, tie_of(uid), place.load, request.queue, amounts)
+        return place if self.promises.allow(taken) else None
+
+    def _dismiss(self, victim: Victim) -> None:
+        if victim.stay is None:
+            self.ledger.give(victim.freed)
+        else:
+            self.ledger.dismiss(victim.freed)
+
+    def _reinstate(self, victim: Victim) -> None:
+        if victim.stay is None:
+            self.ledger.take(victim.freed)
+        else:
+            self.ledger.reinstate(victim.freed)

@@ -1,0 +1,108 @@
+"""Which gangs need no trial now: neither quota nor room would let them start, and nobody has to leave for them.
+
+Most waiting gangs are of that kind in most plans. Looking at each takes its time; told for all requests at once it is
+a few array operations. The answer holds as long as the ledger does not change; after a change it is worked out again
+only when some gangs in a row were refused, for where one starts the next may start as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.model import Gang
+from muster.scheduling.fit import fits
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.memo import Memo
+from muster.scheduling.nodes import BoolArray, IntArray
+from muster.scheduling.quota import QueueTree
+from muster.scheduling.refuse import Refusal, refusal
+from muster.scheduling.room import Room
+from muster.scheduling.shape import Request, Requests
+from muster.scheduling.victims import Victims
+
+PATIENCE = 16
+"""So many gangs in a row are looked at one by one before the rest is looked at together."""
+
+
+@dataclass(slots=True)
+class Futile:
+    """The answer, worked out when it is worth it."""
+
+    facts: Memo
+    ledger: Ledger
+    victims: Victims
+    _requests: Requests = field(init=False)
+    _version: int = -1
+    _in_a_row: int = 0
+    _over: list[bool] = field(default_factory=list)  # over quota
+    _out: list[bool] = field(default_factory=list)  # over quota, or no room; and nobody to take it back from
+
+    def __post_init__(self) -> None:
+        self._requests = self.facts.shapes.lined_up()
+
+    def why(self, gang: Gang, request: Request) -> Refusal | None:
+        """Why a gang waits, if it needs no trial."""
+        if self._version != self.ledger.version:
+            if self._in_a_row < PATIENCE:
+                self._in_a_row += 1
+                return None
+            self._work_out()
+        number = self._requests.index.get(request)
+        if number is None or not self._out[number] or self.victims.lower(request.queue, gang.priority) is not None:
+            return None
+        if self._over[number]:
+            return refusal("QuotaExceeded")
+        required = any(spot.required is not None for spot in request.shape.options[0].spots)
+        return refusal("TopologyNoRoom" if required else "NoRoom")
+
+    def changed(self) -> None:
+        """Somebody started, or room is being made for somebody."""
+        self._in_a_row = 0
+
+    def _work_out(self) -> None:
+        self._version = self.ledger.version
+        lined_up, tree = self._requests, self.facts.tree
+        avail = available(tree, self.ledger.charged.table(), self.ledger.charged.table(used=True))
+        asks = lined_up.amounts > 0
+        over = np.any(asks & (lined_up.amounts > avail[lined_up.queue]), axis=1)
+        full = _full(lined_up, self.ledger.now)
+        self._over = over.tolist()
+        self._out = ((over | full[lined_up.option]) & ~self._may_reclaim()).tolist()
+
+    def _may_reclaim(self) -> BoolArray:
+        """Requests within a guarantee of their path, beside a queue that uses more than its own."""
+        lined_up, tree, staying = self._requests, self.facts.tree, self.ledger.staying
+        above = self.victims.above_below(frozenset(range(len(tree.cells))), staying, self.ledger.version)
+        generous = np.array([queue in above for queue in range(len(tree.queues))] + [False])
+        slack = tree.guarantees - staying.table()
+        queue, answer = lined_up.queue, np.zeros(len(lined_up.queue), dtype=np.bool_)
+        parent = np.array(tree.parent, dtype=np.int64)
+        while (inner := parent[queue] >= 0).any():
+            within = np.all((lined_up.amounts == 0) | (lined_up.amounts <= slack[queue]), axis=1)
+            answer |= within & inner & generous[parent[queue]]
+            queue = np.where(inner, parent[queue], queue)
+        return answer
+
+
+def available(tree: QueueTree, below: IntArray, used: IntArray) -> IntArray:
+    """What each queue may still use of each cell, as `Charges.avail` says, for all at once."""
+    total, kept, limit = (
+        np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.total, tree.kept, tree.limit)
+    )
+    spare: IntArray = np.maximum(0, kept - used)
+    cap: IntArray = limit - below
+    avail: IntArray = np.minimum(total - used, cap)
+    for children, parents in reversed(tree.levels):
+        cap[children] = np.minimum(cap[children], cap[parents])
+        avail[children] = np.minimum(cap[children], spare[children] + avail[parents])
+    return avail
+
+
+def _full(lined_up: Requests, now: Room) -> BoolArray:
+    """Options whose minimum finds no room now."""
+    table = now.table
+    pairs = zip(lined_up.options, lined_up.sizes, strict=True)
+    full: BoolArray = np.array([not fits(table, option, sizes, now) for option, sizes in pairs], dtype=np.bool_)
+    return full

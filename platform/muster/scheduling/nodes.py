@@ -1,0 +1,195 @@
+"""The nodes of a snapshot as arrays.
+
+A plan asks the same questions of ten thousand nodes again and again: how many of these pods fit here, in this rack, in
+this block. So the nodes are sorted by flavor and domain once; then every domain is a contiguous run of rows, and a
+question is one array operation instead of a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from muster.model import Flavor, Node, NodeRequirement, Resources, Taint, Toleration
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+ObjectArray = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tier:
+    """All domains of one width in one flavor, in row order.
+
+    The widest tier is the flavor itself (one domain), the narrowest are its nodes; the flavor's topology levels lie
+    between. Domain `d` consists of the domains `first[d]:first[d + 1]` of the next tier and of the flavor's nodes
+    `first_node[d]:first_node[d + 1]`. A domain without a name gathers nodes that lack the level's label; nothing can
+    be required to lie in it.
+    """
+
+    name: str
+    domains: tuple[str, ...]
+    first: IntArray
+    first_node: IntArray
+    of_node: IntArray  # domain of each node
+    named: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlavorNodes:
+    """The rows `start:stop` of the node table: one flavor's nodes, and the tiers they form, widest first."""
+
+    flavor: Flavor
+    start: int
+    stop: int
+    tiers: tuple[Tier, ...]
+
+    def tier(self, level: str) -> int | None:
+        """Index of the tier of a topology level; None when the flavor has no such level."""
+        return 1 + self.flavor.levels.index(level) if level in self.flavor.levels else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeTable:
+    """All nodes that have a flavor, as rows; resources are columns."""
+
+    nodes: tuple[Node, ...]  # in row order
+    row_of: dict[str, int]
+    columns: dict[str, int]
+    flavors: dict[str, FlavorNodes]
+    empty: IntArray  # [rows, columns] what our pods may use: allocatable minus foreign
+    up: BoolArray  # [rows] schedulable, and not to be avoided by everyone
+
+    def amounts(self, resources: Resources) -> IntArray:
+        """Resources as a row of the table; what no node has is left out."""
+        row = np.zeros(len(self.columns), dtype=np.int64)
+        for name, amount in resources:
+            if name in self.columns:
+                row[self.columns[name]] = amount
+        return row
+
+
+def node_table(nodes: Sequence[Node], flavors: Iterable[Flavor], avoid: frozenset[str]) -> NodeTable:
+    """Sort the nodes by flavor and domain, and lay their amounts out in columns. Nodes without a flavor are left out:
+    nothing is ever placed there."""
+    known = {flavor.name: flavor for flavor in flavors}
+    rows = sorted((n for n in nodes if n.flavor in known), key=lambda n: (n.flavor or "", n.domains, n.name))
+    columns = {name: i for i, name in enumerate(sorted({name for n in rows for name, _ in n.allocatable}))}
+    cuts = [i for i, n in enumerate(rows) if i == 0 or n.flavor != rows[i - 1].flavor] + [len(rows)]
+    starts = {rows[start].flavor: (start, stop) for start, stop in pairwise(cuts)}
+    by_flavor = {}
+    for name, flavor in known.items():
+        start, stop = starts.get(name, (0, 0))
+        by_flavor[name] = FlavorNodes(flavor, start, stop, _tiers(flavor, rows[start:stop]))
+    return NodeTable(
+        nodes=tuple(rows),
+        row_of={n.name: i for i, n in enumerate(rows)},
+        columns=columns,
+        flavors=by_flavor,
+        empty=_amounts([n.allocatable for n in rows], columns) - _amounts([n.foreign for n in rows], columns),
+        up=np.array([n.schedulable and n.name not in avoid for n in rows], dtype=np.bool_),
+    )
+
+
+def _amounts(resources: list[Resources], columns: dict[str, int]) -> IntArray:
+    """One row per entry; equal entries are laid out once, for nodes of a kind have the same amounts."""
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(resources))}
+    table = np.zeros((max(1, len(kinds)), len(columns)), dtype=np.int64)
+    for kind, i in kinds.items():
+        for name, amount in kind:
+            if name in columns:
+                table[i, columns[name]] = amount
+    return table[np.array([kinds[r] for r in resources], dtype=np.int64)]
+
+
+def _tiers(flavor: Flavor, nodes: list[Node]) -> tuple[Tier, ...]:
+    """The tiers of one flavor's nodes, which are sorted by domain."""
+    count = len(nodes)
+    keys: list[list[tuple[str, ...]]] = [[()] * count]  # the flavor itself
+    for level in range(1, len(flavor.levels) + 1):
+        keys.append([(n.domains + ("",) * level)[:level] for n in nodes])
+    starts = [[i for i in range(count) if i == 0 or key[i] != key[i - 1]] for key in keys] + [list(range(count))]
+    names = ["", *flavor.levels, "node"]
+    tiers = []
+    for depth, first_nodes in enumerate(starts):
+        edges = np.array([*first_nodes, count], dtype=np.int64)
+        narrower = np.array([*(starts[depth + 1] if depth + 1 < len(starts) else []), count], dtype=np.int64)
+        if depth == 0:
+            domains = tuple(flavor.name for _ in first_nodes)
+        elif depth == len(starts) - 1:
+            domains = tuple(n.name for n in nodes)
+        else:
+            domains = tuple(str(keys[depth][i][depth - 1]) for i in first_nodes)
+        tiers.append(
+            Tier(
+                name=names[depth],
+                domains=domains,
+                first=np.searchsorted(narrower, edges),
+                first_node=edges,
+                of_node=np.repeat(np.arange(len(first_nodes), dtype=np.int64), np.diff(edges)),
+                named=np.array([bool(name) for name in domains], dtype=np.bool_),
+            )
+        )
+    return tuple(tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRule:
+    """Which nodes a pod accepts, apart from their room."""
+
+    node_selector: tuple[tuple[str, str], ...]
+    affinity: tuple[tuple[NodeRequirement, ...], ...]
+    tolerations: tuple[Toleration, ...]
+    avoid: frozenset[str]
+
+    def admits(self, nodes: Sequence[Node]) -> BoolArray:
+        """For each node: do taints, selector and affinity let the pod in? `avoid` is not looked at."""
+        verdicts: dict[tuple[Taint, ...], bool] = {}
+        answer = np.ones(len(nodes), dtype=np.bool_)
+        for i, node in enumerate(nodes):
+            if node.taints not in verdicts:
+                verdicts[node.taints] = all(_tolerated(taint, self.tolerations) for taint in node.taints)
+            answer[i] = verdicts[node.taints]
+        if self.node_selector or self.affinity:
+            for i, node in enumerate(nodes):
+                answer[i] &= all(node.labels.get(key) == value for key, value in self.node_selector) and (
+                    not self.affinity or any(all(_meets(node, line) for line in term) for term in self.affinity)
+                )
+        return answer
+
+
+def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
+    """Kubernetes' rule; a PreferNoSchedule taint keeps nobody off."""
+    if taint.effect == "PreferNoSchedule":
+        return True
+    return any(
+        (not t.effect or t.effect == taint.effect)
+        and (t.key == taint.key or (not t.key and t.operator == "Exists"))
+        and (t.operator == "Exists" or t.value == taint.value)
+        for t in tolerations
+    )
+
+
+def _meets(node: Node, line: NodeRequirement) -> bool:
+    """One line of a node selector term; the key `metadata.name` stands for the node's name (matchFields)."""
+    value = node.name if line.key == "metadata.name" else node.labels.get(line.key)
+    match line.operator:
+        case "In":
+            return value is not None and value in line.values
+        case "NotIn":
+            return value is None or value not in line.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            try:
+                have, bound = int(value or ""), int(line.values[0])
+            except (ValueError, IndexError):
+                return False
+            return have > bound if line.operator == "Gt" else have < bound

@@ -1,0 +1,236 @@
+"""How much a queue may still use: one tree of queues, five formulas (see docs/scheduling.md).
+
+Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's guaranteed, limit and lend:
+
+    own    = max(0, G - sum of the children's G)      T = own + sum of the children's lent
+    lent   = min(K, T)                                kept = T - lent
+    U(leaf) = what is charged to it                   U(inner) = sum over children of max(0, U(child) - kept(child))
+    avail(root) = T - U
+    avail(q)    = min(L - all usage below q, max(0, kept - U) + avail(parent))
+
+and never more than L - all usage below any queue above q: what a queue keeps for itself does not count towards the U
+of those above, but it does count towards their limits (docs/decisions/0011).
+
+Absent: G = 0, L unlimited, K = T. An inner queue's G counts as at least its children's sum. A cell that no queue on
+the path from a leaf to its root names is neither limited nor charged there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from muster.model import Queue
+from muster.scheduling.nodes import IntArray
+
+UNLIMITED = 1 << 62
+
+Amounts: TypeAlias = Sequence[tuple[int, int]]
+"""(cell, amount) pairs, each cell once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueTree:
+    """The queues as indexes into tables; `table[queue][cell]`."""
+
+    queues: tuple[Queue, ...]
+    index: dict[str, int]
+    parent: tuple[int, ...]  # -1 for a root
+    children: tuple[tuple[int, ...], ...]
+    path: tuple[tuple[int, ...], ...]  # from the queue itself up to its root
+    trouble: tuple[str, ...]  # why the queue admits nothing; "" when it does
+    cells: dict[tuple[str, str], int]
+    cell_names: tuple[tuple[str, str], ...]
+    guaranteed: tuple[tuple[int, ...], ...]
+    limit: tuple[tuple[int, ...], ...]
+    total: tuple[tuple[int, ...], ...]
+    kept: tuple[tuple[int, ...], ...]
+    named: tuple[frozenset[int], ...]  # cells that the queue or one above it names
+    flavors: tuple[tuple[str, ...], ...]  # flavors that the queue or one above it names, sorted
+    caps: tuple[int | None, ...]  # the lowest max_priority on the path
+    bottom_up: tuple[int, ...]  # all queues, children before parents
+    levels: tuple[tuple[IntArray, IntArray], ...]  # queues of one depth and their parents, the lowest first
+    guarantees: IntArray  # [queues, cells] `guaranteed` once more
+
+    def root(self, queue: int) -> int:
+        """The root above a queue."""
+        return self.path[queue][-1]
+
+    def amounts(self, queue: int, flavor: str, resources: Iterable[tuple[str, int]]) -> Amounts:
+        """What `resources` of a flavor charge to a queue: the cells that its path names."""
+        cells = ((self.cells.get((flavor, name), -1), amount) for name, amount in resources)
+        return tuple((cell, amount) for cell, amount in cells if cell in self.named[queue])
+
+
+def queue_tree(queues: Sequence[Queue]) -> QueueTree:
+    """Work out everything about the queues that does not depend on usage."""
+    index = {queue.name: i for i, queue in enumerate(queues)}
+    parent, trouble = _parents(queues, index)
+    children: list[list[int]] = [[] for _ in queues]
+    for child, above in enumerate(parent):
+        if above >= 0:
+            children[above].append(child)
+    path = tuple(_path(q, parent) for q in range(len(queues)))
+    cell_names = tuple(sorted({(quota.flavor, quota.resource) for queue in queues for quota in queue.quotas}))
+    cells = {name: i for i, name in enumerate(cell_names)}
+    width = len(cells)
+    guaranteed = [[0] * width for _ in queues]
+    limit = [[UNLIMITED] * width for _ in queues]
+    lend = [[UNLIMITED] * width for _ in queues]
+    total = [[0] * width for _ in queues]
+    lent = [[0] * width for _ in queues]
+    own: list[set[int]] = [set() for _ in queues]
+    for q, queue in enumerate(queues):
+        for quota in queue.quotas:
+            cell = cells[quota.flavor, quota.resource]
+            own[q].add(cell)
+            guaranteed[q][cell] = quota.guaranteed or 0
+            limit[q][cell] = UNLIMITED if quota.limit is None else quota.limit
+            lend[q][cell] = UNLIMITED if quota.lend is None else quota.lend
+    named = tuple(frozenset(cell for above in path[q] for cell in own[above]) for q in range(len(queues)))
+    bottom_up = tuple(sorted(range(len(queues)), key=lambda q: -len(path[q])))
+    for q in bottom_up:
+        for cell in range(width):
+            below = sum(guaranteed[child][cell] for child in children[q])
+            guaranteed[q][cell] = max(guaranteed[q][cell], below)
+            total[q][cell] = guaranteed[q][cell] - below + sum(lent[child][cell] for child in children[q])
+            lent[q][cell] = min(lend[q][cell], total[q][cell])
+    return QueueTree(
+        queues=tuple(queues),
+        index=index,
+        parent=tuple(parent),
+        children=tuple(tuple(c) for c in children),
+        path=path,
+        trouble=tuple(next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))),
+        cells=cells,
+        cell_names=cell_names,
+        guaranteed=tuple(tuple(row) for row in guaranteed),
+        limit=tuple(tuple(row) for row in limit),
+        total=tuple(tuple(row) for row in total),
+        kept=tuple(tuple(t - k for t, k in zip(total[q], lent[q], strict=True)) for q in range(len(queues))),
+        named=named,
+        flavors=tuple(tuple(sorted({cell_names[cell][0] for cell in cells})) for cells in named),
+        caps=tuple(
+            min((cap for q in above if (cap := queues[q].max_priority) is not None), default=None) for above in path
+        ),
+        bottom_up=bottom_up,
+        levels=tuple(
+            (np.array(level, dtype=np.int64), np.array([parent[q] for q in level], dtype=np.int64))
+            for depth in range(max((len(p) for p in path), default=1), 1, -1)
+            if (level := [q for q in bottom_up if len(path[q]) == depth])
+        ),
+        guarantees=np.array(guaranteed, dtype=np.int64).reshape(len(queues), width),
+    )
+
+
+def _parents(queues: Sequence[Queue], index: dict[str, int]) -> tuple[list[int], list[str]]:
+    """Each queue's parent (-1: none) and what is wrong with it. Cycles are cut, and everyone in one admits nothing."""
+    parent = [-1 if queue.parent is None else index.get(queue.parent, -1) for queue in queues]
+    trouble = ["" if queue.active else queue.inactive_reason or "it is not active" for queue in queues]
+    for q, queue in enumerate(queues):
+        if queue.parent is not None and queue.parent not in index:
+            trouble[q] = trouble[q] or f"its parent {queue.parent} does not exist"
+    for q in range(len(queues)):
+        seen, at = {q}, parent[q]
+        while at >= 0 and at not in seen:
+            seen.add(at)
+            at = parent[at]
+        if at == q:
+            trouble[q] = trouble[q] or "it is in a cycle of parents"
+    for q in range(len(queues)):
+        seen, at = {q}, q
+        while parent[at] >= 0:
+            if parent[at] in seen:
+                parent[at] = -1
+                break
+            at = parent[at]
+            seen.add(at)
+    return parent, trouble
+
+
+def _path(queue: int, parent: Sequence[int]) -> tuple[int, ...]:
+    path = [queue]
+    while parent[path[-1]] >= 0:
+        path.append(parent[path[-1]])
+    return tuple(path)
+
+
+class Charges:
+    """What is charged to every queue; flat lists, `cell + queue * width`.
+
+    `below` is all usage in and below a queue, `used` is U.
+    """
+
+    def __init__(self, tree: QueueTree) -> None:
+        self.tree = tree
+        self.width = len(tree.cells)
+        self.below = [0] * (self.width * len(tree.queues))
+        self.used = [0] * (self.width * len(tree.queues))
+        self._avail: dict[tuple[int, int], int] = {}  # since the last charge
+
+    def fork(self) -> Charges:
+        """A copy to write on."""
+        copy = Charges.__new__(Charges)
+        copy.tree, copy.width = self.tree, self.width
+        copy.below, copy.used, copy._avail = self.below.copy(), self.used.copy(), {}
+        return copy
+
+    def table(self, *, used: bool = False) -> IntArray:
+        """`below`, or `used`, as [queues, cells]."""
+        flat = self.used if used else self.below
+        return np.array(flat, dtype=np.int64).reshape(len(self.tree.queues), self.width)
+
+    def charge(self, queue: int, amounts: Amounts, sign: int = 1) -> None:
+        """Charge amounts to a queue and whoever is above it; -1 gives them back."""
+        kept, width = self.tree.kept, self.width
+        self._avail.clear()
+        for cell, amount in amounts:
+            amount *= sign
+            grown = amount  # what has to be added to U, at this queue
+            for q in self.tree.path[queue]:
+                at = q * width + cell
+                self.below[at] += amount
+                if grown:
+                    before = self.used[at]
+                    after = self.used[at] = before + grown
+                    keeps = kept[q][cell]
+                    grown = (after - keeps if after > keeps else 0) - (before - keeps if before > keeps else 0)
+
+    def avail(self, queue: int, cell: int) -> int:
+        """How much more of a cell the queue may use, borrowing included; negative when over-admitted."""
+        known = self._avail.get((queue, cell))
+        if known is not None:
+            return known
+        tree, width, avail, cap = self.tree, self.width, 0, UNLIMITED
+        for q in tree.path[queue][::-1]:
+            used = self.used[q * width + cell]
+            spare = (tree.total if tree.parent[q] < 0 else tree.kept)[q][cell] - used
+            if spare > 0 or tree.parent[q] < 0:
+                avail += spare
+            cap = min(cap, tree.limit[q][cell] - self.below[q * width + cell])
+            avail = min(avail, cap)
+        self._avail[queue, cell] = avail
+        return avail
+
+    def allows(self, queue: int, amounts: Amounts) -> bool:
+        """Tell whether a request is within the queue's quota."""
+        for cell, amount in amounts:  # noqa: SIM110  # asked tens of thousands of times a plan: no generator
+            if amount > self.avail(queue, cell):
+                return False
+        return True
+
+    def guarantees(self, queue: int, amounts: Amounts) -> bool:
+        """Tell whether the queue stays within its guarantee with this more."""
+        guaranteed, start = self.tree.guaranteed[queue], queue * self.width
+        for cell, amount in amounts:  # noqa: SIM110
+            if self.below[start + cell] + amount > guaranteed[cell]:
+                return False
+        return True
+
+    def above_guarantee(self, queue: int, cells: Iterable[int]) -> bool:
+        """Tell whether the queue uses more than its guarantee of any of these cells."""
+        guaranteed, start = self.tree.guaranteed[queue], queue * self.width
+        return any(self.below[start + cell] > guaranteed[cell] for cell in cells)

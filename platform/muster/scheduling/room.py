@@ -1,0 +1,304 @@
+"""How many pods of a kind each node and each domain has room for, kept up to date while a plan takes and gives room.
+
+Counting a kind of pod over all nodes costs one pass over the arrays; afterwards only the nodes that changed since are
+counted again, and only when somebody asks for that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from muster.model import Resources
+from muster.scheduling.nodes import BoolArray, FlavorNodes, IntArray, NodeRule, NodeTable
+
+Counts: TypeAlias = tuple[IntArray, ...]
+"""Pods of one kind that fit: one array a tier of the flavor (widest first, nodes last), one number a domain."""
+
+MEMORY = 8
+"""Counts of a kind of pod that nobody asked for in so many plans are dropped."""
+
+MANY_CHANGES = 64
+"""From so many changes on, counts are brought up to date even if nobody asks."""
+
+ENDLESS = np.int64(1) << 40  # more pods than any node holds: of a pod that asks for nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PodKind:
+    """Pods that are alike to the planner: same flavor, request and rules about nodes. Compared by identity."""
+
+    flavor: str
+    request: Resources
+    rule: NodeRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What is taken from nodes: distinct rows of the node table, and the amounts on each."""
+
+    rows: IntArray
+    amounts: IntArray  # [rows, columns]
+
+    def joined(self, other: Load) -> Load:
+        """Both together."""
+        rows, place = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
+        amounts = np.zeros((len(rows), self.amounts.shape[1]), dtype=np.int64)
+        np.add.at(amounts, place, np.concatenate([self.amounts, other.amounts]))
+        return Load(rows, amounts)
+
+
+def distinct(rows: IntArray, count: int) -> IntArray:
+    """Rows below `count`, each once, in order; quicker than sorting them."""
+    seen = np.zeros(count, dtype=np.bool_)
+    seen[rows] = True
+    return np.flatnonzero(seen)
+
+
+@dataclass(slots=True)
+class Masks:
+    """Which rows of its flavor a kind of pod accepts, apart from room; worked out once for each kind."""
+
+    table: NodeTable
+    _known: dict[PodKind, BoolArray] = field(default_factory=dict)
+
+    def accepted(self, pod: PodKind) -> BoolArray:
+        """Rows of the pod's flavor whose taints and labels it accepts."""
+        mask = self._known.get(pod)
+        if mask is None:
+            span = self.table.flavors[pod.flavor]
+            mask = self._known[pod] = pod.rule.admits(self.table.nodes[span.start : span.stop])
+        return mask
+
+    def usable(self, pod: PodKind) -> BoolArray:
+        """Rows where it may start now: accepted, schedulable, and blamed for nothing."""
+        span = self.table.flavors[pod.flavor]
+        mask = self.accepted(pod) & self.table.up[span.start : span.stop]
+        for name in pod.rule.avoid:
+            row = self.table.row_of.get(name, -1)
+            if span.start <= row < span.stop:
+                mask[row - span.start] = False
+        return mask
+
+
+@dataclass(slots=True)
+class _Counted:
+    counts: Counts
+    usable: BoolArray
+    seen: int  # changes of the room that are in the counts
+    shared: bool  # the arrays belong to another room too: copy before writing
+    idle: int = 0  # plans since somebody asked
+
+
+class View(Protocol):
+    """Room as one gang sees it."""
+
+    def counts(self, pod: PodKind) -> Counts:
+        """How many of these pods fit, by tier and domain."""
+        ...
+
+    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+        """How many fit on these rows of the table if `less` were taken from them."""
+        ...
+
+
+class Room:
+    """What is free on every node; amounts may be negative where something was promised before it is free.
+
+    `ideal` rooms count nodes that are down or blamed as well: what would fit if all went well.
+    """
+
+    def __init__(self, masks: Masks, free: IntArray, *, ideal: bool = False) -> None:
+        self.masks = masks
+        self.table = masks.table
+        self.free = free
+        self._ideal = ideal
+        self._parent: Room | None = None
+        self._counted: dict[PodKind, _Counted] = {}
+        self._changes: list[IntArray] = []
+
+    @property
+    def version(self) -> int:
+        """Changes so far."""
+        return len(self._changes)
+
+    def fork(self) -> Room:
+        """A copy to write on; this room must not change any more. What is counted here is shared until it changes."""
+        copy = Room(self.masks, self.free.copy(), ideal=self._ideal)
+        copy._parent = self
+        return copy
+
+    def successor(self) -> Room:
+        """A copy that outlives this room: it keeps what was counted here and asked for lately."""
+        copy = Room(self.masks, self.free.copy(), ideal=self._ideal)
+        known = {pod: entry for pod, entry in self._counted.items() if entry.idle < MEMORY}
+        if len(self._changes) > MANY_CHANGES:
+            for pod in known:
+                self._sync(pod)
+            self._changes = []
+            for entry in self._counted.values():
+                entry.seen = 0
+            self._counted = known
+        for pod, entry in known.items():
+            entry.shared = True
+            copy._counted[pod] = _Counted(entry.counts, entry.usable, entry.seen, shared=True, idle=entry.idle + 1)
+        copy._changes = self._changes.copy()
+        return copy
+
+    def add(self, load: Load, sign: int) -> None:
+        """Give room back (+1) or take it (-1)."""
+        if len(load.rows):
+            self.free[load.rows] += sign * load.amounts
+            self._changes.append(load.rows)
+
+    def counts(self, pod: PodKind) -> Counts:
+        """How many of these pods fit, by tier and domain."""
+        known = self._counted.get(pod)
+        if known is not None and known.seen == len(self._changes):
+            known.idle = 0
+            return known.counts
+        return self._sync(pod).counts
+
+    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+        """How many fit on these rows of the table if `less` were taken from them."""
+        span = self.table.flavors[pod.flavor]
+        fits = _fitting(self.table, pod, self.free[rows] - less)
+        return np.where(self._sync(pod).usable[rows - span.start], fits, 0)
+
+    def _sync(self, pod: PodKind) -> _Counted:
+        span = self.table.flavors[pod.flavor]
+        known = self._counted.get(pod)
+        if known is None and self._parent is not None:
+            entry = self._parent._sync(pod)
+            entry.shared = True
+            known = self._counted[pod] = _Counted(entry.counts, entry.usable, 0, shared=True)
+        if known is None:
+            usable = self.masks.accepted(pod) if self._ideal else self.masks.usable(pod)
+            counts = self._count(pod, span, usable)
+            known = self._counted[pod] = _Counted(counts, usable, len(self._changes), shared=False)
+        elif known.seen < len(self._changes):
+            news = self._changes[known.seen :]
+            rows = news[0] if len(news) == 1 else np.concatenate(news)
+            if 2 * len(rows) > len(known.usable):
+                known.counts, known.shared = self._count(pod, span, known.usable), False
+            else:
+                self._recount(pod, known, span, rows if len(news) == 1 else distinct(rows, len(self.free)))
+            known.seen = len(self._changes)
+        known.idle = 0
+        return known
+
+    def by_resource(self, pod: PodKind, rows: slice, names: Collection[str]) -> dict[str, int]:
+        """How many of these pods would fit on some rows of the table if they asked for one of these resources only."""
+        usable = self._sync(pod).usable[rows.start - self.table.flavors[pod.flavor].start :][: rows.stop - rows.start]
+        return {
+            name: int(np.maximum(0, self.free[rows, column] // amount)[usable].sum())
+            for name, amount in pod.request
+            if name in names and (column := self.table.columns.get(name)) is not None
+        }
+
+    def _count(self, pod: PodKind, span: FlavorNodes, usable: BoolArray) -> Counts:
+        return summed(span, np.where(usable, _fitting(self.table, pod, self.free[span.start : span.stop]), 0))
+
+    def _recount(self, pod: PodKind, known: _Counted, span: FlavorNodes, rows: IntArray) -> None:
+        rows = rows[(rows >= span.start) & (rows < span.stop)]
+        if not len(rows):
+            return
+        if known.shared:
+            known.counts, known.shared = tuple(array.copy() for array in known.counts), False
+        places = rows - span.start
+        fits = np.where(known.usable[places], _fitting(self.table, pod, self.free[rows]), 0)
+        gained = fits - known.counts[-1][places]
+        known.counts[-1][places] = fits
+        for tier, sums in zip(span.tiers[:-1], known.counts[:-1], strict=True):
+            np.add.at(sums, tier.of_node[places], gained)
+
+
+class Both:
+    """The room that two or more rooms have in common: what is free now, and still free when it is needed later."""
+
+    def __init__(self, rooms: Sequence[Room]) -> None:
+        self._rooms = tuple(rooms)
+        self._table = rooms[0].table
+        self._counted: dict[PodKind, tuple[list[int], Counts]] = {}
+
+    def counts(self, pod: PodKind) -> Counts:
+        """How many of these pods fit in every one of the rooms, by tier and domain."""
+        versions = [room.version for room in self._rooms]
+        known = self._counted.get(pod)
+        if known is None or known[0] != versions:
+            fits = self._rooms[0].counts(pod)[-1]
+            for room in self._rooms[1:]:
+                fits = np.minimum(fits, room.counts(pod)[-1])
+            known = self._counted[pod] = versions, summed(self._table.flavors[pod.flavor], fits)
+        return known[1]
+
+    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+        """How many fit on these rows of the table if `less` were taken from them."""
+        fits = self._rooms[0].node_counts(pod, rows, less)
+        for room in self._rooms[1:]:
+            fits = np.minimum(fits, room.node_counts(pod, rows, less))
+        return fits
+
+
+class Less:
+    """A view from which something more has been taken: the pods of the same gang that were placed before."""
+
+    def __init__(self, view: View, table: NodeTable, taken: Load) -> None:
+        self._view = view
+        self._table = table
+        self._taken = taken
+
+    def counts(self, pod: PodKind) -> Counts:
+        """How many of these pods fit besides what was taken."""
+        span = self._table.flavors[pod.flavor]
+        fits = self._view.counts(pod)[-1].copy()
+        inside = (self._taken.rows >= span.start) & (self._taken.rows < span.stop)
+        rows = self._taken.rows[inside]
+        fits[rows - span.start] = self._view.node_counts(pod, rows, self._taken.amounts[inside])
+        return summed(span, fits)
+
+    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+        """How many fit on these rows of the table if `less` were taken from them as well."""
+        more = less.copy()
+        place = np.searchsorted(self._taken.rows, rows)
+        hit = (place < len(self._taken.rows)) & (self._taken.rows[np.minimum(place, len(self._taken.rows) - 1)] == rows)
+        more[hit] += self._taken.amounts[place[hit]]
+        return self._view.node_counts(pod, rows, more)
+
+
+def summed(span: FlavorNodes, fits: IntArray) -> Counts:
+    """Counts by tier from counts by node."""
+    if not len(fits):
+        return tuple(np.zeros(len(tier.domains), dtype=np.int64) for tier in span.tiers)
+    return (*(np.add.reduceat(fits, tier.first_node[:-1]) for tier in span.tiers[:-1]), fits)
+
+
+def most_gained(table: NodeTable, pod: PodKind, load: Load, tier: int) -> IntArray:
+    """At most so many more pods fit in each domain of a tier once a load (whose rows may repeat) is gone.
+
+    floor((free + freed) / request) <= floor(free / request) + ceil(freed / request), for each resource.
+    """
+    span = table.flavors[pod.flavor]
+    inside = (load.rows >= span.start) & (load.rows < span.stop)
+    amounts = load.amounts[inside]
+    gained = np.zeros(len(amounts), dtype=np.int64)
+    for name, amount in pod.request:
+        column = table.columns.get(name)
+        if column is not None:
+            np.maximum(gained, -(-amounts[:, column] // amount), out=gained)
+    domains = span.tiers[tier].of_node[load.rows[inside] - span.start]
+    return np.bincount(domains, weights=gained, minlength=len(span.tiers[tier].domains)).astype(np.int64)
+
+
+def _fitting(table: NodeTable, pod: PodKind, free: IntArray) -> IntArray:
+    """Whole pods that fit into each row of `free`; 0 where it is overdrawn."""
+    fits = np.full(len(free), ENDLESS, dtype=np.int64)
+    for name, amount in pod.request:
+        column = table.columns.get(name)
+        if column is None:
+            return np.zeros(len(free), dtype=np.int64)
+        np.minimum(fits, free[:, column] // amount, out=fits)
+    return np.maximum(fits, 0)

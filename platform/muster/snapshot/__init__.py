@@ -1,0 +1,12 @@
+"""How objects become the planner's world: nodes of one flavor each, gangs, what runs, what is held.
+
+Pure. `build` keeps the identity of everything that did not change, which is what makes planning cheap.
+"""
+
+from __future__ import annotations
+
+from muster.snapshot.build import Built, Cache, build
+from muster.snapshot.jobs import to_gang, to_roles
+from muster.snapshot.requests import pod_request
+
+__all__ = ["Built", "Cache", "build", "pod_request", "to_gang", "to_roles"]

@@ -1,0 +1,181 @@
+"""One job as the planner sees it: a gang that waits, one that takes up room, room held for it, or nothing at all.
+
+Suspended, finished, cancelled and backing-off jobs do not wait for the planner, nor does one whose old pods are still
+there. A job whose queue is missing or closed to its namespace gets its `Wait` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from muster import model, spec
+from muster.cluster import PodView
+from muster.lifecycle import LIVE_PHASES, from_status, is_admitted, is_finished, is_leaving, max_grace
+from muster.lifecycle.conditions import SUSPENDED, is_true
+from muster.model import Gang, Hold, Placement, RolePlacement, Running, Wait
+from muster.snapshot.requests import node_affinity, pod_request, tolerations
+
+FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """At most one of `waiting`, `running` and `refused` is set. `until`: when the view may change by time alone."""
+
+    waiting: Gang | None = None
+    running: Running | None = None
+    hold: Hold | None = None
+    refused: Wait | None = None
+    until: float = FOREVER
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a job's view depends on beside the job: changes seldom."""
+
+    flavor_of: Mapping[str, str]  # by node
+    queues: Mapping[str, spec.Queue]
+    allowed: Mapping[tuple[str, str], bool]  # by (queue, namespace)
+    priorities: Mapping[str, int]  # value of priority classes
+
+
+def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Surroundings, gang: Gang) -> JobView:
+    """The job now; `gang` is what `to_gang` made of it."""
+    status = job.status
+    hold = _hold(job, gang, now)
+    hold_until = FOREVER if hold is None else hold.expires_at
+    deleted = job.metadata.deletion_timestamp is not None
+    if is_admitted(status) and not (is_finished(status) or deleted):
+        return JobView(running=_running(job, pods, gang))
+    if any(pod.phase in LIVE_PHASES for pod in pods):
+        left = _what_is_left(pods, gang, around.flavor_of)
+        admitted_at = status.admitted_at if status.admitted_at is not None else now
+        leaving = Running(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="leaving")
+        return JobView(running=leaving if left else None, hold=hold, until=hold_until)
+    if deleted or is_finished(status) or is_true(status, SUSPENDED) or job.spec.suspend or job.spec.cancel:
+        return JobView()
+    expiries = [entry.until for entry in status.blamed_nodes if entry.until > now]
+    if status.requeue_after is not None and now < status.requeue_after:
+        return JobView(hold=hold, until=min(status.requeue_after, hold_until))
+    refused = _refused(job, around)
+    if refused is not None:
+        return JobView(refused=refused, hold=hold, until=hold_until)
+    return JobView(waiting=gang, hold=hold, until=min([*expiries, hold_until]))
+
+
+def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
+    """The gang of a job; `roles` is what `to_roles` made of its spec."""
+    meta, wanted, status = job.metadata, job.spec, job.status
+    named = wanted.priority_class_name
+    return Gang(
+        uid=meta.uid,
+        name=f"{namespace(job)}/{meta.name}",
+        queue=wanted.queue,
+        priority=wanted.priority if named is None else priorities.get(named, 0),
+        submitted_at=status.submitted_at if status.submitted_at is not None else now,
+        roles=roles,
+        flavors=tuple(wanted.flavors),
+        topology=_topology(wanted.topology),
+        max_runtime_s=None if wanted.max_runtime_seconds is None else float(wanted.max_runtime_seconds),
+        grace_s=max_grace(job),
+        start_timeout_s=float(wanted.start_timeout_seconds),
+        avoid=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
+    )
+
+
+def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
+    """The roles of a gang, each with what one of its pods asks for."""
+    return tuple(
+        model.Role(
+            name=role.name,
+            replicas=role.replicas,
+            min_replicas=role.replicas if role.min_replicas is None else role.min_replicas,
+            request=pod_request(role.template.spec),
+            flavors=tuple(role.flavors),
+            topology=_topology(role.topology),
+            node_selector=tuple(sorted(role.template.spec.node_selector.items())),
+            affinity=node_affinity(role.template.spec.affinity),
+            tolerations=tolerations(role.template.spec.tolerations),
+        )
+        for role in wanted.roles
+    )
+
+
+def namespace(job: spec.TrainingJob) -> str:
+    """The job's namespace; `default` when it names none."""
+    return job.metadata.namespace or "default"
+
+
+def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang) -> Running:
+    status = job.status
+    placement = from_status(status.placement)
+    stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in LIVE_PHASES]
+    taken = _union(placement, stale) if stale else placement
+    resizing = taken != placement
+    checkpoint = status.last_checkpoint
+    return Running(
+        gang=gang,
+        placement=taken,
+        admitted_at=status.admitted_at if status.admitted_at is not None else gang.submitted_at,
+        started_at=status.started_at,
+        checkpoint_at=None if checkpoint is None else checkpoint.at,
+        resized_at=status.resized_at,
+        state="evicting" if is_leaving(status) or resizing else "admitted",
+        evicted_for=None if status.eviction is None else status.eviction.beneficiary or None,
+        keeps=placement if resizing and not is_leaving(status) else (),
+    )
+
+
+def _union(placement: Placement, stale: Iterable[PodView]) -> Placement:
+    """The placement, larger where pods of an older attempt still sit outside of it."""
+    counts: dict[str, dict[str, int]] = {}
+    for pod in stale:
+        nodes = counts.setdefault(pod.role, {})
+        nodes[pod.node] = nodes.get(pod.node, 0) + 1
+    return tuple(_joined(part, counts.get(part.role, {})) for part in placement)
+
+
+def _joined(part: RolePlacement, stale: Mapping[str, int]) -> RolePlacement:
+    nodes: dict[str, int] = {}
+    for node, count in part.nodes:
+        nodes[node] = nodes.get(node, 0) + count
+    if all(count <= nodes.get(node, 0) for node, count in stale.items()):
+        return part
+    for node, count in sorted(stale.items()):
+        nodes[node] = max(nodes.get(node, 0), count)
+    return RolePlacement(part.role, part.flavor, tuple(nodes.items()))
+
+
+def _what_is_left(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> Placement:
+    """Pods that still take up room, by role and flavor; a node that is no more has none to take."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    roles = {role.name for role in gang.roles}
+    for pod in pods:
+        if pod.phase in LIVE_PHASES and pod.node in flavor_of and pod.role in roles:
+            nodes = counts.setdefault((pod.role, flavor_of[pod.node]), {})
+            nodes[pod.node] = nodes.get(pod.node, 0) + 1
+    return tuple(RolePlacement(role, flavor, tuple(sorted(by.items()))) for (role, flavor), by in counts.items())
+
+
+def _hold(job: spec.TrainingJob, gang: Gang, now: float) -> Hold | None:
+    hold = job.status.hold
+    if hold is None or now >= hold.expires_at or job.metadata.deletion_timestamp is not None:
+        return None
+    return Hold(job.metadata.uid, from_status(hold.placement), tuple(hold.victims), hold.expires_at, holder=gang)
+
+
+def _refused(job: spec.TrainingJob, around: Surroundings) -> Wait | None:
+    queue = job.spec.queue
+    if queue not in around.queues:
+        known = ", ".join(sorted(around.queues)[:8]) or "none"
+        message = f"queue {queue} does not exist; there are: {known}"
+        return Wait(job.metadata.uid, "QueueNotFound", message)
+    if not around.allowed[queue, namespace(job)]:
+        message = f"queue {queue} does not admit jobs of namespace {namespace(job)} (its namespaceSelector)"
+        return Wait(job.metadata.uid, "QueueNotAllowed", message)
+    return None
+
+
+def _topology(wanted: spec.TopologyRequest | None) -> model.Topology | None:
+    return None if wanted is None else model.Topology(wanted.required, wanted.preferred)

@@ -1,0 +1,115 @@
+"""More builders for the planner: shares used, trees of two teams, and a world that lives from plan to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, refused
+
+from muster.model import Admit, Evict, Gang, Queue, Resize, Running, Snapshot, Usage, Wait
+from muster.scheduling import MUSTER, Memo, Plan, Policy, plan
+
+
+def gpu_hours(used: Mapping[str, float], flavor: str = "h200") -> tuple[Usage, ...]:
+    """Decayed GPU hours that leaf queues have used."""
+    return tuple(Usage(name, flavor, GPU, hours * HOUR) for name, hours in used.items())
+
+
+def two_teams(first: int = 8, second: int = 8) -> list[Queue]:
+    """A root with nothing of its own, and below it `a` and `b` with so many GPUs guaranteed."""
+    return [queue("co"), queue("a", "co", first), queue("b", "co", second)]
+
+
+def told(snapshot: Snapshot, uid: str) -> str:
+    """What a gang that waits is told."""
+    return wait_of(snapshot, uid).message
+
+
+def wait_of(snapshot: Snapshot, uid: str) -> Wait:
+    """Why a gang waits."""
+    return refused(plan(snapshot))[uid]
+
+
+def in_order(result: Plan) -> list[str]:
+    """Who starts, in the order in which they were decided."""
+    return [d.gang for d in result.decisions if isinstance(d, Admit)]
+
+
+@dataclass(slots=True)
+class Life:
+    """A cluster that lives from plan to plan as the engine makes it: pure, with its own clock.
+
+    A gang runs for `runtime[uid]` seconds once it is admitted, from the start again after an eviction; one that was
+    told to leave has left `stop_s` later. `arrivals` are gangs that come at their `submitted_at`.
+    """
+
+    snapshot: Snapshot
+    runtime: Mapping[str, float]
+    arrivals: list[Gang] = field(default_factory=list)
+    stop_s: float = 10.0
+    policy: Policy = MUSTER
+    started: dict[str, float] = field(default_factory=dict)  # first start, by uid
+    ended: dict[str, float] = field(default_factory=dict)
+    evictions: list[tuple[float, str]] = field(default_factory=list)
+    plans: list[tuple[float, Plan]] = field(default_factory=list)
+    _stops: dict[str, float] = field(default_factory=dict)
+    _memo: Memo | None = None
+
+    def live(self, most_plans: int = 400) -> None:
+        """Go on until nothing is left to happen. Raises AssertionError when that takes more plans than that."""
+        self._expect(self.snapshot.running)
+        while True:
+            self._plan()
+            assert len(self.plans) < most_plans, "things never come to rest"
+            events = [at for at in self._stops.values() if at > self.snapshot.now]
+            events += [max(at, self.snapshot.now + 1) for at in self._ends()]  # one may be over when it comes back
+            events += [gang.submitted_at for gang in self.arrivals]
+            events += [hold.expires_at for hold in self.snapshot.holds if hold.expires_at > self.snapshot.now]
+            if not events or not (self.snapshot.waiting or self.snapshot.running or self.arrivals):
+                return
+            self._advance(min(events))
+
+    def _ends(self) -> Iterable[float]:
+        return (r.admitted_at + self.runtime[r.gang.uid] for r in self.snapshot.running if r.state == "admitted")
+
+    def _expect(self, running: Iterable[Running]) -> None:
+        for r in running:
+            self.started.setdefault(r.gang.uid, r.admitted_at)
+
+    def _plan(self) -> None:
+        result = plan(self.snapshot, self._memo, self.policy)
+        self._memo, now = result.memo, self.snapshot.now
+        self.plans.append((now, result))
+        for decision in result.decisions:
+            match decision:
+                case Admit(uid):
+                    self.started.setdefault(uid, now)
+                case Evict(uid) if any(r.gang.uid == uid for r in self.snapshot.running):
+                    self.evictions.append((now, uid))
+                    self._stops[uid] = now + self.stop_s
+                case Resize(uid):
+                    self._stops[uid] = now + self.stop_s
+                case _:
+                    pass
+        self.snapshot = carried_out(self.snapshot, result.decisions)
+
+    def _advance(self, now: float) -> None:
+        """What has happened by then: gangs end, have left, go on at another size, arrive; holds expire."""
+        running, waiting = [], list(self.snapshot.waiting)
+        for r in self.snapshot.running:
+            uid = r.gang.uid
+            if r.state == "admitted" and r.admitted_at + self.runtime[uid] <= now:
+                self.ended[uid] = now
+            elif r.state == "evicting" and self._stops[uid] <= now:
+                del self._stops[uid]
+                if r.keeps:
+                    running.append(replace(r, placement=r.keeps, keeps=(), state="admitted", evicted_for=None))
+                else:
+                    waiting.append(r.gang)
+            else:
+                running.append(r)
+        waiting += [gang for gang in self.arrivals if gang.submitted_at <= now]
+        self.arrivals = [gang for gang in self.arrivals if gang.submitted_at > now]
+        holds = tuple(hold for hold in self.snapshot.holds if hold.expires_at > now and hold.gang not in self.ended)
+        self.snapshot = replace(self.snapshot, now=now, running=tuple(running), waiting=tuple(waiting), holds=holds)

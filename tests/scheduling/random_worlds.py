@@ -1,0 +1,119 @@
+"""Random worlds for property tests, mixed enough to meet every rule.
+
+A world is lived in: gangs that run were placed by the planner, some have left since, some are told to leave, and holds
+stand. So whatever a property says of one plan, it says of plans in the middle of things. Worlds come from a seed, so
+that most of them are busy; hypothesis shrinks the size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import strategies as st
+from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gpus, left, queue, rack
+
+from muster.model import Gang, Node, Queue, Role, Running, Snapshot, Topology, Usage
+from muster.scheduling import plan
+
+
+def cluster(draw: Random) -> tuple[Node, ...]:
+    """Two to four racks of h200 in two blocks, and perhaps a rack of a100; now and then a node is down."""
+    nodes: list[Node] = []
+    for i in range(draw.randint(2, 4)):
+        nodes += rack(f"r{i}", draw.randint(1, 4), size=draw.choice((4, 8, 8)), block=f"b{i // 2}")
+    if draw.random() < 0.4:
+        nodes += rack("x", draw.randint(1, 3), block="bx", flavor="a100")
+    if draw.random() < 0.2:
+        down = draw.randrange(len(nodes))
+        nodes[down] = replace(nodes[down], schedulable=False)
+    return tuple(nodes)
+
+
+def queue_tree(draw: Random, capacity: int) -> tuple[Queue, ...]:
+    """A root, up to two departments, two to five leaves; all name h200, some a100."""
+    queues = [queue("co", None, draw.choice((0, capacity // 2, capacity)))]
+    if draw.random() < 0.4:
+        extra = queue("co", None, draw.choice((8, 24)), flavor="a100")
+        queues[0] = replace(queues[0], quotas=queues[0].quotas + extra.quotas)
+    parents = ["co"]
+    for i in range(draw.randint(0, 2)):
+        lend = draw.choice((None, None, 8))
+        guaranteed = draw.choice((None, 8, capacity // 2))
+        limit = draw.choice((None, None, (guaranteed or 0) + 8))
+        queues.append(queue(f"d{i}", "co", guaranteed, limit, lend))
+        parents.append(f"d{i}")
+    for i in range(draw.randint(2, 5)):
+        guaranteed = draw.choice((None, 0, 4, 8, 16))
+        limit = draw.choice((None, None, None, (guaranteed or 0) + 8))
+        leaf = queue(f"q{i}", draw.choice(parents), guaranteed, limit, draw.choice((None, None, 0, 8)))
+        queues.append(replace(leaf, weight=draw.choice((0.5, 1.0, 2.0))))
+    return tuple(queues)
+
+
+def gangs(draw: Random, prefix: str, count: int, queues: tuple[Queue, ...], at: float) -> tuple[Gang, ...]:
+    """Gangs elastic or not, of one role or two, with a topology or without."""
+    names = [q.name for q in queues if q.name.startswith("q")]
+    return tuple(_gang(draw, f"{prefix}{i}", draw.choice(names), at + draw.randint(0, 3)) for i in range(count))
+
+
+def _gang(draw: Random, uid: str, queue: str, at: float) -> Gang:
+    roles = []
+    for name in ("trainer", "helper")[: draw.choice((1, 1, 1, 2))]:
+        pods = draw.choice((1, 1, 2, 2, 3, 5))
+        least = draw.randint(1, pods) if draw.random() < 0.4 else pods
+        size = draw.choice((0, 1, 2)) if name == "helper" else draw.choice((1, 4, 4, 8))
+        roles.append(Role(name, pods, least, gpus(size, cpu=draw.choice((1, 8)))))
+    required, preferred = (draw.choice((None, None, "rack", "block")) for _ in range(2))
+    runtime = draw.choice((None, 0.1, 0.5, 1.0, 2.0))
+    return Gang(
+        uid=uid,
+        name=f"ns/{uid}",
+        queue=queue,
+        priority=draw.choice((0, 0, 1, 5)),
+        submitted_at=at,
+        roles=tuple(roles),
+        flavors=draw.choice(((), (), ("h200",), ("a100", "h200"))),
+        topology=Topology(required, preferred) if required or preferred else None,
+        max_runtime_s=None if runtime is None else runtime * HOUR,
+    )
+
+
+def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
+    """A few worlds, each what became of the one before: plans carried out, gangs come and gone."""
+    draw = Random(seed)
+    nodes = cluster(draw)
+    queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
+    usage = tuple(Usage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q"))
+    snapshot = Snapshot(1000.0, nodes, (H200, A100), queues, gangs(draw, "a", size, queues, 0.0), (), usage=usage)
+    worlds = [snapshot]
+    for round_ in range(rounds):
+        snapshot = carried_out(snapshot, plan(snapshot).decisions)
+        if draw.random() < 0.4:
+            snapshot = left(snapshot)
+        running = tuple(changed for r in snapshot.running if (changed := _lived(draw, r, snapshot.now)) is not None)
+        snapshot = replace(
+            snapshot,
+            now=snapshot.now + draw.choice((1.0, 60.0, 700.0)),
+            waiting=snapshot.waiting + gangs(draw, "bcd"[round_], draw.randint(1, size), queues, 10.0 + round_),
+            running=running,
+        )
+        worlds.append(snapshot)
+    return tuple(worlds)
+
+
+def _lived(draw: Random, running: Running, now: float) -> Running | None:
+    """What became of a running gang: most go on, some save their work, stop or are gone."""
+    match draw.randrange(12):
+        case 0:
+            return None
+        case 1 if running.state == "admitted":
+            return replace(running, state="leaving")
+        case 2 | 3 | 4:
+            return replace(running, checkpoint_at=now)
+        case _:
+            return running
+
+
+histories = st.builds(history, st.integers(0, 1 << 32), st.integers(1, 3), st.integers(2, 9))
+worlds = histories.map(lambda history: history[-1])

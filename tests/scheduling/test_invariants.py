@@ -1,0 +1,163 @@
+"""What must hold of every plan, on random worlds in the middle of things."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from tests.scheduling.random_worlds import histories, worlds
+from tests.scheduling.worlds import carried_out, left
+
+from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Snapshot, Wait
+from muster.scheduling import plan
+
+MANY = settings(max_examples=150)
+
+
+def gangs_of(snapshot: Snapshot) -> dict[str, Gang]:
+    """Everyone, by uid."""
+    return {g.uid: g for g in snapshot.waiting} | {r.gang.uid: r.gang for r in snapshot.running}
+
+
+def taken(gang: Gang, placement: Placement) -> Iterator[tuple[str, str, int]]:
+    """(node, resource, amount) that a placement takes."""
+    request = {role.name: role.request for role in gang.roles}
+    for part in placement:
+        for node, count in part.nodes:
+            for resource, amount in request[part.role]:
+                yield node, resource, amount * count
+
+
+@MANY
+@given(worlds)
+def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
+    after = carried_out(snapshot, plan(snapshot).decisions)
+    total = Counter[tuple[str, str]]()
+    for running in after.running:
+        for node, resource, amount in taken(running.gang, running.placement):
+            total[node, resource] += amount
+    room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
+    assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
+
+
+@MANY
+@given(worlds)
+def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -> None:
+    after = left(carried_out(snapshot, plan(snapshot).decisions))
+    total = Counter[tuple[str, str]]()
+    for running in after.running:
+        if running.state == "admitted":
+            for node, resource, amount in taken(running.gang, running.placement):
+                total[node, resource] += amount
+    gangs = gangs_of(after)
+    for hold in after.holds:
+        if hold.expires_at > after.now:
+            for node, resource, amount in taken(gangs[hold.gang], hold.placement):
+                total[node, resource] += amount
+    room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
+    assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
+
+
+@MANY
+@given(worlds)
+def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
+    gangs = gangs_of(snapshot)
+    for decision in plan(snapshot).decisions:
+        if isinstance(decision, Admit | HoldRoom | Resize):
+            placed = {part.role: part.replicas for part in decision.placement}
+            for role in gangs[decision.gang].roles:
+                assert role.min_replicas <= placed.get(role.name, 0) <= role.replicas
+
+
+@MANY
+@given(worlds)
+def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
+    gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
+    for decision in plan(snapshot).decisions:
+        if isinstance(decision, Admit | HoldRoom | Resize):
+            topology = gangs[decision.gang].topology
+            if topology is not None and topology.required is not None:
+                level = ("block", "rack").index(topology.required)
+                places = [node for part in decision.placement for node, _ in part.nodes]
+                assert len({(nodes[name].flavor, nodes[name].domains[level]) for name in places}) == 1
+
+
+@MANY
+@given(worlds)
+def test_everyone_who_waits_is_told_why_and_nobody_else(snapshot: Snapshot) -> None:
+    decisions = plan(snapshot).decisions
+    admitted = {d.gang for d in decisions if isinstance(d, Admit)}
+    told = [d.gang for d in decisions if isinstance(d, Wait)]
+    assert sorted(told) == sorted({g.uid for g in snapshot.waiting} - admitted)
+    assert all(d.message for d in decisions if isinstance(d, Wait))
+
+
+@MANY
+@given(worlds)
+def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
+    gangs, positions = gangs_of(snapshot), dict[str, list[int]]()
+    for decision in plan(snapshot).decisions:
+        if isinstance(decision, Wait) and decision.position is not None:
+            positions.setdefault(gangs[decision.gang].queue, []).append(decision.position)
+    for found in positions.values():
+        assert sorted(found) == list(range(1, len(found) + 1))
+
+
+@MANY
+@given(worlds)
+def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(snapshot: Snapshot) -> None:
+    result = plan(snapshot)
+    for_whom = {d.beneficiary for d in result.decisions if isinstance(d, Evict)}
+    for_whom |= {d.beneficiary for d in result.decisions if isinstance(d, Resize) and d.beneficiary}
+    holds = {d.gang: d for d in result.decisions if isinstance(d, HoldRoom)}
+    assert for_whom <= set(holds)
+    after = left(carried_out(snapshot, result.decisions))
+    admitted = {d.gang for d in plan(after).decisions if isinstance(d, Admit)}
+    still_leaving = {r.gang.uid for r in after.running if r.state != "admitted"}
+    for uid, hold in holds.items():
+        if not still_leaving & set(hold.victims) and hold.expires_at > after.now:
+            assert uid in admitted, "room was freed for it, and it does not start"
+
+
+@MANY
+@given(worlds)
+def test_holds_come_first_then_who_leaves_then_who_starts(snapshot: Snapshot) -> None:
+    def turn(decision: object) -> int:
+        if isinstance(decision, Resize):
+            return 3 if decision.reason == "Grown" else 1
+        return {HoldRoom: 0, Evict: 1, Admit: 2, Wait: 4}[type(decision)]
+
+    turns = [turn(decision) for decision in plan(snapshot).decisions]
+    assert turns == sorted(turns)
+
+
+@MANY
+@given(worlds)
+def test_the_same_snapshot_gives_the_same_plan(snapshot: Snapshot) -> None:
+    assert plan(snapshot).decisions == plan(snapshot).decisions
+
+
+@MANY
+@given(histories)
+def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(history: tuple[Snapshot, ...]) -> None:
+    memo = None
+    memos = []
+    for snapshot in history:
+        result = plan(snapshot, memo)
+        assert result.decisions == plan(snapshot).decisions
+        memo = result.memo
+        memos.append(memo)
+    for old in memos:
+        assert plan(history[-1], old).decisions == plan(history[-1]).decisions
+
+
+@MANY
+@given(worlds)
+def test_a_plan_leaves_its_memo_as_it_found_it(snapshot: Snapshot) -> None:
+    first = plan(snapshot)
+    memo = first.memo
+    before = (memo.now.free.tolist(), memo.later.free.tolist(), memo.charged.used[:], memo.staying.used[:])
+    plan(left(carried_out(snapshot, first.decisions)), memo)
+    assert (memo.now.free.tolist(), memo.later.free.tolist(), memo.charged.used, memo.staying.used) == before
+    assert plan(snapshot, memo).decisions == first.decisions

@@ -1,0 +1,105 @@
+"""What must hold of a cluster that lives from plan to plan: everyone starts in the end, nobody is overtaken too far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.scheduling.builders import Life
+from tests.scheduling.random_worlds import cluster, gangs, queue_tree
+from tests.scheduling.worlds import A100, GPU, H200, gang, queue, rack, refused, run, started, world
+
+from muster.model import Admit, Gang, Running, Snapshot
+from muster.scheduling import BACKFILL, plan
+
+
+def crowd(seed: int, size: int, *, bounded: bool) -> Life:
+    """A small cluster with more gangs than it holds, some of which come later; every run ends."""
+    draw = Random(seed)
+    nodes = tuple(replace(node, schedulable=True) for node in cluster(draw))
+    queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
+    everyone = [
+        replace(g, submitted_at=draw.choice((0.0, 0.0, 300.0, 2000.0)), grace_s=10.0)
+        for g in gangs(draw, "g", size, queues, 0.0)
+    ]
+    runtime = {g.uid: draw.choice((60.0, 400.0, 3000.0)) for g in everyone}
+    if bounded:
+        everyone = [replace(g, max_runtime_s=runtime[g.uid]) for g in everyone]
+    waiting = tuple(g for g in everyone if not g.submitted_at)
+    later = [g for g in everyone if g.submitted_at]
+    return Life(Snapshot(0.0, nodes, (H200, A100), queues, waiting, ()), runtime, later)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 32), st.integers(4, 14), st.booleans())
+def test_if_every_run_ends_each_gang_that_fits_an_empty_cluster_starts(seed: int, size: int, bounded: bool) -> None:
+    life = crowd(seed, size, bounded=bounded)
+    everyone = {*life.runtime}
+    life.live()
+    impossible = {g.uid for g in life.snapshot.waiting if not fits_empty(life.snapshot, g)}
+    assert everyone == life.ended.keys() | impossible
+
+
+def fits_empty(snapshot: Snapshot, gang: Gang) -> bool:
+    return gang.uid in started(plan(replace(snapshot, waiting=(gang,), running=(), holds=())))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1 << 32), st.integers(4, 14))
+def test_nobody_is_evicted_at_the_instant_at_which_it_started(seed: int, size: int) -> None:
+    life = crowd(seed, size, bounded=False)
+    life.live()
+    starts = {(at, d.gang) for at, result in life.plans for d in result.decisions if isinstance(d, Admit)}
+    assert starts.isdisjoint(life.evictions)
+
+
+# -- a promise of room
+
+
+def blocked(draw: st.DataObject) -> tuple[Snapshot, dict[str, float]]:
+    """One queue with room in its quota for all, a gang that needs more nodes than are idle, and who might pass it."""
+    nodes = rack("r1", draw.draw(st.integers(1, 3))) + rack("r2", draw.draw(st.integers(1, 3)))
+    times = st.integers(1, 40).map(lambda n: 100.0 * n)
+    running: list[Running] = []
+    free = draw.draw(st.integers(0, len(nodes) - 1))
+    for i, node in enumerate(nodes[free:]):
+        bound = draw.draw(times)
+        running.append(run(gang(f"r{i}", runtime=bound), [node.name], since=-draw.draw(st.sampled_from((0.0, 50.0)))))
+    wide = gang("wide", pods=draw.draw(st.integers(free + 1, len(nodes))), runtime=draw.draw(times), at=-1.0)
+    waiting = [wide]
+    for i in range(draw.draw(st.integers(1, 6))):
+        pods, size = draw.draw(st.sampled_from(((1, 4), (1, 8), (2, 8), (2, 4), (1, 2))))
+        waiting.append(gang(f"b{i}", pods=pods, size=size, runtime=draw.draw(times), at=float(i)))
+    runtime = {g.uid: _stay(g) for g in (*waiting, *(r.gang for r in running))}
+    return world(nodes, [queue("q", guaranteed=1000)], waiting, running, now=0.0), runtime
+
+
+def _stay(gang: Gang) -> float:
+    """A gang stays for exactly as long as it may: its runtime, its grace, and cleaning up."""
+    assert gang.max_runtime_s is not None
+    return gang.max_runtime_s + gang.grace_s + 30.0
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.DataObject) -> None:
+    snapshot, runtime = blocked(data)
+    promised = refused(plan(snapshot))["wide"].estimated_start
+    alone = Life(replace(snapshot, waiting=snapshot.waiting[:1]), runtime)
+    among = Life(snapshot, runtime)
+    strict = Life(snapshot, runtime, policy=BACKFILL)
+    for life in (alone, among, strict):
+        life.live()
+    assert alone.started["wide"] == promised, "the estimate comes true when everyone stays as long as it may"
+    assert among.started["wide"] <= alone.started["wide"]
+    assert strict.started["wide"] <= alone.started["wide"]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_promise_does_not_depend_on_who_waits_behind(data: st.DataObject) -> None:
+    snapshot, _ = blocked(data)
+    without = replace(snapshot, waiting=snapshot.waiting[:1])
+    assert refused(plan(snapshot))["wide"].estimated_start == refused(plan(without))["wide"].estimated_start

@@ -1,0 +1,138 @@
+"""What is promised to the first gang that lacks room, and who may start behind it. The clock stands at 1000."""
+
+from __future__ import annotations
+
+from tests.scheduling.builders import in_order, wait_of
+from tests.scheduling.worlds import gang, nodes_of, on, queue, rack, refused, run, started, world
+
+from muster.model import Admit, Running, Snapshot
+from muster.scheduling import BACKFILL, FIFO, plan
+
+TWO_NODES = rack("r1", 2)
+QUEUE = [queue("q", guaranteed=1000)]
+LONG = run(gang("long", runtime=2000.0), ["r1-0"], since=0.0)
+"""Gone at 0 + 2000 + 30 (grace) + 30 (cleaning up) = 2060."""
+WIDE = gang("wide", pods=2, at=1)
+
+
+def behind_wide(runtime: float | None, **more: object) -> Snapshot:
+    """`wide` waits for both nodes, one of which is idle; behind it waits a gang that declares this runtime."""
+    return world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=runtime)], [LONG], **more)  # type: ignore[arg-type]
+
+
+def test_the_first_gang_without_room_is_promised_the_time_at_which_enough_have_left() -> None:
+    assert wait_of(behind_wide(None), "wide").estimated_start == 2060.0
+
+
+def test_a_gang_that_is_gone_by_then_starts_behind_it() -> None:
+    result = plan(behind_wide(1000.0))  # gone at 1000 + 1000 + 60 = 2060: just in time
+    assert [d for d in result.decisions if isinstance(d, Admit)] == [
+        Admit("small", started(result)["small"], backfilled=True)
+    ]
+
+
+def test_grace_and_cleaning_up_count_towards_being_gone() -> None:
+    assert refused(plan(behind_wide(1001.0)))["small"].code == "Reserved"
+
+
+def test_a_gang_without_max_runtime_never_backfills_into_reserved_room() -> None:
+    assert refused(plan(behind_wide(None)))["small"].code == "Reserved"
+
+
+def test_a_gang_without_max_runtime_starts_beside_reserved_room() -> None:
+    half = world(TWO_NODES + rack("r2", 1, size=4), QUEUE, [WIDE, gang("small", size=4, at=2)], [LONG])
+    assert nodes_of(started(plan(half))["small"]) == {"r2-0": 1}
+
+
+def test_where_nobody_says_when_it_leaves_there_is_no_estimate_but_the_room_is_kept_from_the_unbounded() -> None:
+    endless = run(gang("endless"), ["r1-0"])
+    snapshot = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2)], [endless])
+    waits = refused(plan(snapshot))
+    assert (waits["wide"].estimated_start, waits["small"].code) == (None, "Reserved")
+    assert waits["small"].estimated_start is None
+    bounded = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=9e9)], [endless])
+    assert in_order(plan(bounded)) == ["small"]
+
+
+def test_only_the_first_gang_without_room_is_promised_anything() -> None:
+    # `second` wants both nodes too; `late` would delay it, but not the first.
+    snapshot = world(
+        TWO_NODES,
+        QUEUE,
+        [gang("first", at=1, runtime=1.0, pods=2), gang("second", at=2, pods=2), gang("late", at=3, runtime=500.0)],
+        [LONG],
+    )
+    assert in_order(plan(snapshot)) == ["late"]
+
+
+def test_each_root_and_each_flavor_has_its_own_promise() -> None:
+    queues = [queue("q", guaranteed=1000), queue("z", guaranteed=1000, flavor="a100")]
+    nodes = TWO_NODES + rack("x", 2, flavor="a100")
+    small = gang("small-z", "z", at=2)
+    waiting = [WIDE, gang("wide-z", "z", pods=3, at=1), gang("small", at=2), small]
+    # A node of a100 is down, so that nothing can be promised there: the promise of h200 keeps nobody off a100.
+    down = rack("y", 1, flavor="a100", schedulable=False)
+    assert in_order(plan(world(nodes + down, queues, waiting, [LONG]))) == ["small-z"]
+    held_up = [LONG, Running(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
+    waits = refused(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
+    assert {uid: wait.code for uid, wait in waits.items()} == {
+        "wide": "NoRoom",
+        "wide-z": "NoRoom",
+        "small": "Reserved",
+        "small-z": "Reserved",
+    }
+
+
+def test_a_promise_binds_gangs_of_other_roots_too() -> None:
+    queues = [queue("q", guaranteed=1000), queue("z", guaranteed=1000)]
+    for runtime, starts in ((1000.0, ["small"]), (1001.0, [])):
+        waiting = [WIDE, gang("small", "z", at=2, runtime=runtime)]
+        assert in_order(plan(world(TWO_NODES, queues, waiting, [LONG]))) == starts
+
+
+def test_a_gang_over_its_quota_is_promised_no_room() -> None:
+    greedy = gang("greedy", "a", pods=2, at=1)
+    busy = run(gang("busy", "a"), ["r1-0"])
+    queues = [queue("co"), queue("a", "co", 16, 16), queue("b", "co", 8)]
+    result = plan(world(rack("r1", 3), queues, [greedy, gang("small", "b", at=2)], [busy]))
+    assert (in_order(result), refused(result)["greedy"].code) == (["small"], "QuotaExceeded")
+
+
+def test_a_gang_over_its_quota_is_not_overtaken_for_ever_by_smaller_ones_of_its_leaf() -> None:
+    running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
+    queues = [queue("q", guaranteed=16, limit=16)]
+    for runtime, starts in ((None, []), (1000.0, ["small"]), (1001.0, [])):
+        waiting = [WIDE, gang("small", at=2, runtime=runtime)]
+        assert in_order(plan(world(rack("r1", 4), queues, waiting, running))) == starts
+    assert wait_of(world(rack("r1", 4), queues, [WIDE], running), "wide").estimated_start == 2060.0
+
+
+def test_a_gang_that_does_not_fit_while_nodes_are_down_blocks_nobody() -> None:
+    nodes = rack("r1", 1) + rack("r2", 1, schedulable=False)
+    assert in_order(plan(world(nodes, QUEUE, [WIDE, gang("small", at=2)]))) == ["small"]
+
+
+def test_a_promise_lies_where_the_gang_may_go() -> None:
+    # `wide` has to lie in one rack: r2 alone comes free in time, so an endless gang may have the idle node of r1.
+    nodes = rack("r1", 1) + rack("r2", 2)
+    busy = run(gang("busy", runtime=2000.0), ["r2-0"], since=0.0)
+    result = plan(world(nodes, QUEUE, [gang("wide", pods=2, at=1, required="rack"), gang("small", at=2)], [busy]))
+    assert nodes_of(started(result)["small"]) == {"r1-0": 1}
+
+
+def test_those_who_are_leaving_already_are_waited_for_with_their_grace() -> None:
+    leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="leaving")
+    assert wait_of(world(TWO_NODES, QUEUE, [WIDE], [leaving]), "wide").estimated_start == 1045.0
+
+
+def test_the_second_in_line_is_estimated_behind_the_first() -> None:
+    running = [LONG, run(gang("longer", runtime=4000.0), ["r1-1"], since=0.0)]
+    waits = refused(plan(world(TWO_NODES, QUEUE, [gang("one", at=1), gang("two", at=2)], running)))
+    assert [waits[uid].estimated_start for uid in ("one", "two")] == [2060.0, 4060.0]
+
+
+def test_fifo_starts_nobody_behind_a_gang_that_waits() -> None:
+    result = plan(behind_wide(1.0), policy=FIFO)
+    wait = refused(result)["small"]
+    assert (in_order(result), wait.code) == ([], "BehindHead")
+    assert in_order(plan(behind_wide(1.0), policy=BACKFILL)) == ["small"]

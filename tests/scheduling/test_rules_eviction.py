@@ -1,0 +1,175 @@
+"""Whom a gang may make leave, in what order, and never for nothing. The clock stands at 10000."""
+
+from __future__ import annotations
+
+import pytest
+from tests.scheduling.builders import two_teams, wait_of
+from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, run, started, world
+
+from muster.model import Evict, Gang, Node, Running, Snapshot
+from muster.scheduling import plan
+
+NOW = 10_000.0
+QUEUE = [queue("q", guaranteed=1000)]
+
+
+def full(running: list[Running], *waiting: Gang, nodes: list[Node] | None = None) -> Snapshot:
+    """A rack of as many nodes as gangs run, one queue, and who waits."""
+    return world(nodes or rack("r1", len(running)), QUEUE, waiting, running, now=NOW)
+
+
+def urgent(pods: int = 1, **more: object) -> Gang:
+    return gang("urgent", pods=pods, priority=5, at=9000, **more)  # type: ignore[arg-type]
+
+
+def test_inside_a_leaf_a_strictly_lower_priority_leaves() -> None:
+    result = plan(full([run(gang("low", priority=4), ["r1-0"])], urgent()))
+    assert [d for d in result.decisions if isinstance(d, Evict)] == [Evict("low", "urgent", "Preempted")]
+
+
+@pytest.mark.parametrize("priority", [5, 6])
+def test_inside_a_leaf_an_equal_or_higher_priority_stays(priority: int) -> None:
+    snapshot = full([run(gang("equal", priority=priority), ["r1-0"])], urgent())
+    assert (evicted(plan(snapshot)), wait_of(snapshot, "urgent").code) == ({}, "NoRoom")
+
+
+def test_the_lowest_priority_leaves_first_whatever_it_loses() -> None:
+    running = [run(gang("p1", priority=1), ["r1-0"], since=0), run(gang("p2", priority=2), ["r1-1"], since=NOW)]
+    assert evicted(plan(full(running, urgent()))) == {"p1": "urgent"}
+
+
+def test_of_equals_the_one_that_loses_least_since_its_checkpoint_leaves() -> None:
+    running = [
+        run(gang("young"), ["r1-0"], since=NOW - 900),
+        run(gang("old"), ["r1-1"], since=0, checkpoint_at=NOW - 60),
+        run(gang("older"), ["r1-2"], since=0, checkpoint_at=NOW - 600),
+    ]
+    assert evicted(plan(full(running, urgent()))) == {"old": "urgent"}
+
+
+def test_without_a_checkpoint_lost_work_counts_from_the_start_and_not_from_the_admission() -> None:
+    running = [
+        run(gang("admitted-first"), ["r1-0"], since=NOW - 900, started_at=NOW - 100),
+        run(gang("started-first"), ["r1-1"], since=NOW - 800, started_at=NOW - 700),
+    ]
+    assert evicted(plan(full(running, urgent()))) == {"admitted-first": "urgent"}
+
+
+def test_a_gang_that_has_not_started_yet_loses_nothing() -> None:
+    running = [run(gang("starting"), ["r1-0"], since=0, started_at=None), run(gang("b"), ["r1-1"], since=NOW - 1)]
+    assert evicted(plan(full(running, urgent()))) == {"starting": "urgent"}
+
+
+def test_lost_work_counts_every_pod() -> None:
+    running = [
+        run(gang("two-pods", pods=2, size=4), {"r1-0": 2}, since=NOW - 100),
+        run(gang("one-pod"), ["r1-1"], since=NOW - 150),
+    ]
+    assert evicted(plan(full(running, urgent()))) == {"one-pod": "urgent"}
+
+
+def test_lost_work_is_capped_at_30_minutes_a_pod_so_that_never_saving_protects_nobody() -> None:
+    # 1800 s against 2 x 1700 s, though the first ran for 10000 s without a checkpoint.
+    running = [
+        run(gang("never-saves"), ["r1-0"], since=0),
+        run(gang("saves", pods=2, size=4), {"r1-1": 2}, since=0, checkpoint_at=NOW - 1700),
+    ]
+    assert evicted(plan(full(running, urgent()))) == {"never-saves": "urgent"}
+
+
+def test_at_the_same_loss_the_newest_leaves() -> None:
+    running = [run(gang("a-older"), ["r1-0"], since=0), run(gang("b-newer"), ["r1-1"], since=1000)]
+    assert evicted(plan(full(running, urgent()))) == {"b-newer": "urgent"}
+
+
+def test_at_last_the_uid_decides() -> None:
+    running = [run(gang("y"), ["r1-0"]), run(gang("x"), ["r1-1"])]
+    assert evicted(plan(full(running, urgent()))) == {"x": "urgent"}
+
+
+def test_nobody_is_evicted_for_a_gang_that_would_not_start() -> None:
+    running = [run(gang("low"), ["r1-0"]), run(gang("high", priority=9), ["r1-1"])]
+    result = plan(full(running, urgent(pods=2)))
+    assert (evicted(result), held(result), refused(result)["urgent"].code) == ({}, {}, "NoRoom")
+
+
+def test_nobody_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
+    running = [run(gang("low"), ["r1-0"])]
+    assert evicted(plan(full(running, urgent(avoid=frozenset({"r1-0"}))))) == {}
+
+
+def test_nobody_is_evicted_where_there_is_room() -> None:
+    result = plan(full([run(gang("low"), ["r1-0"])], urgent(), nodes=rack("r1", 2)))
+    assert (evicted(result), list(started(result))) == ({}, ["urgent"])
+
+
+def test_nobody_is_evicted_where_room_comes_free_anyway() -> None:
+    leaving = run(gang("leaving"), ["r1-1"], state="leaving")
+    assert evicted(plan(full([run(gang("low"), ["r1-0"]), leaving], urgent()))) == {}
+
+
+def test_whoever_turns_out_needless_is_let_off() -> None:
+    # The cheapest, `half`, is asked first; with `whole` gone as well its room is not needed.
+    running = [
+        run(gang("half", size=4), ["r1-0"], since=NOW),
+        run(gang("other", size=4, priority=9), ["r1-0"]),
+        run(gang("whole"), ["r1-1"], since=0),
+    ]
+    assert evicted(plan(full(running, urgent(), nodes=rack("r1", 2)))) == {"whole": "urgent"}
+
+
+def test_the_required_domain_whose_victims_lose_least_is_emptied() -> None:
+    nodes = rack("r1", 2) + rack("r2", 2)
+    running = [
+        run(gang("a"), ["r1-0"], since=NOW - 5),
+        run(gang("b"), ["r1-1"], since=NOW - 1500),
+        run(gang("c"), ["r2-0"], since=NOW - 100),
+        run(gang("d"), ["r2-1"], since=NOW - 100),
+    ]
+    assert set(evicted(plan(full(running, urgent(2, required="rack"), nodes=nodes)))) == {"c", "d"}
+
+
+def test_freed_room_is_held_for_the_one_it_was_freed_for_until_grace_and_start_timeout_have_passed() -> None:
+    running = [run(gang("low", grace_s=120.0), ["r1-0"]), run(gang("low2", grace_s=40.0), ["r1-1"])]
+    room = held(plan(full(running, urgent(pods=2, start_timeout_s=300.0))))["urgent"]
+    assert (nodes_of(room.placement), sorted(room.victims)) == ({"r1-0": 1, "r1-1": 1}, ["low", "low2"])
+    assert room.expires_at == NOW + 120.0 + 300.0
+
+
+def test_two_gangs_never_count_on_the_same_victim() -> None:
+    running = [run(gang("v1"), ["r1-0"]), run(gang("v2"), ["r1-1"])]
+    waiting = [gang(f"u{i}", priority=5, at=i) for i in range(3)]
+    result = plan(full(running, *waiting))
+    assert sorted(evicted(result).values()) == ["u0", "u1"]
+    assert refused(result)["u2"].code == "NoRoom"
+
+
+def test_a_gang_that_leaves_already_is_not_asked_again() -> None:
+    leaving = run(gang("leaving"), ["r1-0"], state="evicting", evicted_for="somebody")
+    result = plan(full([leaving, run(gang("low"), ["r1-1"])], urgent(pods=2)))
+    assert evicted(result) == {"low": "urgent"}
+
+
+def test_a_small_gang_of_lower_priority_does_not_start_into_room_that_is_being_freed() -> None:
+    running = [run(gang("low"), ["r1-0"])]
+    result = plan(full(running, urgent(pods=2), gang("small", at=0), nodes=rack("r1", 2)))
+    assert evicted(result) == {"low": "urgent"}
+    assert started(result) == {}
+
+
+def test_quota_alone_is_reason_enough_to_preempt_in_the_leaf() -> None:
+    queues = [queue("q", guaranteed=8)]
+    running = [run(gang("low"), ["r1-0"])]
+    result = plan(world(rack("r1", 2), queues, [urgent()], running, now=NOW))
+    assert evicted(result) == {"low": "urgent"}
+
+
+def test_reclaiming_prefers_the_lowest_priority_of_all_borrowing_queues() -> None:
+    queues = [queue("co", guaranteed=24), *two_teams()[1:], queue("c", "co", 0)]
+    running = [
+        run(gang("b1", "b", priority=3), ["r1-0"]),
+        run(gang("b2", "b", priority=3), ["r1-1"]),
+        run(gang("c1", "c", priority=1), ["r1-2"], since=0),
+    ]
+    snapshot = world(rack("r1", 3), queues, [gang("owner", "a")], running, now=NOW)
+    assert evicted(plan(snapshot)) == {"c1": "owner"}

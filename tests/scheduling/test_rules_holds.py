@@ -1,0 +1,146 @@
+"""Room that was promised durably to one gang: who starts on it, who may take it, when it ends. The clock: 1000."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.scheduling.builders import in_order, told, two_teams, wait_of
+from tests.scheduling.worlds import (
+    carried_out,
+    evicted,
+    gang,
+    held,
+    left,
+    nodes_of,
+    on,
+    queue,
+    rack,
+    refused,
+    run,
+    started,
+    world,
+)
+
+from muster.model import Hold
+from muster.scheduling import plan
+
+QUEUE = [queue("q", guaranteed=1000)]
+HOLDER = gang("holder", at=9)
+
+
+def hold(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0, uid: str = "holder") -> Hold:
+    return Hold(uid, on(nodes), victims, until)
+
+
+def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
+    result = plan(world(rack("r1", 3), QUEUE, [HOLDER, gang("first", at=0)], holds=(hold("r1-2"),)))
+    assert nodes_of(started(result)["holder"]) == {"r1-2": 1}
+    assert nodes_of(started(result)["first"]) == {"r1-0": 1}
+
+
+def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() -> None:
+    leaving = run(gang("old", size=4), ["r1-0"], state="evicting", evicted_for="holder")
+    snapshot = world(
+        rack("r1", 1), QUEUE, [HOLDER, gang("small", size=4, at=0)], [leaving], holds=(hold("r1-0", victims=("old",)),)
+    )
+    result = plan(snapshot)
+    assert (started(result), evicted(result)) == ({}, {})
+    assert refused(result)["holder"].message == "1 node is held for it; waits for ns/old to leave"
+    assert in_order(plan(left(snapshot))) == ["holder"]
+
+
+def test_a_hold_ends_at_its_expiry() -> None:
+    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0)], holds=(hold("r1-0", until=1000.0),))
+    assert in_order(plan(snapshot)) == ["first"]
+    assert in_order(plan(replace(snapshot, now=999.9))) == ["holder"]
+
+
+def test_a_hold_of_a_gang_that_is_gone_or_runs_is_over() -> None:
+    for running in ([], [run(HOLDER, ["r1-0"])]):
+        nodes = rack("r1", 2)[0 if running else 1 :]
+        result = plan(world(nodes, QUEUE, [gang("other")], running, holds=(hold("r1-1"),)))
+        assert nodes_of(started(result)["other"]) == {"r1-1": 1}
+
+
+def test_room_is_kept_for_a_gang_that_backs_off() -> None:
+    kept = replace(hold("r1-0"), holder=HOLDER)
+    assert refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].code == "NoRoom"
+
+
+def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
+    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0, priority=3)], holds=(hold("gone-0"),))
+    assert in_order(plan(snapshot)) == ["holder"]
+    cordoned = rack("r1", 1) + rack("r2", 1, schedulable=False)
+    assert nodes_of(started(plan(world(cordoned, QUEUE, [HOLDER], holds=(hold("r2-0"),))))["holder"]) == {"r1-0": 1}
+
+
+def test_a_hold_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
+    nodes = rack("r1", 3) + rack("r2", 3)
+    wide = gang("holder", pods=2, required="rack")
+    assert set(nodes_of(started(plan(world(nodes, QUEUE, [wide], holds=(hold("r2-1"),))))["holder"])) == {
+        "r2-0",
+        "r2-1",
+    }
+
+
+def test_a_hold_of_a_part_whose_domain_has_no_more_room_is_given_up() -> None:
+    nodes = rack("r1", 2) + rack("r2", 2)
+    wide = gang("holder", pods=2, required="rack")
+    full = run(gang("x"), ["r2-0"])
+    place = started(plan(world(nodes, QUEUE, [wide], [full], holds=(hold("r2-1"),))))["holder"]
+    assert set(nodes_of(place)) == {"r1-0", "r1-1"}
+
+
+def test_a_higher_priority_of_the_leaf_may_take_a_hold_and_an_equal_one_may_not() -> None:
+    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", evicted_for="holder")
+    for priority, takes in ((1, {"holder": "rival"}), (0, {})):
+        rival = gang("rival", priority=priority, at=0)
+        snapshot = world(rack("r1", 1), QUEUE, [HOLDER, rival], [leaving], holds=(hold("r1-0", victims=("old",)),))
+        assert evicted(plan(snapshot)) == takes
+
+
+def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_to() -> None:
+    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", evicted_for="holder")
+    snapshot = world(
+        rack("r1", 1), QUEUE, [HOLDER, gang("rival", priority=1)], [leaving], holds=(hold("r1-0", victims=("old",)),)
+    )
+    result = plan(snapshot)
+    assert held(result)["rival"].victims == ("old",)
+    assert refused(result)["holder"].message == "the room that was held for it went to a gang that comes first"
+    assert list(started(plan(left(carried_out(snapshot, result.decisions))))) == ["rival"]
+
+
+def test_another_queue_takes_a_hold_back_only_from_borrowed_quota() -> None:
+    leaving = run(gang("old", "a"), ["r1-1"], state="evicting", evicted_for="holder")
+    own = run(gang("own", "a", priority=9), ["r1-0"])
+    kept = hold("r1-1", victims=("old",))
+    owner = gang("owner", "b")
+    borrowing = world(rack("r1", 2), two_teams(), [gang("holder", "a"), owner], [own, leaving], holds=(kept,))
+    assert evicted(plan(borrowing)) == {"holder": "owner"}
+    entitled = world(rack("r1", 2), two_teams(16, 8), [gang("holder", "a"), owner], [own, leaving], holds=(kept,))
+    assert evicted(plan(entitled)) == {}
+
+
+def test_a_held_gang_whose_victim_has_left_starts_although_a_higher_priority_came_meanwhile() -> None:
+    before = world(rack("r1", 1), QUEUE, [gang("mid", priority=3)], [run(gang("low"), ["r1-0"])])
+    after = left(carried_out(before, plan(before).decisions))
+    late = replace(after, waiting=(*after.waiting, gang("high", priority=9, at=999)))
+    result = plan(late)
+    assert (in_order(result), evicted(result)) == (["mid"], {})
+
+
+def test_holds_are_charged_to_the_queue() -> None:
+    snapshot = world(
+        rack("r1", 3),
+        [queue("q", guaranteed=16)],
+        [gang("wide", pods=2)],
+        holds=(replace(hold("r1-0"), holder=HOLDER),),
+    )
+    assert told(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
+    assert wait_of(snapshot, "wide").code == "QuotaExceeded"
+
+
+def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
+    stopping = run(HOLDER, ["r1-0"], state="leaving")
+    wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], holds=(hold("r1-0"),)), "holder")
+    assert (wait.code, wait.message) == ("HoldWaiting", "its pods of the last attempt are still stopping")

@@ -1,0 +1,268 @@
+"""What a gang that waits is told, word by word: every code, with its numbers. The clock stands at 1000."""
+
+from __future__ import annotations
+
+from tests.scheduling.builders import told, two_teams, wait_of
+from tests.scheduling.worlds import (
+    GIB,
+    GPU,
+    carried_out,
+    gang,
+    gpus,
+    on,
+    queue,
+    rack,
+    refused,
+    role,
+    run,
+    world,
+)
+
+from muster.model import Flavor, Hold, Node, Queue, Quota, Resources, Snapshot, Wait
+from muster.scheduling import FIFO, plan
+
+QUEUE = [queue("q", guaranteed=1000)]
+ONE = rack("r1", 1)
+TWO = rack("r1", 2)
+
+
+def whole(snapshot: Snapshot, uid: str = "g") -> tuple[str, str]:
+    """Code and sentence."""
+    wait = wait_of(snapshot, uid)
+    return wait.code, wait.message
+
+
+def test_queue_not_found() -> None:
+    wait = wait_of(world(ONE, QUEUE, [gang("g", "nowhere")]), "g")
+    assert wait == Wait("g", "QueueNotFound", "queue nowhere does not exist", None, None)
+
+
+def test_queue_inactive_says_which_and_why() -> None:
+    deleted = [queue("q", guaranteed=8, active=False, inactive_reason="it is being deleted")]
+    assert whole(world(ONE, deleted, [gang("g")])) == (
+        "QueueInactive",
+        "queue q admits nothing: it is being deleted",
+    )
+    assert told(world(ONE, [queue("q", "lost", 8)], [gang("g")]), "g") == (
+        "queue q admits nothing: its parent lost does not exist"
+    )
+    circle = [queue("q", "p", 8), queue("p", "q")]
+    assert wait_of(world(ONE, circle, [gang("g")]), "g").code == "QueueInactive"
+    below = [queue("co", guaranteed=8, active=False), queue("q", "co")]
+    assert told(world(ONE, below, [gang("g")]), "g") == "queue q admits nothing: it is not active"
+
+
+def test_queue_not_allowed_names_where_jobs_may_go() -> None:
+    assert whole(world(ONE, two_teams(), [gang("g", "co")])) == (
+        "QueueNotAllowed",
+        "queue co has queues below it, jobs go to those: a, b",
+    )
+
+
+def test_priority_too_high() -> None:
+    assert whole(world(ONE, [queue("q", guaranteed=8, max_priority=3)], [gang("g", priority=4)])) == (
+        "PriorityTooHigh",
+        "has priority 4; queue q allows at most 3",
+    )
+
+
+def test_unknown_flavor_tells_apart_what_does_not_exist_and_what_the_queue_may_not_use() -> None:
+    assert whole(world(ONE, QUEUE, [gang("g", flavors=("b300",))])) == (
+        "UnknownFlavor",
+        "needs nodes of flavor b300, but no such flavor exists (queue q names h200)",
+    )
+    assert told(world(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (
+        "needs nodes of flavor a100, but the queue may use none of them (queue q names h200)"
+    )
+    assert told(world(ONE, [Queue("q")], [gang("g", flavors=("a100",))]), "g") == (
+        "needs nodes of flavor a100, but the queue may use none of them (queue q names no flavor)"
+    )
+
+
+def test_unknown_topology_level_names_those_that_are_there() -> None:
+    assert whole(world(ONE, QUEUE, [gang("g", required="island")])) == (
+        "UnknownTopologyLevel",
+        "needs the topology level island, but flavor h200 has block, rack (queue q names h200)",
+    )
+
+
+def test_larger_than_quota_names_the_most_that_the_queue_can_ever_use() -> None:
+    queues = [queue("co", guaranteed=100), queue("q", "co", 4, 12)]
+    assert whole(world(rack("r1", 3), queues, [gang("g", pods=2)])) == (
+        "LargerThanQuota",
+        "needs 16 GPUs of h200; queue q can never use more than 12 GPUs",
+    )
+
+
+def test_larger_than_cluster_names_the_largest_that_fits() -> None:
+    assert whole(world(TWO, QUEUE, [gang("g", pods=5)])) == (
+        "LargerThanCluster",
+        "needs 40 GPUs of h200; the largest that fits the empty cluster is 2 of its 5 pods, 16 GPUs",
+    )
+    busy = [run(gang("x"), ["r1-0"])]
+    assert "2 of its 5 pods" in told(world(TWO, QUEUE, [gang("g", pods=5)], busy), "g"), "of the empty cluster"
+
+
+def test_larger_than_cluster_names_the_largest_that_fits_in_one_domain() -> None:
+    nodes = rack("r1", 2) + rack("r2", 3)
+    assert told(world(nodes, QUEUE, [gang("g", pods=4, required="rack")]), "g") == (
+        "needs 32 GPUs of h200 in one rack; "
+        "the largest that fits the empty cluster in one rack is 3 of its 4 pods, 24 GPUs"
+    )
+
+
+def test_larger_than_cluster_of_a_pod_that_no_node_holds() -> None:
+    assert told(world(TWO, QUEUE, [gang("g", size=9)]), "g") == (
+        "needs 9 GPUs of h200; the largest that fits the empty cluster is 0 of its 1 pods, 0 GPUs"
+    )
+
+
+def test_larger_than_cluster_of_an_elastic_gang_speaks_of_its_minimum() -> None:
+    assert told(world(TWO, QUEUE, [gang("g", pods=5, least=3)]), "g") == (
+        "needs at least 24 GPUs of h200; the largest that fits the empty cluster is 2 of its 3 pods, 16 GPUs"
+    )
+
+
+def test_quota_exceeded_tells_what_is_left_of_the_guarantee_and_what_may_be_borrowed() -> None:
+    queues = [queue("co"), queue("q", "co", 24), queue("sister", "co", 12)]
+    running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y", "sister", size=4), ["r1-2"])]
+    snapshot = world(rack("r1", 9), queues, [gang("g", pods=3)], running)
+    assert whole(snapshot) == (
+        "QuotaExceeded",
+        "needs 24 GPUs of h200; queue q has 8 of 24 left and may borrow 8",
+    )
+
+
+def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:
+    cores = Queue("q", quotas=(Quota("h200", GPU, 80), Quota("h200", "cpu", 40_000)))
+    busy = run(gang("x", roles=[role("trainer", 1, request=gpus(1, cpu=30))]), ["r1-0"])
+    asked = gang("g", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
+    assert whole(world(TWO, [cores], [asked], [busy])) == (
+        "QuotaExceeded",
+        "needs 16 cores of h200; queue q has 10 of 40 left and may borrow 0",
+    )
+
+
+def test_over_admitted_means_that_nothing_is_left() -> None:
+    running = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
+    snapshot = world(rack("r1", 3), [queue("q", guaranteed=8)], [gang("g")], running)
+    assert told(snapshot, "g") == "needs 8 GPUs of h200; queue q has 0 of 8 left and may borrow 0"
+
+
+def test_no_room_tells_the_quota_first_and_then_how_much_fits() -> None:
+    running = [run(gang("x", size=5), ["r1-0"]), run(gang("y", size=2), ["r1-1"])]
+    snapshot = world(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
+    assert whole(snapshot) == (
+        "NoRoom",
+        "needs 16 GPUs of h200; queue q has 57 of 64 left and may borrow 0; room for 4 of 16 GPUs",
+    )
+
+
+def test_no_room_tells_which_resource_is_short() -> None:
+    lean = Resources.of({GPU: 1, "pods": 1, "memory": 200 * GIB})
+    hungry = gang("x", roles=[role("trainer", 1, request=Resources.of({"pods": 1, "memory": 1000 * GIB}))])
+    snapshot = world(ONE, QUEUE, [gang("g", roles=[role("trainer", 1, request=lean)])], [run(hungry, ["r1-0"])])
+    assert told(snapshot, "g") == (
+        "needs 1 GPU of h200; queue q has 1000 of 1000 left and may borrow 0; room for 0 of 1 GPU; memory is short"
+    )
+
+
+def test_no_room_tells_when_what_is_free_is_scattered() -> None:
+    running = [run(gang("x", roles=[role("trainer", 1, request=gpus(0, cpu=90))]), ["r1-0"])]
+    running.append(run(gang("y"), ["r1-1"]))
+    snapshot = world(TWO, QUEUE, [gang("g", roles=[role("trainer", 1, request=gpus(8, cpu=8))])], running)
+    assert told(snapshot, "g").endswith("room for 0 of 8 GPUs; not on one node")
+
+
+def test_topology_no_room_names_the_best_domain() -> None:
+    nodes = rack("r1", 3) + rack("r2", 3)
+    running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y"), ["r2-0"])]
+    snapshot = world(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
+    assert wait_of(snapshot, "g").code == "TopologyNoRoom"
+    assert told(snapshot, "g") == (
+        "needs 24 GPUs of h200; queue q has 976 of 1000 left and may borrow 0; "
+        "16 free in rack b1/r2, 24 required in one rack"
+    )
+
+
+def test_reserved_tells_that_what_is_free_is_promised() -> None:
+    running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
+    snapshot = world(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
+    assert wait_of(snapshot, "g").code == "Reserved"
+    assert told(snapshot, "g") == (
+        "needs 8 GPUs of h200; queue q has 992 of 1000 left and may borrow 0; room for 8 of 8 GPUs; "
+        "what is free is promised to a gang that comes first"
+    )
+    assert wait_of(snapshot, "g").position == 2
+    assert wait_of(snapshot, "wide").estimated_start == 2060.0
+
+
+def test_hold_waiting_names_whom_it_waits_for() -> None:
+    running = [run(gang(f"v{i}"), [f"r1-{i}"]) for i in range(4)]
+    before = world(rack("r1", 4), QUEUE, [gang("g", pods=4, priority=1)], running)
+    code, message = whole(before)
+    assert (code, message) == (
+        "HoldWaiting",
+        f"room is being freed for it; waits for {_listed(before)} and 1 more to leave",
+    )
+    during = carried_out(before, plan(before).decisions)
+    assert whole(during) == ("HoldWaiting", f"4 nodes are held for it; waits for {_listed(before)} and 1 more to leave")
+
+
+def _listed(before: Snapshot) -> str:
+    victims = next(d.victims for d in plan(before).decisions if hasattr(d, "victims"))
+    assert sorted(victims) == ["v0", "v1", "v2", "v3"]
+    return ", ".join(f"ns/{uid}" for uid in victims[:3])
+
+
+def test_hold_waiting_for_pods_that_are_not_victims() -> None:
+    stopping = run(gang("x"), ["r1-0"], state="leaving")
+    held = Hold("g", on(["r1-0"]), (), expires_at=2000.0)
+    assert told(world(ONE, QUEUE, [gang("g")], [stopping], holds=(held,)), "g") == (
+        "1 node is held for it; waits for what is still on them to leave"
+    )
+
+
+def test_behind_head_names_the_head() -> None:
+    result = plan(world(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
+    assert refused(result)["g"] == Wait(
+        "g", "BehindHead", "waits behind ns/b, which comes first and cannot start", 2, None
+    )
+
+
+def test_two_flavors_are_both_named() -> None:
+    queues = [Queue("q", quotas=(Quota("a100", GPU, 80), Quota("h200", GPU, 80)))]
+    roles = [role("big", 2, flavors=("h200",)), role("old", 1, 1, 4, flavors=("a100",))]
+    nodes = TWO + rack("x", 1, flavor="a100")
+    busy = run(gang("x", flavors=("h200",)), ["r1-0"])
+    assert told(world(nodes, queues, [gang("g", roles=roles)], [busy]), "g") == (
+        "needs 16 GPUs of h200 and 4 GPUs of a100; queue q has 72 of 80 left and may borrow 0; room for 8 of 16 GPUs"
+    )
+
+
+def test_a_flavor_without_any_node() -> None:
+    empty = Flavor("none-yet", ("block", "rack"))
+    queues = [queue("q", guaranteed=8, flavor="none-yet")]
+    assert whole(world(ONE, queues, [gang("g")], flavors=(empty,))) == (
+        "LargerThanCluster",
+        "needs 8 GPUs of none-yet; the largest that fits the empty cluster is 0 of its 1 pods, 0 GPUs",
+    )
+
+
+def test_pods_without_gpus_are_counted_in_cores_or_in_pods() -> None:
+    cores = gang("g", roles=[role("trainer", 2, request=gpus(0, cpu=64))])
+    busy = run(gang("x", roles=[role("trainer", 1, request=gpus(0, cpu=90))]), ["r1-0"])
+    assert told(world(TWO, QUEUE, [cores], [busy]), "g").endswith("room for 64 of 128 cores")
+    slots = [Node("n", Resources.of({"pods": 2}), flavor="h200", domains=("b", "b/r"))]
+    many = gang("g", roles=[role("trainer", 3, request=Resources.of({"pods": 1}))])
+    assert told(world(slots, QUEUE, [many]), "g") == (
+        "needs 3 pods of h200; the largest that fits the empty cluster is 2 of its 3 pods, 2 pods"
+    )
+
+
+def test_a_gang_that_no_flavor_can_ever_hold_within_its_quota_is_told_so() -> None:
+    # a100: enough quota, one node only. h200: three nodes, quota for one. It will never start.
+    queues = [Queue("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 8)))]
+    nodes = rack("h", 3) + rack("x", 1, flavor="a100")
+    wait = wait_of(world(nodes, queues, [gang("g", pods=2)]), "g")
+    assert wait.code in ("LargerThanCluster", "LargerThanQuota")

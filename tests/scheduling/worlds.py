@@ -1,0 +1,213 @@
+"""Small worlds for tests of the planner: GPUs of 8-GPU nodes, in racks and blocks, in a tree of queues.
+
+Amounts are GPUs wherever a test does not say otherwise; node names tell the rack: `r1-0` is the first node of rack r1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from muster.model import (
+    Admit,
+    Decision,
+    Evict,
+    Flavor,
+    Gang,
+    Hold,
+    HoldRoom,
+    Node,
+    Placement,
+    Queue,
+    Quota,
+    Resize,
+    Resources,
+    Role,
+    RolePlacement,
+    Running,
+    Snapshot,
+    Topology,
+    Wait,
+)
+from muster.scheduling import Plan
+
+GPU = "nvidia.com/gpu"
+GIB = 1 << 30
+H200 = Flavor("h200", ("block", "rack"))
+A100 = Flavor("a100", ("block", "rack"))
+HOUR = 3600.0
+
+
+def gpus(count: int, *, cpu: int = 0, **more: int) -> Resources:
+    """What one pod asks for: GPUs, its pod slot, and cores."""
+    return Resources.of({GPU: count, "pods": 1, "cpu": cpu * 1000, **more})
+
+
+def rack(name: str, count: int, *, size: int = 8, block: str = "b1", flavor: str = "h200", **more: Any) -> list[Node]:
+    """Nodes of one rack with `size` GPUs each."""
+    amounts = Resources.of({GPU: size, "cpu": 96_000, "memory": 1024 * GIB, "pods": 110})
+    return [
+        Node(f"{name}-{i}", amounts, flavor=flavor, domains=(block, f"{block}/{name}"), **more) for i in range(count)
+    ]
+
+
+def queue(
+    name: str,
+    parent: str | None = None,
+    guaranteed: int | None = None,
+    limit: int | None = None,
+    lend: int | None = None,
+    *,
+    flavor: str = "h200",
+    **more: Any,
+) -> Queue:
+    """A queue that names the GPUs of one flavor; without any amount it names nothing."""
+    named = (guaranteed, limit, lend) != (None, None, None)
+    quotas = (Quota(flavor, GPU, guaranteed, limit, lend),) if named else ()
+    return Queue(name, parent, quotas=quotas, **more)
+
+
+def role(name: str, pods: int, least: int | None = None, size: int = 8, **more: Any) -> Role:
+    """Pods of `size` GPUs each."""
+    return Role(name, pods, pods if least is None else least, more.pop("request", gpus(size)), **more)
+
+
+def gang(
+    uid: str,
+    queue: str = "q",
+    pods: int = 1,
+    least: int | None = None,
+    *,
+    size: int = 8,
+    priority: int = 0,
+    at: float = 0.0,
+    runtime: float | None = None,
+    required: str | None = None,
+    preferred: str | None = None,
+    roles: Sequence[Role] | None = None,
+    **more: Any,
+) -> Gang:
+    """A gang of one role of `pods` pods with `size` GPUs each; `least` makes it elastic."""
+    topology = Topology(required, preferred) if required or preferred else None
+    return Gang(
+        uid=uid,
+        name=f"ns/{uid}",
+        queue=queue,
+        priority=priority,
+        submitted_at=at,
+        roles=tuple(roles) if roles is not None else (role("trainer", pods, least, size),),
+        topology=topology,
+        max_runtime_s=runtime,
+        **more,
+    )
+
+
+def on(nodes: Mapping[str, int] | Iterable[str], *, role: str = "trainer", flavor: str = "h200") -> Placement:
+    """A placement of one role: nodes with the pods on each, or one pod on each."""
+    pods = nodes.items() if isinstance(nodes, Mapping) else ((name, 1) for name in nodes)
+    return (RolePlacement(role, flavor, tuple(pods)),)
+
+
+def run(gang: Gang, nodes: Mapping[str, int] | Iterable[str], *, since: float = 0.0, **more: Any) -> Running:
+    """A gang that runs there."""
+    return Running(gang, on(nodes), admitted_at=since, started_at=more.pop("started_at", since), **more)
+
+
+def world(
+    nodes: Iterable[Node],
+    queues: Iterable[Queue],
+    waiting: Iterable[Gang] = (),
+    running: Iterable[Running] = (),
+    *,
+    now: float = 1000.0,
+    flavors: Iterable[Flavor] = (H200, A100),
+    **more: Any,
+) -> Snapshot:
+    """A snapshot."""
+    return Snapshot(now, tuple(nodes), tuple(flavors), tuple(queues), tuple(waiting), tuple(running), **more)
+
+
+def started(plan: Plan) -> dict[str, Placement]:
+    """Where gangs start, by uid, in the order they were admitted."""
+    return {d.gang: d.placement for d in plan.decisions if isinstance(d, Admit)}
+
+
+def nodes_of(placement: Placement) -> dict[str, int]:
+    """Pods by node."""
+    total: dict[str, int] = {}
+    for part in placement:
+        for node, count in part.nodes:
+            total[node] = total.get(node, 0) + count
+    return total
+
+
+def refused(plan: Plan) -> dict[str, Wait]:
+    """Who waits, by uid."""
+    return {d.gang: d for d in plan.decisions if isinstance(d, Wait)}
+
+
+def evicted(plan: Plan) -> dict[str, str]:
+    """Who leaves, and for whom."""
+    return {d.gang: d.beneficiary for d in plan.decisions if isinstance(d, Evict)}
+
+
+def resized(plan: Plan) -> dict[str, Resize]:
+    """Who restarts at another size."""
+    return {d.gang: d for d in plan.decisions if isinstance(d, Resize)}
+
+
+def held(plan: Plan) -> dict[str, HoldRoom]:
+    """For whom room is held."""
+    return {d.gang: d for d in plan.decisions if isinstance(d, HoldRoom)}
+
+
+def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
+    """The world right after the decisions were carried out: pods of those who leave are still there."""
+    gangs = {gang.uid: gang for gang in snapshot.waiting}
+    running = {r.gang.uid: r for r in snapshot.running}
+    holds = {hold.gang: hold for hold in snapshot.holds}
+    for decision in decisions:
+        match decision:
+            case HoldRoom(uid, placement, victims, expires_at):
+                holds[uid] = Hold(uid, placement, victims, expires_at)
+            case Evict(uid, beneficiary) if uid in running:
+                running[uid] = replace(running[uid], state="evicting", evicted_for=beneficiary)
+            case Evict(uid):
+                holds.pop(uid, None)
+            case Resize(uid, placement, beneficiary):
+                running[uid] = resizing(running[uid], placement, beneficiary, snapshot.now)
+            case Admit(uid, placement):
+                holds.pop(uid, None)
+                running[uid] = Running(gangs.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+            case Wait():
+                pass
+    return replace(
+        snapshot, waiting=tuple(gangs.values()), running=tuple(running.values()), holds=tuple(holds.values())
+    )
+
+
+def resizing(running: Running, placement: Placement, beneficiary: str | None, now: float) -> Running:
+    """A gang that was told to go on at `placement`: until its old pods are gone it takes the room of both."""
+    parts = []
+    for old, new in zip(running.placement, placement, strict=True):
+        pods = dict(old.nodes)
+        for node, count in new.nodes:
+            pods[node] = max(pods.get(node, 0), count)
+        parts.append(RolePlacement(old.role, old.flavor, tuple(pods.items())))
+    return replace(
+        running, placement=tuple(parts), keeps=placement, state="evicting", evicted_for=beneficiary, resized_at=now
+    )
+
+
+def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
+    """The world some time later: those who were told to leave have left and wait again, resized ones go on."""
+    running, waiting = [], list(snapshot.waiting)
+    for r in snapshot.running:
+        if r.state == "admitted":
+            running.append(r)
+        elif r.keeps:
+            running.append(replace(r, placement=r.keeps, keeps=(), state="admitted", evicted_for=None))
+        elif r.state == "evicting":
+            waiting.append(r.gang)
+    return replace(snapshot, now=snapshot.now + after_s, waiting=tuple(waiting), running=tuple(running))

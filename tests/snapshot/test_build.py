@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.engine.worlds import flavor, job, nodes, queue
+
+from muster import spec
+from muster.cluster import NodeView, PodView, World
+from muster.lifecycle import moves, pod_name
+from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Topology
+from muster.snapshot import Built, Cache, build
+
+NOW = 1000.0
+PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
+
+
+def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> World:
+    parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
+    return World(now=NOW, jobs=jobs, pods=pods or {}, **parts)
+
+
+def named(name: str, **fields: Any) -> spec.TrainingJob:
+    one = job(name, **fields)
+    meta = one.metadata.model_copy(update={"uid": name})
+    return one.model_copy(update={"metadata": meta, "status": spec.TrainingJobStatus(submitted_at=NOW - 10)})
+
+
+def admitted(name: str, **fields: Any) -> spec.TrainingJob:
+    one = named(name, **fields)
+    return one.model_copy(update={"status": moves.admit(one.status, PLACED, NOW - 5)})
+
+
+def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: Any = "Running") -> PodView:
+    uid = one.metadata.uid
+    return PodView(pod_name(uid, uid, "trainer", index, attempt), uid, "trainer", index, attempt, node, phase)
+
+
+def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
+    return build(world(*jobs, **fields), Cache()).snapshot
+
+
+# ---- nodes, flavors, queues
+
+
+def test_a_node_that_matches_two_flavors_belongs_to_neither_and_both_say_so() -> None:
+    views = (*nodes(1, gpu="h200"), NodeView("both", Resources(), {"gpu": "h200", "spot": "yes"}))
+    kinds = (flavor("h200", {"gpu": "h200"}), flavor("spot", {"spot": "yes"}))
+    built = build(world(nodes=views, flavors=kinds), Cache())
+    assert [(node.name, node.flavor) for node in built.snapshot.nodes] == [("n0", "h200"), ("both", None)]
+    assert built.overlaps == {
+        "h200": "1 node also of spot and hence of neither: both",
+        "spot": "1 node also of h200 and hence of neither: both",
+    }
+
+
+def test_domains_are_paths_and_end_where_a_label_is_missing() -> None:
+    levels = {"block": "b", "rack": "r", "host": "h"}
+    labels = [{"b": "b1", "r": "r1", "h": "x"}, {"b": "b2", "r": "r1", "h": "y"}, {"b": "b1", "h": "z"}, {"r": "r1"}]
+    views = tuple(NodeView(f"n{i}", Resources(), one) for i, one in enumerate(labels))
+    found = [node.domains for node in snapshot(nodes=views, flavors=(flavor(levels=levels),)).nodes]
+    assert found == [("b1", "b1/r1", "b1/r1/x"), ("b2", "b2/r1", "b2/r1/y"), ("b1", "", ""), ("", "", "")]
+
+
+def test_only_ready_and_uncordoned_nodes_take_pods() -> None:
+    one = nodes(1)[0]
+    views = (one, replace(one, name="down", ready=False), replace(one, name="cordoned", cordoned=True))
+    assert [node.schedulable for node in snapshot(nodes=views).nodes] == [True, False, False]
+
+
+def test_quotas_tell_absent_from_zero_and_a_flavor_can_be_named_without_any() -> None:
+    resources = [{"flavor": "a", "guaranteed": {"nvidia.com/gpu": "0"}, "limit": {"cpu": "2"}}, {"flavor": "b"}]
+    body = {"metadata": {"name": "q"}, "spec": {"resources": resources, "weight": 2, "maxPriority": 7}}
+    wanted = spec.Queue.model_validate(body)
+    quotas = (Quota("a", "cpu", None, 2000, None), Quota("a", "nvidia.com/gpu", 0, None, None), Quota("b", ""))
+    assert snapshot(queues=(wanted,)).queues == (Queue("q", None, 2.0, 7, quotas),)
+
+
+def test_a_queue_in_a_cycle_is_inactive_with_its_reason() -> None:
+    ring = (queue("a", parent="b"), queue("b", parent="a"))
+    assert [(q.active, "cycle" in q.inactive_reason) for q in snapshot(queues=ring).queues] == [(False, True)] * 2
+
+
+# ---- jobs
+
+
+def test_a_waiting_job_is_a_gang_with_everything_that_placing_needs() -> None:
+    fields: dict[str, Any] = {
+        "priority": 3, "maxRuntimeSeconds": 60, "startTimeoutSeconds": 9, "flavors": ["any"],
+        "topology": {"required": "rack"},
+    }  # fmt: skip
+    gang = snapshot(named("a", least=1, grace=7, **fields)).waiting[0]
+    assert (gang.name, gang.queue, gang.priority, gang.submitted_at) == ("default/a", "default", 3, NOW - 10)
+    assert (gang.max_runtime_s, gang.grace_s, gang.start_timeout_s) == (60.0, 7.0, 9.0)
+    assert (gang.flavors, gang.topology) == (("any",), Topology("rack", None))
+    role = gang.roles[0]
+    assert (role.replicas, role.min_replicas) == (2, 1)
+    assert role.request == Resources.of({"nvidia.com/gpu": 8, "pods": 1})
+
+
+@pytest.mark.parametrize("fields", [{"suspend": True}, {"cancel": True}], ids=str)
+def test_suspended_and_cancelled_jobs_do_not_wait(fields: dict[str, Any]) -> None:
+    assert snapshot(named("a", **fields)).waiting == ()
+
+
+def test_finished_and_deleted_jobs_do_not_wait() -> None:
+    done = named("a")
+    done = done.model_copy(update={"status": moves.finish(done.status, "Failed", "Cancelled", "", NOW)})
+    gone = named("b")
+    gone = gone.model_copy(update={"metadata": gone.metadata.model_copy(update={"deletion_timestamp": NOW})})
+    assert snapshot(done, gone).waiting == ()
+
+
+def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhile() -> None:
+    hold = spec.HoldStatus(placement=[], expires_at=NOW + 500)
+    one = named("a")
+    one = one.model_copy(update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "hold": hold})})
+    cache = Cache()
+    built = build(world(one), cache)
+    assert built.snapshot.waiting == ()
+    assert [(h.gang, h.holder is not None) for h in built.snapshot.holds] == [("a", True)]
+    assert built.wake_at == NOW + 50
+    later = build(replace(world(one), now=NOW + 50), cache)
+    assert [gang.uid for gang in later.snapshot.waiting] == ["a"]
+
+
+def test_an_expired_hold_holds_nothing() -> None:
+    hold = spec.HoldStatus(placement=[], expires_at=NOW)
+    one = named("a")
+    one = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
+    assert snapshot(one).holds == ()
+
+
+def test_an_admitted_gang_takes_its_placement_before_its_pods_exist() -> None:
+    running = snapshot(admitted("a")).running[0]
+    assert (running.placement, running.admitted_at, running.state) == (PLACED, NOW - 5, "admitted")
+
+
+def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
+    one = admitted("a")
+    one = one.model_copy(update={"status": moves.finish(one.status, "Failed", "Cancelled", "", NOW)})
+    pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
+    running = snapshot(one, pods={"a": pods}).running[0]
+    assert (running.state, running.placement) == ("leaving", (RolePlacement("trainer", "any", (("n1", 1),)),))
+    assert snapshot(one, pods={"a": pods[:1]}).running == ()
+
+
+def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
+    one = named("a")
+    seen = snapshot(one, pods={"a": (pod(one, 0, "n0"),)})
+    assert (seen.waiting, [running.state for running in seen.running]) == ((), ["leaving"])
+
+
+def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone() -> None:
+    one = admitted("a")
+    eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
+    status = moves.evict(one.status, "Preempted", "", NOW, eviction=eviction)
+    running = snapshot(one.model_copy(update={"status": status})).running[0]
+    assert (running.state, running.evicted_for, running.placement, running.keeps) == ("evicting", "b", PLACED, ())
+
+
+def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_are_gone() -> None:
+    one = admitted("a", least=1)
+    smaller: Placement = (RolePlacement("trainer", "any", (("n1", 1),)),)
+    eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
+    one = one.model_copy(update={"status": moves.resize(one.status, smaller, "Reclaimed", NOW, eviction=eviction)})
+    old = (pod(one, 0, "n0"), pod(one, 1, "n1"))
+    during = snapshot(one, pods={"a": old}).running[0]
+    taken = {node: count for part in during.placement for node, count in part.nodes}
+    assert (taken, during.state, during.keeps) == ({"n0": 1, "n1": 1}, "evicting", smaller)
+    after = snapshot(one, pods={"a": (pod(one, 0, "n1", attempt=1),)}).running[0]
+    assert (after.placement, after.state, after.keeps) == (smaller, "admitted", ())
+
+
+def test_blamed_nodes_are_avoided_until_their_time() -> None:
+    one = named("a")
+    blamed = [spec.BlamedNode(node="n0", until=NOW + 5), spec.BlamedNode(node="n1", until=NOW)]
+    one = one.model_copy(update={"status": one.status.model_copy(update={"blamed_nodes": blamed})})
+    cache = Cache()
+    assert build(world(one), cache).snapshot.waiting[0].avoid == {"n0"}
+    assert build(replace(world(one), now=NOW + 5), cache).snapshot.waiting[0].avoid == frozenset()
+
+
+# ---- identity
+
+
+def rebuilt(before: World, after: World) -> tuple[Built, Built]:
+    cache = Cache()
+    return build(before, cache), build(after, cache)
+
+
+def test_the_same_world_gives_the_same_objects() -> None:
+    seen = world(named("a"), admitted("b"))
+    first, second = rebuilt(seen, replace(seen, now=NOW + 1))
+    for name in ("nodes", "flavors", "queues", "waiting", "running", "holds"):
+        assert getattr(first.snapshot, name) is getattr(second.snapshot, name), name
+
+
+def test_equal_objects_from_a_new_parse_are_still_the_old_ones() -> None:
+    first, second = rebuilt(world(named("a"), admitted("b")), world(named("a"), admitted("b")))
+    assert first.snapshot.waiting[0] is second.snapshot.waiting[0]
+    assert first.snapshot.running[0] is second.snapshot.running[0]
+    assert first.snapshot.nodes is second.snapshot.nodes
+    assert first.snapshot.queues is second.snapshot.queues
+
+
+def test_only_what_changed_is_a_new_object() -> None:
+    jobs = [named("a"), named("b"), admitted("c")]
+    seen = world(*jobs)
+    status = jobs[1].status.model_copy(update={"blamed_nodes": [spec.BlamedNode(node="n0", until=NOW + 99)]})
+    changed = replace(seen, jobs=(jobs[0], jobs[1].model_copy(update={"status": status}), jobs[2]))
+    first, second = rebuilt(seen, changed)
+    assert first.snapshot.waiting[0] is second.snapshot.waiting[0]
+    assert first.snapshot.waiting[1] is not second.snapshot.waiting[1]
+    assert first.snapshot.running is second.snapshot.running
+
+
+def test_news_of_a_pod_that_change_nothing_for_the_planner_keep_the_stay() -> None:
+    one = admitted("a")
+    before = world(one, pods={"a": (pod(one, 0, "n0", phase="Pending"),)})
+    first, second = rebuilt(before, replace(before, pods={"a": (pod(one, 0, "n0"),)}))
+    assert first.snapshot.running is second.snapshot.running
+
+
+def in_order(seen: Snapshot) -> Snapshot:
+    """What a snapshot says does not depend on the order of its gangs."""
+    waiting = tuple(sorted(seen.waiting, key=lambda gang: gang.uid))
+    running = tuple(sorted(seen.running, key=lambda stay: stay.gang.uid))
+    return replace(seen, waiting=waiting, running=running, holds=tuple(sorted(seen.holds, key=lambda hold: hold.gang)))
+
+
+def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
+    one, cache = named("a"), Cache()
+    seen = world(one)
+    soon = one.model_copy(update={"status": moves.admit(one.status, PLACED, NOW)})
+    assert [stay.gang.uid for stay in build(seen, cache, newest={"a": soon}).snapshot.running] == ["a"]
+    refused = build(seen, cache).snapshot
+    assert ([gang.uid for gang in refused.waiting], refused.running) == (["a"], ())
+
+
+def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
+    cache = Cache()
+    one, two = named("a"), admitted("b")
+    build(world(one, two), cache)
+    evicted = two.model_copy(update={"status": moves.evict(two.status, "NodeLost", "", NOW)})
+    held = one.status.model_copy(update={"hold": spec.HoldStatus(placement=[], expires_at=NOW + 9)})
+    changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
+    again, fresh = build(changed, cache).snapshot, build(changed, Cache()).snapshot
+    assert in_order(again) == in_order(fresh)
+    assert [type(hold) for hold in again.holds] == [Hold]
+    assert [type(stay) for stay in again.running] == [Running]
+    assert build(world(), cache).snapshot == build(world(), Cache()).snapshot
