@@ -1,0 +1,200 @@
+"""Carries the planner's decisions into statuses, and keeps the promises of earlier rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from muster import lifecycle
+from muster.cluster import NodeView, PodView, RecordEvent, World
+from muster.engine.drafts import Draft, Rank
+from muster.lifecycle import Bounds, Sight, is_admitted, is_leaving, max_grace, moves
+from muster.lifecycle.places import describe
+from muster.model import Admit, Decision, Evict, HoldRoom, Resize
+from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
+
+
+class Desk:
+    """The drafts of one round. `jobs` is by uid, as observed."""
+
+    def __init__(
+        self, world: World, jobs: Mapping[str, TrainingJob], nodes: Mapping[str, NodeView], bounds: Bounds
+    ) -> None:
+        self._world = world
+        self._jobs = jobs
+        self._nodes = nodes
+        self._bounds = bounds
+        self.drafts: dict[str, Draft] = {}
+        self.wakes: dict[str, float | None] = {}  # of the jobs looked at in this round
+        self.unsettled = False  # someone leaves or shrinks: decide again at once
+
+    def live(self, uid: str) -> None:
+        """Let a job's own life go on, from its newest status."""
+        draft = self.drafts.get(uid)
+        job = self._jobs[uid] if draft is None else _with_status(draft.job, draft.status)
+        world = self._world
+        pods: tuple[PodView, ...] = world.pods.get(uid, ())
+        verdict = lifecycle.live(job, Sight(world.now, pods, world.beats.get(uid), self._nodes), self._bounds)
+        self.wakes[uid] = verdict.wake_at
+        if draft is None and verdict.status is job.status and not verdict.actions:
+            return
+        draft = self._draft(uid, Rank.LIFE)
+        draft.status = verdict.status
+        events = [action for action in draft.actions if isinstance(action, RecordEvent)]
+        draft.actions = [*events, *verdict.actions]
+
+    def status(self, uid: str) -> TrainingJobStatus | None:
+        """A job's newest status; None when there is no such job."""
+        draft = self.drafts.get(uid)
+        if draft is not None:
+            return draft.status
+        job = self._jobs.get(uid)
+        return None if job is None else job.status
+
+    def newest(self) -> dict[str, TrainingJob]:
+        """Jobs whose status is about to change, as they will be."""
+        drafts = self.drafts.items()
+        return {uid: _with_status(draft.job, draft.status) for uid, draft in drafts if draft.changed}
+
+    # ---- promises of earlier rounds
+
+    def settle_holds(self, uids: Iterable[str]) -> None:
+        """Bring holds and evictions of these jobs into line with who has left, and finish what a crash interrupted.
+
+        A victim that has left, or is through with shrinking, leaves the hold's list. When none of the victims has been
+        told to leave, the hold is void: it was written and nothing else. When some have, the others are told now.
+        """
+        uids = sorted(uids)
+        for uid in uids:
+            status = self.status(uid)
+            if status is None or status.hold is None or not status.hold.victims:
+                continue
+            victims = status.hold.victims
+            states = {victim: self._state(victim) for victim in victims}
+            if all(state == "untold" for state in states.values()):
+                self._put(uid, moves.drop_hold(status), Rank.HOLD)
+                continue
+            left = [victim for victim in victims if states[victim] != "gone"]
+            if left != victims:
+                hold = status.hold.model_copy(update={"victims": left})
+                self._put(uid, status.model_copy(update={"hold": hold}), Rank.HOLD)
+            for victim in left:
+                if states[victim] == "untold":
+                    self._evict(victim, uid, "Preempted")
+        for uid in uids:
+            self._close_shrink(uid)
+
+    def _state(self, victim: str) -> str:
+        """Whether a victim is gone (or through with shrinking), was told to go, or was not told yet."""
+        status = self.status(victim)
+        if status is None or not is_admitted(status):
+            return "gone"
+        if is_leaving(status) or self._has_stale_pods(victim, status):
+            return "told"
+        return "untold" if status.eviction is None else "gone"
+
+    def _close_shrink(self, uid: str) -> None:
+        """A shrunk gang forgets for whom, once that one's hold no longer waits for it."""
+        status = self.status(uid)
+        if status is None or status.eviction is None or is_leaving(status) or self._has_stale_pods(uid, status):
+            return
+        beneficiary = self.status(status.eviction.beneficiary)
+        hold = None if beneficiary is None else beneficiary.hold
+        if hold is None or uid not in hold.victims:
+            self._put(uid, status.model_copy(update={"eviction": None}), Rank.LIFE)
+
+    def _has_stale_pods(self, uid: str, status: TrainingJobStatus) -> bool:
+        return any(pod.attempt != status.attempt for pod in self._world.pods.get(uid, ()))
+
+    # ---- the planner's decisions
+
+    def carry_out(self, decisions: Iterable[Decision]) -> None:
+        """Write down what was decided; `Wait` is not handled here (see `news`)."""
+        for decision in decisions:
+            if isinstance(decision, Admit):
+                self._admit(decision)
+            elif isinstance(decision, HoldRoom):
+                self._hold(decision)
+            elif isinstance(decision, Evict):
+                self._evict(decision.gang, decision.beneficiary, decision.reason)
+            elif isinstance(decision, Resize):
+                self._resize(decision)
+
+    def _admit(self, decision: Admit) -> None:
+        uid, now = decision.gang, self._world.now
+        draft = self._draft(uid, Rank.ADMIT)
+        waited = now - (draft.status.submitted_at if draft.status.submitted_at is not None else now)
+        self._put(uid, moves.admit(draft.status, decision.placement, now), Rank.ADMIT)
+        self._event(uid, "Admitted", f"{describe(draft.status.placement)}, after {waited:.0f} s in the queue")
+        self.live(uid)
+
+    def _hold(self, decision: HoldRoom) -> None:
+        draft = self._draft(decision.gang, Rank.HOLD)
+        self._put(decision.gang, moves.hold_room(draft.status, decision), Rank.HOLD)
+        leaving = ", ".join(self._name(victim) for victim in decision.victims)
+        if leaving:
+            self._event(decision.gang, "RoomHeld", f"room is held for it until {leaving} made way")
+        self.unsettled = True
+
+    def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
+        """Someone leaves; one that only holds room loses its hold."""
+        draft = self._draft(uid, Rank.VICTIM)
+        if not is_admitted(draft.status):
+            self._put(uid, moves.drop_hold(draft.status), Rank.VICTIM)
+            self._event(uid, "HoldLost", f"the room held for it went to {self._name(beneficiary)}, which comes first")
+            self.unsettled = True
+            return
+        message = f"{reason.lower()} for {self._name(beneficiary)}"
+        eviction = self._eviction(draft.job, beneficiary, reason)
+        self._put(uid, moves.evict(draft.status, reason, message, self._world.now, eviction=eviction), Rank.VICTIM)
+        self._event(uid, reason, message)
+        self.live(uid)
+        self.unsettled = True
+
+    def _resize(self, decision: Resize) -> None:
+        uid, beneficiary = decision.gang, decision.beneficiary
+        rank = Rank.LIFE if beneficiary is None else Rank.VICTIM
+        draft = self._draft(uid, rank)
+        eviction = None if beneficiary is None else self._eviction(draft.job, beneficiary, decision.reason)
+        status = moves.resize(draft.status, decision.placement, decision.reason, self._world.now, eviction=eviction)
+        self._put(uid, status, rank)
+        why = "there was room" if beneficiary is None else f"{decision.reason.lower()} for {self._name(beneficiary)}"
+        self._event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}")
+        self.live(uid)
+        self.unsettled = True
+
+    # ---- drafts
+
+    def _eviction(self, job: TrainingJob, beneficiary: str, reason: str) -> EvictionStatus:
+        deadline = self._world.now + max_grace(job)
+        return EvictionStatus.model_construct(beneficiary=beneficiary, reason=reason, deadline=deadline)
+
+    def _draft(self, uid: str, rank: Rank) -> Draft:
+        draft = self.drafts.get(uid)
+        if draft is None:
+            job = self._jobs[uid]
+            draft = self.drafts[uid] = Draft(job, job.status, rank)
+        elif rank is not Rank.LIFE and draft.rank in (Rank.LIFE, Rank.NEWS):
+            draft.rank = rank
+        return draft
+
+    def _put(self, uid: str, status: TrainingJobStatus, rank: Rank) -> None:
+        self._draft(uid, rank).status = status
+
+    def put_news(self, uid: str, status: TrainingJobStatus) -> None:
+        """A status that only tells why the job waits."""
+        draft = self.drafts.get(uid)
+        if draft is None:
+            job = self._jobs[uid]
+            draft = self.drafts[uid] = Draft(job, job.status, Rank.NEWS)
+        draft.status = status
+
+    def _event(self, uid: str, reason: str, message: str) -> None:
+        self._draft(uid, Rank.LIFE).actions.append(RecordEvent(uid, "Normal", reason, message))
+
+    def _name(self, uid: str) -> str:
+        job = self._jobs.get(uid)
+        return uid if job is None else f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+
+
+def _with_status(job: TrainingJob, status: TrainingJobStatus) -> TrainingJob:
+    return job if status is job.status else job.model_copy(update={"status": status})

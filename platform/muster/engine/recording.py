@@ -1,0 +1,21 @@
+"""A snapshot as bytes and back, so that a surprise can be kept as a file and planned again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.errors import InvalidSpec
+from muster.model import Snapshot
+
+
+def dump(snapshot: Snapshot) -> bytes:
+    """JSON with every field of the snapshot."""
+    return msgspec.json.encode(snapshot)
+
+
+def load(data: bytes) -> Snapshot:
+    """The snapshot of `dump`. Raises InvalidSpec that names what is missing or wrong, and where."""
+    try:
+        return msgspec.json.decode(data, type=Snapshot)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidSpec(f"not a snapshot as `muster` records it: {error}", field="snapshot") from error

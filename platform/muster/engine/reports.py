@@ -1,0 +1,45 @@
+"""Conditions of queues and flavors, and when a queue's usage is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from muster import spec
+from muster.admission import QueueVerdict
+from muster.cluster import WriteFlavorStatus, WriteQueueStatus
+from muster.fairshare import FairShare
+from muster.lifecycle.conditions import put
+
+
+def queue_writes(
+    queues: Iterable[spec.Queue], verdicts: Mapping[str, QueueVerdict], shares: FairShare, now: float, news_s: float
+) -> list[WriteQueueStatus]:
+    """Active and Overcommitted at once when they change, fair-share usage at most every `news_s`."""
+    writes = []
+    for queue in queues:
+        verdict, generation = verdicts[queue.metadata.name], queue.metadata.generation
+        conditions = queue.status.conditions
+        conditions = put(conditions, "Active", verdict.active, verdict.reason, verdict.message, now, generation)
+        over = verdict.overcommitted_message
+        reason = "WithinGuarantee" if over is None else "ChildrenExceedGuarantee"
+        conditions = put(conditions, "Overcommitted", over is not None, reason, over or "", now, generation)
+        fair_share = queue.status.fair_share
+        if now >= (0.0 if fair_share is None else fair_share.at) + news_s:
+            fair_share = shares.status(queue.metadata.name, now) or fair_share
+        if conditions is not queue.status.conditions or fair_share is not queue.status.fair_share:
+            status = queue.status.model_copy(update={"conditions": conditions, "fair_share": fair_share})
+            writes.append(WriteQueueStatus(queue.metadata.name, status))
+    return writes
+
+
+def flavor_writes(flavors: Iterable[spec.Flavor], overlaps: Mapping[str, str], now: float) -> list[WriteFlavorStatus]:
+    """Overlapping, with the nodes that the flavor loses because another one matches them too."""
+    writes = []
+    for flavor in flavors:
+        message = overlaps.get(flavor.metadata.name)
+        reason = "NoOverlap" if message is None else "NodesMatchTwoFlavors"
+        old = flavor.status.conditions
+        new = put(old, "Overlapping", message is not None, reason, message or "", now, flavor.metadata.generation)
+        if new is not old:
+            writes.append(WriteFlavorStatus(flavor.metadata.name, flavor.status.model_copy(update={"conditions": new})))
+    return writes

@@ -1,0 +1,25 @@
+"""How patient the lifecycle is. The defaults are those of the documentation; tests and simulations shorten them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Times in seconds. A restart waits `backoff_s`, doubled with each further one up to `backoff_max_s`."""
+
+    backoff_s: float = 5.0
+    backoff_max_s: float = 300.0
+    node_losses: int = 10  # in a job's life; one more fails it
+    force_after_s: float = 300.0  # a node unknown for so long is given up, its pods forgotten
+    blame_s: float = 3600.0  # a job avoids a blamed node for so long
+    blame_entries: int = 10
+    checkpoint_news_s: float = 60.0  # newest checkpoint into the status at most this often
+    log_tail_bytes: int = 4096
+
+    def backoff(self, restarts: int) -> float:
+        """Seconds before restart number `restarts` (1 is the first); 0 for none."""
+        if restarts < 1:
+            return 0.0
+        return float(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(restarts - 1, 30)))

@@ -1,0 +1,103 @@
+"""A job's standard conditions, and the phase that follows from them.
+
+Conditions are the truth: reason and message live in them, and everything else that a person sees is derived. A
+transition time moves only when a condition's status does, as Kubernetes has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from muster.spec import Condition, Phase, TrainingJobStatus
+
+ADMITTED = "Admitted"
+PODS_READY = "PodsReady"
+EVICTED = "Evicted"
+SUSPENDED = "Suspended"
+COMPLETE = "Complete"
+FAILED = "Failed"
+
+
+def find(status: TrainingJobStatus, kind: str) -> Condition | None:
+    """The condition of this type, or None."""
+    for condition in status.conditions:
+        if condition.type == kind:
+            return condition
+    return None
+
+
+def is_true(status: TrainingJobStatus, kind: str) -> bool:
+    """True when the condition is there and True."""
+    condition = find(status, kind)
+    return condition is not None and condition.status == "True"
+
+
+def set_condition(
+    status: TrainingJobStatus, kind: str, value: bool, reason: str, message: str, now: float
+) -> TrainingJobStatus:
+    """The status with this condition set and the phase derived anew; the same object when nothing would change."""
+    changed = put(status.conditions, kind, value, reason, message, now, status.observed_generation)
+    return status if changed is status.conditions else with_fields(status, {"conditions": changed})
+
+
+def put(
+    conditions: list[Condition], kind: str, value: bool, reason: str, message: str, now: float, generation: int
+) -> list[Condition]:
+    """The conditions with this one set, in its old position or last; the same list when nothing would change."""
+    wanted: Literal["True", "False"] = "True" if value else "False"
+    position = next((i for i, condition in enumerate(conditions) if condition.type == kind), len(conditions))
+    old = conditions[position] if position < len(conditions) else None
+    if old is not None and (wanted, reason, message, generation) == (
+        old.status,
+        old.reason,
+        old.message,
+        old.observed_generation,
+    ):
+        return conditions
+    since = old.last_transition_time if old is not None and old.status == wanted else now
+    new = Condition(
+        type=kind,
+        status=wanted,
+        reason=reason,
+        message=message,
+        last_transition_time=since,
+        observed_generation=generation,
+    )
+    return [*conditions[:position], new, *conditions[position + 1 :]]
+
+
+def with_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
+    """A copy with some fields replaced (not validated: only values of our own go in), its phase derived anew."""
+    changed = status.model_copy(update=dict(fields))
+    phase = phase_of(changed)
+    return changed if phase == changed.phase else changed.model_copy(update={"phase": phase})
+
+
+def phase_of(status: TrainingJobStatus) -> Phase:
+    """Pending, Admitted, Running, Suspended, Succeeded or Failed."""
+    true = {condition.type for condition in status.conditions if condition.status == "True"}
+    if COMPLETE in true:
+        return "Succeeded"
+    if FAILED in true:
+        return "Failed"
+    if SUSPENDED in true:
+        return "Suspended"
+    if ADMITTED in true:
+        return "Running" if PODS_READY in true else "Admitted"
+    return "Pending"
+
+
+def is_finished(status: TrainingJobStatus) -> bool:
+    """True once the job is over for good, well or badly."""
+    return is_true(status, COMPLETE) or is_true(status, FAILED)
+
+
+def is_admitted(status: TrainingJobStatus) -> bool:
+    """True while the gang has a placement, being torn down included."""
+    return is_true(status, ADMITTED)
+
+
+def is_leaving(status: TrainingJobStatus) -> bool:
+    """True while an admitted gang is torn down in order to be queued again."""
+    return is_true(status, ADMITTED) and is_true(status, EVICTED)

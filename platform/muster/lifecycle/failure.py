@@ -1,0 +1,105 @@
+"""What went wrong with an attempt, and what follows from it.
+
+The cause of a gang's end is its earliest failing container: the others fail because of it. Node loss, eviction and
+resize are never failures. A node is blamed only by evidence that tells it from the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from muster.cluster import NodeView, PodView
+from muster.lifecycle.bounds import Bounds
+from muster.spec import BlamedNode, FailurePolicy, LastFailure
+
+Action = Literal["RestartGang", "RestartElsewhere", "FailJob"]
+
+SHARED_WITHIN_S = 600.0
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_NOT_THE_JOBS_FAULT = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
+                                 "UnexpectedAdmissionError", "DisruptionTarget"})  # fmt: skip
+
+
+def cause(pods: Iterable[PodView]) -> PodView | None:
+    """The pod that failed earliest; None when none has ended so. One of which a rank has failed while others of it
+    still end may be the cause, too: it takes pods along that end before it does."""
+    pods = tuple(pods)
+    if all(pod.phase != "Failed" for pod in pods):
+        return None
+    failed = [pod for pod in pods if pod.phase == "Failed" or (pod.phase == "Running" and pod.failed_at is not None)]
+    late = float("inf")
+    return min(failed, key=lambda pod: (late if (at := _failed_at(pod)) is None else at, pod.name))
+
+
+def _failed_at(pod: PodView) -> float | None:
+    return pod.finished_at if pod.failed_at is None else pod.failed_at
+
+
+def is_infrastructure(pod: PodView) -> bool:
+    """True when the kubelet or a foreign pod ended it, not the job: it counts as a lost pod."""
+    return pod.reason in _NOT_THE_JOBS_FAULT or pod.reason.startswith("OutOf")
+
+
+def rule_for(policy: FailurePolicy, pod: PodView) -> Action | None:
+    """What the first rule says that matches the exit code or the pod's reason; None when no rule does."""
+    for rule in policy.rules:
+        if pod.exit_code is not None and pod.exit_code in rule.on_exit_codes:
+            return rule.action
+        if pod.reason and pod.reason in rule.on_pod_conditions:
+            return rule.action
+    return None
+
+
+def last_failure(pod: PodView, now: float, bounds: Bounds) -> LastFailure:
+    """What is kept of a failed pod before it is deleted."""
+    tail = pod.log_tail.encode()[-bounds.log_tail_bytes :].decode(errors="ignore")
+    at = now if (known := _failed_at(pod)) is None else known
+    return LastFailure(
+        pod=pod.name, node=pod.node, exit_code=pod.exit_code, reason=pod.reason or "Failed", log_tail=tail, at=at
+    )
+
+
+def sentence(pod: PodView) -> str:
+    """For a person: "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
+    ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
+    return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
+
+
+def blame(blamed: list[BlamedNode], nodes: Iterable[str], now: float, bounds: Bounds) -> list[BlamedNode]:
+    """The list with these nodes blamed from now on; expired entries leave, the newest are kept."""
+    fresh = sorted(set(nodes))
+    kept = [entry for entry in blamed if entry.until > now and entry.node not in fresh]
+    new = [BlamedNode(node=node, until=now + bounds.blame_s) for node in fresh]
+    return [*kept, *new][-bounds.blame_entries :]
+
+
+def slow_starters(wanted_nodes: Iterable[str], ready: Iterable[PodView]) -> list[str]:
+    """Nodes to blame for a start that took too long: those where no pod got ready, if any got ready elsewhere."""
+    good = {pod.node for pod in ready}
+    bad = sorted(set(wanted_nodes) - good)
+    return bad if good else []
+
+
+def is_gone(node: NodeView | None, now: float, bounds: Bounds) -> bool:
+    """True when what ran on the node cannot run any more: deleted, out of service, or unknown for too long."""
+    if node is None or any(taint.key == OUT_OF_SERVICE for taint in node.taints):
+        return True
+    return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + bounds.force_after_s
+
+
+def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float) -> dict[str, float]:
+    """Nodes that no job should start on, each until when: two jobs failed there within 10 minutes. By job uid."""
+    ends: dict[str, list[float]] = {}
+    for entries in blamed.values():
+        for entry in entries:
+            if entry.until > now:
+                ends.setdefault(entry.node, []).append(entry.until)
+    shared = {}
+    for node, untils in ends.items():
+        pairs = itertools.pairwise(sorted(untils))
+        close = [earlier for earlier, later in pairs if later - earlier <= SHARED_WITHIN_S]
+        if close:
+            shared[node] = max(close)  # then one of the two has expired
+    return shared

@@ -1,0 +1,212 @@
+"""What becomes of one job now: from the job, its pods and the time to its new status and what to do, in order.
+
+The question is asked again whenever something about the job changes, and at `wake_at`. Nothing is remembered between
+two answers, so it does not matter which engine asks, nor how often: asking again after everything was carried out
+changes nothing, and asking again after a crash finishes what was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
+from muster.lifecycle import moves
+from muster.lifecycle.bounds import Bounds
+from muster.lifecycle.conditions import (
+    EVICTED,
+    FAILED,
+    SUSPENDED,
+    find,
+    is_admitted,
+    is_finished,
+    is_leaving,
+    is_true,
+    with_fields,
+)
+from muster.lifecycle.failure import is_gone
+from muster.lifecycle.judge import judge
+from muster.lifecycle.places import Seat, pod_name, seats, without_nodes
+from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
+from muster.spec import CheckpointStatus, RoleStatusPlacement, TrainingJob
+
+
+def live(job: TrainingJob, sight: Sight, bounds: Bounds) -> Verdict:
+    """The job's next status and actions."""
+    return _Life(job, sight, bounds).verdict()
+
+
+class _Life:
+    """One answer in the making: the status so far, the actions, the times to wake up at."""
+
+    def __init__(self, job: TrainingJob, sight: Sight, bounds: Bounds) -> None:
+        self.job = job
+        self.sight = sight
+        self.bounds = bounds
+        self.status = job.status
+        self.actions: list[Write] = []
+        self.events: list[RecordEvent] = []
+        self.last: list[Write] = []
+        self.wakes: list[float] = []
+
+    def verdict(self) -> Verdict:
+        self._arrive()
+        if self.job.metadata.deletion_timestamp is not None:
+            self._leave_the_cluster()
+        else:
+            self._obey_the_user()
+            if is_admitted(self.status) and not is_finished(self.status):
+                self._judge()
+            if is_finished(self.status):
+                self._clear_up()
+            elif is_leaving(self.status):
+                self._tear_down()
+            elif is_admitted(self.status):
+                self._staff()
+            else:
+                self._stand_in_line()
+        self._note_checkpoint()
+        wake_at = min((at for at in self.wakes if at > self.sight.now), default=None)
+        return Verdict(self.status, (*self.actions, *self.events, *self.last), wake_at)
+
+    # ---- the steps, in the order of a job's life
+
+    def _arrive(self) -> None:
+        fields: dict[str, object] = {}
+        if self.status.submitted_at is None:
+            created = self.job.metadata.creation_timestamp
+            fields["submitted_at"] = self.sight.now if created is None else created
+        if self.status.observed_generation != self.job.metadata.generation:
+            fields["observed_generation"] = self.job.metadata.generation
+        if fields:
+            self.status = with_fields(self.status, fields)
+
+    def _leave_the_cluster(self) -> None:
+        self._delete(self.sight.pods)
+        if not self.sight.pods:
+            self.last.append(RemoveJob(self.job.metadata.uid))
+
+    def _obey_the_user(self) -> None:
+        now = self.sight.now
+        if is_finished(self.status):
+            return
+        if self.job.spec.cancel:
+            self.status = moves.finish(self.status, FAILED, "Cancelled", "cancelled by the user", now)
+            self._event("Normal", "Cancelled", "cancelled by the user")
+        elif self.job.spec.suspend and not is_true(self.status, SUSPENDED):
+            self.status = moves.suspend(self.status, now)
+            self._event("Normal", "Suspended", "gave its room back until it is resumed")
+        elif not self.job.spec.suspend and is_true(self.status, SUSPENDED):
+            self.status = moves.resume(self.status, now)
+            self._event("Normal", "Resumed", "waits in its queue again")
+
+    def _judge(self) -> None:
+        ruling = judge(self.job, self.status, self.sight, self.bounds)
+        self.status = ruling.status
+        self.wakes.extend(ruling.wakes)
+        if ruling.event is not None:
+            self._event(*ruling.event)
+
+    def _clear_up(self) -> None:
+        """Stop what still runs; keep ended pods for their logs until the job itself goes."""
+        alive = [pod for pod in self.sight.pods if pod.phase in LIVE_PHASES]
+        self._delete(alive)
+        ttl, finished_at = self.job.spec.ttl_seconds_after_finished, self.status.finished_at
+        if ttl is not None and finished_at is not None and not alive:
+            if self.sight.now >= finished_at + ttl:
+                self.last.append(RemoveJob(self.job.metadata.uid))
+            else:
+                self.wakes.append(finished_at + ttl)
+
+    def _tear_down(self) -> None:
+        self._delete(self.sight.pods)
+        if self.sight.pods:
+            return
+        now = self.sight.now
+        hold_until = now + max_grace(self.job) + self.job.spec.start_timeout_seconds
+        self.status = moves.requeue(self.status, now, self.bounds, self._kept_room(), hold_until)
+        self._stand_in_line()
+
+    def _kept_room(self) -> list[RoleStatusPlacement]:
+        """What a gang keeps while its lost nodes are replaced: its places on nodes that are still good."""
+        evicted = find(self.status, EVICTED)
+        if evicted is None or evicted.reason not in moves.ROOM_KEEPERS:
+            return []
+        blamed = {entry.node for entry in self.status.blamed_nodes if entry.until > self.sight.now}
+        names = {share.node for part in self.status.placement for share in part.nodes}
+        views = {name: self.sight.nodes.get(name) for name in names}
+        good = {n for n, v in views.items() if v is not None and v.ready and not v.cordoned and n not in blamed}
+        return without_nodes(self.status.placement, frozenset(names - good))
+
+    def _staff(self) -> None:
+        """Create what is missing of the present attempt, once nothing is left of older ones."""
+        status, now = self.status, self.sight.now
+        stale = [pod for pod in self.sight.pods if pod.attempt != status.attempt]
+        self._delete(stale)
+        if stale:
+            return
+        if status.requeue_after is not None and now < status.requeue_after:
+            self.wakes.append(status.requeue_after)
+            return
+        have = {(pod.role, pod.index) for pod in self.sight.pods}
+        self.actions.extend(
+            self._create(seat) for seat in seats(status.placement) if (seat.role, seat.index) not in have
+        )
+
+    def _stand_in_line(self) -> None:
+        self._delete(self.sight.pods)
+        status, now = self.status, self.sight.now
+        if status.hold is not None:
+            if now >= status.hold.expires_at:
+                self.status = moves.drop_hold(status)
+                self._event("Warning", "HoldExpired", "the room held for it was given back: it could not start in time")
+            else:
+                self.wakes.append(status.hold.expires_at)
+        if status.requeue_after is not None:
+            self.wakes.append(status.requeue_after)
+        self.wakes.extend(entry.until for entry in status.blamed_nodes)
+
+    def _note_checkpoint(self) -> None:
+        """The newest checkpoint goes along with any other news, and on its own at most once a minute."""
+        beat, old = self.sight.beat, self.status.last_checkpoint
+        if beat is None or beat.checkpoint_at is None or beat.checkpoint_step is None:
+            return
+        if old is not None and beat.checkpoint_at <= old.at + 1e-3:
+            return
+        due = 0.0 if old is None else old.at + self.bounds.checkpoint_news_s
+        if self.status is not self.job.status or max(self.sight.now, beat.checkpoint_at) >= due:
+            news = CheckpointStatus(step=beat.checkpoint_step, at=beat.checkpoint_at)
+            self.status = with_fields(self.status, {"last_checkpoint": news})
+        else:
+            self.wakes.append(due)
+
+    # ---- what the steps are made of
+
+    def _create(self, seat: Seat) -> CreatePod:
+        meta, attempt = self.job.metadata, self.status.attempt
+        return CreatePod(
+            job_uid=meta.uid,
+            name=pod_name(meta.name, meta.uid, seat.role, seat.index, attempt),
+            role=seat.role,
+            index=seat.index,
+            replicas=seat.replicas,
+            attempt=attempt,
+            node=seat.node,
+            flavor=seat.flavor,
+            rank0_node=seat.rank0_node,
+        )
+
+    def _delete(self, pods: Iterable[PodView]) -> None:
+        for pod in pods:
+            node = self.sight.nodes.get(pod.node)
+            if is_gone(node, self.sight.now, self.bounds):
+                self.actions.append(DeletePod(pod.job_uid, pod.name, 0.0, force=True))
+                continue
+            if node is not None and node.not_ready_since is not None:
+                self.wakes.append(node.not_ready_since + self.bounds.force_after_s)
+            if not pod.deleting:
+                self.actions.append(DeletePod(pod.job_uid, pod.name, role_grace(self.job, pod.role)))
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self.events.append(
+            RecordEvent(self.job.metadata.uid, "Normal" if kind == "Normal" else "Warning", reason, message)
+        )

@@ -1,0 +1,167 @@
+"""The moves a job can make, each one a function from status to status.
+
+A move is one durable write: everything that later steps need in order to go on after a crash is in the status that it
+returns. `attempt` counts up whenever pods of the present one must never be taken for the job's pods again.
+"""
+
+from __future__ import annotations
+
+from muster.lifecycle.bounds import Bounds
+from muster.lifecycle.conditions import (
+    ADMITTED,
+    COMPLETE,
+    EVICTED,
+    FAILED,
+    PODS_READY,
+    SUSPENDED,
+    find,
+    is_admitted,
+    is_true,
+    set_condition,
+    with_fields,
+)
+from muster.lifecycle.places import describe, size, to_status
+from muster.model import HoldRoom, Placement, Wait
+from muster.spec import EvictionStatus, HoldStatus, RoleStatusPlacement, TrainingJobStatus
+
+
+def admit(status: TrainingJobStatus, placement: Placement, now: float) -> TrainingJobStatus:
+    """Give the gang its place: a new stay begins. Its pods may be created once this is written."""
+    places = to_status(placement)
+    fields = {
+        "placement": places,
+        "admitted_at": now,
+        "started_at": None,
+        "requeue_after": None,
+        "queue_position": None,
+        "estimated_start": None,
+        "hold": None,
+        "eviction": None,
+        "pods_wanted": size(places),
+        "pods_ready": 0,
+    }
+    status = with_fields(status, fields)
+    status = set_condition(status, ADMITTED, True, "Admitted", describe(places), now)
+    if is_true(status, EVICTED):
+        status = set_condition(status, EVICTED, False, "Admitted", "", now)
+    return set_condition(status, PODS_READY, False, "Starting", "", now)
+
+
+def wait(status: TrainingJobStatus, verdict: Wait, now: float) -> TrainingJobStatus:
+    """Say why the gang waits, and its place in the queue."""
+    fields = {"queue_position": verdict.position, "estimated_start": verdict.estimated_start}
+    return set_condition(with_fields(status, fields), ADMITTED, False, verdict.code, verdict.message, now)
+
+
+def hold_room(status: TrainingJobStatus, decision: HoldRoom) -> TrainingJobStatus:
+    """Promise room to the gang before anyone leaves for it."""
+    hold = HoldStatus(
+        placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
+    )
+    return with_fields(status, {"hold": hold})
+
+
+def drop_hold(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Give the promised room back."""
+    return status if status.hold is None else with_fields(status, {"hold": None})
+
+
+def evict(
+    status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
+) -> TrainingJobStatus:
+    """Begin to tear an admitted gang down; once its pods are gone it is queued again. Never a failure."""
+    status = with_fields(status, {"eviction": eviction})
+    return set_condition(status, EVICTED, True, reason, message, now)
+
+
+def requeue(
+    status: TrainingJobStatus, now: float, bounds: Bounds, kept: list[RoleStatusPlacement], hold_until: float
+) -> TrainingJobStatus:
+    """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold until `hold_until`.
+
+    Only what counts as a restart (see `COUNTED_EVICTIONS`) waits for a backoff.
+    """
+    evicted = find(status, EVICTED)
+    reason = evicted.reason if evicted is not None else "Requeued"
+    message = evicted.message if evicted is not None else ""
+    backs_off = reason in COUNTED_EVICTIONS
+    hold = HoldStatus(placement=kept, victims=[], expires_at=hold_until) if kept else None
+    status = _out(status, now, reason, message)
+    return with_fields(
+        status, {"hold": hold, "requeue_after": now + bounds.backoff(status.restarts) if backs_off else None}
+    )
+
+
+COUNTED_EVICTIONS = frozenset({"StartTimeout", "RestartElsewhere"})
+"""Evictions that are the job's own doing: they count as restarts and back off."""
+
+ROOM_KEEPERS = frozenset({"NodeLost", "PodLost", "RestartElsewhere"})
+"""Evictions after which the gang keeps its good nodes under a hold while the others are replaced."""
+
+
+def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
+    """Start the whole gang anew on its own nodes after `delay_s`; the stay goes on."""
+    fields = {
+        "attempt": status.attempt + 1,
+        "started_at": None,
+        "requeue_after": now + delay_s,
+        "pods_ready": 0,
+    }
+    return set_condition(with_fields(status, fields), PODS_READY, False, reason, message, now)
+
+
+def resize(
+    status: TrainingJobStatus, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None
+) -> TrainingJobStatus:
+    """Restart the gang on `placement`, at once after its present pods are gone; the stay goes on, nothing failed."""
+    places = to_status(placement)
+    message = describe(places)
+    status = restart(status, "Resizing", f"{reason}: restarts with {message}", now, 0.0)
+    fields = {"placement": places, "resized_at": now, "eviction": eviction, "pods_wanted": size(places)}
+    return set_condition(with_fields(status, fields), ADMITTED, True, "Resized", message, now)
+
+
+def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+    """Release everything until the job is resumed."""
+    message = "spec.suspend is true"
+    status = _out(status, now, "Suspended", message) if is_admitted(status) else status
+    fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None}
+    status = set_condition(with_fields(status, fields), ADMITTED, False, "Suspended", message, now)
+    return set_condition(status, SUSPENDED, True, "Suspended", message, now)
+
+
+def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+    """Back into the queue at its old place."""
+    status = set_condition(status, SUSPENDED, False, "Resumed", "", now)
+    return set_condition(status, ADMITTED, False, "Resumed", "", now)
+
+
+def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now: float) -> TrainingJobStatus:
+    """End the job for good; `kind` is Complete or Failed. The placement stays as a record."""
+    assert kind in (COMPLETE, FAILED)
+    fields = {
+        "finished_at": now,
+        "hold": None,
+        "eviction": None,
+        "requeue_after": None,
+        "queue_position": None,
+        "estimated_start": None,
+    }
+    status = set_condition(with_fields(status, fields), kind, True, reason, message, now)
+    if find(status, PODS_READY) is not None:
+        status = set_condition(status, PODS_READY, False, "Finished", "", now)
+    return set_condition(status, ADMITTED, False, "Finished", "", now)
+
+
+def _out(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
+    fields = {
+        "attempt": status.attempt + 1,
+        "placement": [],
+        "eviction": None,
+        "admitted_at": None,
+        "started_at": None,
+        "pods_wanted": 0,
+        "pods_ready": 0,
+    }
+    status = set_condition(with_fields(status, fields), PODS_READY, False, reason, "", now)
+    return set_condition(status, ADMITTED, False, reason, message, now)

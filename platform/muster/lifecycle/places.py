@@ -1,0 +1,93 @@
+"""Placements: the planner's form, the run-length form of a status, and the pods that follow from it.
+
+A pod's name follows from the job's name and uid, the role, the index and the attempt, so that creating it twice is
+noticed by whoever keeps the pods, and a pod of an older attempt can never be taken for a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from muster.model import Placement, RolePlacement
+from muster.spec import NodeShare, RoleStatusPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one pod of a gang belongs."""
+
+    role: str
+    index: int
+    node: str
+    flavor: str
+    replicas: int  # pods of the role in this placement
+    rank0_node: str
+
+
+def pod_name(job_name: str, uid: str, role: str, index: int, attempt: int) -> str:
+    """`<job>-<role>-<index>-<hash5(uid, attempt)>`."""
+    digest = hashlib.sha256(f"{uid}/{attempt}".encode()).hexdigest()[:5]
+    return f"{job_name}-{role}-{index}-{digest}"
+
+
+def to_status(placement: Placement) -> list[RoleStatusPlacement]:
+    """The run-length form: indexes count up through the nodes."""
+    roles = []
+    for part in placement:
+        shares, first = [], 0
+        for node, count in part.nodes:
+            last = first + count - 1
+            shares.append(NodeShare(node=node, indexes=str(first) if count == 1 else f"{first}-{last}"))
+            first = last + 1
+        roles.append(RoleStatusPlacement(role=part.role, flavor=part.flavor, nodes=shares))
+    return roles
+
+
+def from_status(placement: Iterable[RoleStatusPlacement]) -> Placement:
+    """The planner's form of what a status says."""
+    return tuple(
+        RolePlacement(role=part.role, flavor=part.flavor, nodes=tuple((s.node, _count(s.indexes)) for s in part.nodes))
+        for part in placement
+    )
+
+
+def seats(placement: Iterable[RoleStatusPlacement]) -> Iterator[Seat]:
+    """Every pod of a placement, by role and index."""
+    for part in from_status(placement):
+        rank0 = part.nodes[0][0] if part.nodes else ""
+        index = 0
+        for node, count in part.nodes:
+            for _ in range(count):
+                yield Seat(part.role, index, node, part.flavor, part.replicas, rank0)
+                index += 1
+
+
+def size(placement: Iterable[RoleStatusPlacement]) -> int:
+    """Number of pods."""
+    return sum(_count(share.indexes) for part in placement for share in part.nodes)
+
+
+def without_nodes(placement: Iterable[RoleStatusPlacement], gone: frozenset[str]) -> list[RoleStatusPlacement]:
+    """What is left of a placement when some nodes are gone, indexes dense again; roles without a pod drop out."""
+    left = tuple(
+        RolePlacement(part.role, part.flavor, tuple(pair for pair in part.nodes if pair[0] not in gone))
+        for part in from_status(placement)
+    )
+    return to_status(tuple(part for part in left if part.nodes))
+
+
+def describe(placement: Iterable[RoleStatusPlacement]) -> str:
+    """For a person: "4 pods on 2 nodes of h200"."""
+    parts = list(placement)
+    pods = size(parts)
+    nodes = {share.node for part in parts for share in part.nodes}
+    flavors = sorted({part.flavor for part in parts if part.flavor})
+    text = f"{pods} pod{'s' * (pods != 1)} on {len(nodes)} node{'s' * (len(nodes) != 1)}"
+    return text + (f" of {', '.join(flavors)}" if flavors else "")
+
+
+def _count(indexes: str) -> int:
+    first, _, last = indexes.partition("-")
+    return int(last) - int(first) + 1 if last else 1

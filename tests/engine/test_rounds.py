@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.engine.worlds import flavor, job, nodes, queue, settle
+
+from muster import spec
+from muster.cluster import CreatePod, DeletePod, RecordEvent, RemoveJob, World, Write, WriteQueueStatus, WriteStatus
+from muster.engine import Engine, Round
+from muster.lifecycle import find
+from muster.model import Admit, Wait
+from muster.simulate import SimCluster, Work
+
+
+def statuses(round_: Round) -> list[str]:
+    return [write.job_uid for write in round_.writes if isinstance(write, WriteStatus)]
+
+
+def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a"), Work(100, start_delay_s=3))
+    writes = engine.step().writes
+    kinds = [type(write) for write in writes if getattr(write, "job_uid", "") == uid]
+    assert kinds == [WriteStatus, RecordEvent, CreatePod, CreatePod]
+    assert cluster.job(uid).status.phase == "Admitted"
+    assert [(pod.index, pod.node) for pod in cluster.pods(uid)] == [(0, "n0"), (1, "n1")]
+    settle(engine, cluster, until=50)
+    assert cluster.job(uid).status.phase == "Running"
+    settle(engine, cluster, until=200)
+    status = cluster.job(uid).status
+    assert status.phase == "Succeeded"
+    assert status.finished_at == 103
+
+
+def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a"), Work(100, start_delay_s=3))
+    rounds = settle(engine, cluster, until=50)
+    assert [uid for round_ in rounds for uid in statuses(round_)] == [uid, uid]
+    assert [event.reason for event in cluster.events] == ["Admitted"]
+
+
+def test_a_round_after_which_nothing_changed_writes_nothing() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    cluster.submit(job("a"), Work(100))
+    cluster.submit(job("b"), Work(100))
+    settle(engine, cluster, until=1)
+    assert engine.step().writes == ()
+
+
+def test_room_of_a_finished_gang_is_given_away_in_the_same_round() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    cluster.submit(job("a", ttlSecondsAfterFinished=0), Work(10))
+    second = cluster.submit(job("b"), Work(10))
+    settle(engine, cluster, until=5)
+    cluster.advance(10)
+    round_ = engine.step()
+    assert [decision.gang for decision in round_.decisions if isinstance(decision, Admit)] == [second]
+    kinds = [type(write).__name__ for write in round_.writes]
+    assert kinds[: kinds.index("CreatePod")] == [
+        "WriteStatus",
+        "RecordEvent",
+        "RemoveJob",
+        "WriteStatus",
+        "RecordEvent",
+    ]
+    assert any(isinstance(write, RemoveJob) for write in round_.writes)
+
+
+def preemption() -> tuple[SimCluster, Engine, str, str]:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    low = cluster.submit(job("low"), Work(1000, stop_s=5))
+    settle(engine, cluster, until=100)
+    high = cluster.submit(job("high", priority=5), Work(10))
+    return cluster, engine, low, high
+
+
+def test_the_hold_is_written_before_the_victim_is_told_and_both_before_a_pod_is_stopped() -> None:
+    cluster, engine, low, high = preemption()
+    round_ = engine.step()
+    writes = [w for w in round_.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
+    assert [(type(w), w.job_uid) for w in writes] == [
+        (WriteStatus, high), (WriteStatus, low), (DeletePod, low), (DeletePod, low)
+    ]  # fmt: skip
+    hold, eviction = cluster.job(high).status.hold, cluster.job(low).status.eviction
+    assert hold is not None
+    assert hold.victims == [low]
+    assert eviction is not None
+    assert (eviction.beneficiary, eviction.reason, eviction.deadline) == (high, "Preempted", 130.0)
+    settle(engine, cluster, until=106)
+    assert cluster.job(high).status.phase == "Running"
+    assert cluster.job(high).status.hold is None
+    settle(engine, cluster, until=120)
+    assert cluster.job(low).status.phase == "Running"
+    assert (cluster.job(low).status.attempt, cluster.job(low).status.restarts) == (1, 0)
+
+
+def test_a_hold_whose_victims_were_never_told_is_void() -> None:
+    cluster, engine, low, high = preemption()
+    first = engine.decide(cluster.observe()).writes[0]
+    cluster.apply_one(first)  # and then the engine is killed
+    cluster.edit(high, cancel=True)
+    settle(Engine(cluster), cluster, until=110)
+    assert cluster.job(low).status.phase == "Running"
+    assert cluster.job(low).status.attempt == 0
+
+
+def test_after_a_crash_the_remaining_victims_are_told() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    lows = [cluster.submit(job(name, 1), Work(1000, stop_s=5)) for name in ("low1", "low2")]
+    settle(engine, cluster, until=100)
+    high = cluster.submit(job("high", priority=5), Work(10))
+    statuses_only = [w for w in engine.decide(cluster.observe()).writes if isinstance(w, WriteStatus)]
+    for write in statuses_only[:2]:  # the hold, and one of two victims
+        cluster.apply_one(write)
+    told = [uid for uid in lows if cluster.job(uid).status.eviction is not None]
+    assert len(told) == 1
+    settle(Engine(cluster), cluster, until=107)
+    assert cluster.job(high).status.phase == "Running"
+
+
+def test_an_edit_of_the_beneficiary_does_not_hide_its_promise() -> None:
+    cluster, engine, low, high = preemption()
+    first = engine.decide(cluster.observe()).writes[0]
+    cluster.apply_one(first)
+    successor = Engine(cluster)
+    cluster.edit(high, priority=6)
+    successor.step()
+    eviction = cluster.job(low).status.eviction
+    assert eviction is not None
+    assert eviction.beneficiary == high
+    assert len(cluster.pods(low)) == 2
+
+
+def test_deleting_the_beneficiary_does_not_stop_the_victim_from_coming_back() -> None:
+    cluster, engine, low, high = preemption()
+    engine.step()
+    cluster.delete(high)
+    settle(engine, cluster, until=120)
+    assert not cluster.has_job(high)
+    assert cluster.job(low).status.phase == "Running"
+
+
+def test_a_conflict_ends_the_round_and_nothing_is_forgotten() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first, second = (cluster.submit(job(name, 1), Work(10)) for name in ("a", "b"))
+    world = cluster.observe()
+    round_ = engine.decide(world)
+    cluster.edit(first, priority=3)
+    stale = Engine(FixedWorld(cluster, world))
+    assert stale.step().wake_at == cluster.now
+    assert cluster.pods(first) == cluster.pods(second) == ()
+    assert len(statuses(round_)) == 2
+    settle(Engine(cluster), cluster, until=5)
+    assert len(cluster.pods(first)) == len(cluster.pods(second)) == 1
+
+
+class FixedWorld:
+    """A cluster whose cache is behind."""
+
+    def __init__(self, cluster: SimCluster, world: World) -> None:
+        self.cluster, self.world = cluster, world
+
+    def observe(self) -> World:
+        return self.world
+
+    def apply(self, writes: Sequence[Write]) -> None:
+        self.cluster.apply(writes)
+
+
+def test_a_first_verdict_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    cluster.submit(job("a", priority=9), Work(1000))
+    settle(engine, cluster, until=1)
+    late = cluster.submit(job("late"), Work(10))
+    assert late in statuses(engine.step())
+    position = cluster.job(late).status.queue_position
+    cluster.advance(10)
+    sooner = cluster.submit(job("sooner", priority=9, pods=4), Work(10))  # larger than the cluster, told at once
+    round_ = engine.step()
+    assert sooner in statuses(round_)
+    cluster.submit(job("before", priority=5, gpus=4, pods=3), Work(10))
+    cluster.advance(20)
+    waits = engine.step().waits
+    assert waits[late].position != position
+    assert cluster.job(late).status.queue_position == position
+    settle(engine, cluster, until=75)
+    assert cluster.job(late).status.queue_position == waits[late].position
+
+
+def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue("red")])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", queue="blue"), Work(10))
+    wait = engine.step().waits[uid]
+    assert wait == Wait(uid, "QueueNotFound", "queue blue does not exist; there are: red")
+    cluster.put_queue(queue("blue"))
+    settle(engine, cluster, until=1)
+    assert cluster.job(uid).status.phase == "Running"
+
+
+def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": "team-a"}}
+    cluster = SimCluster(nodes(2), [flavor()], [queue(namespaceSelector=selector)])
+    engine = Engine(cluster)
+    wanted = job("a")
+    outside = cluster.submit(wanted, Work(10))
+    team = wanted.metadata.model_copy(update={"name": "b", "namespace": "team-a"})
+    inside = cluster.submit(wanted.model_copy(update={"metadata": team}), Work(10))
+    assert engine.step().waits[outside].code == "QueueNotAllowed"
+    assert cluster.job(inside).status.phase == "Admitted"
+
+
+def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None:
+    labelled = nodes(2, 8, zone="z")
+    cluster = SimCluster(
+        labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "nobody")]
+    )
+    engine = Engine(cluster)
+    engine.step()
+    world = cluster.observe()
+    told = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
+    assert told["default"]["Active"] == ("True", "Ready")
+    assert told["orphan"]["Active"] == ("False", "ParentNotFound")
+    overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in world.flavors]
+    assert [(c.status, c.reason) for c in overlap] == [("True", "NodesMatchTwoFlavors")] * 2
+    assert "n0, n1" in overlap[0].message
+    assert not any(isinstance(write, WriteQueueStatus) for write in engine.step().writes)
+
+
+def test_a_node_that_comes_back_changes_what_can_start() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    view = cluster.nodes["n1"]
+    cluster.lose_node("n1")
+    uid = cluster.submit(job("a"), Work(10))
+    settle(engine, cluster, until=5)
+    assert cluster.job(uid).status.phase == "Pending"
+    cluster.bring_back(view)
+    settle(engine, cluster, until=6)
+    assert cluster.job(uid).status.phase == "Running"
+
+
+def test_a_lost_node_is_replaced_while_the_others_stay_held() -> None:
+    cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a"), Work(100, stop_s=1))
+    settle(engine, cluster, until=10)
+    placed = {share.node for part in cluster.job(uid).status.placement for share in part.nodes}
+    lost = sorted(placed)[0]
+    spare = (set(cluster.nodes) - placed).pop()
+    cluster.lose_node(lost, deleted=True)
+    rounds = settle(engine, cluster, until=11)
+    assert rounds
+    settle(engine, cluster, until=20)
+    status = cluster.job(uid).status
+    now_on = {share.node for part in status.placement for share in part.nodes}
+    assert (status.phase, now_on) == ("Running", {spare} | placed - {lost})
+    assert (status.node_losses, status.restarts) == (1, 0)
+
+
+def test_priority_classes_give_their_value() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    cluster.submit(job("plain", 1), Work(10))
+    urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), Work(10))
+    world = replace(cluster.observe(), priority_classes={"urgent": 1000})
+    admits = [decision.gang for decision in engine.decide(world).decisions if isinstance(decision, Admit)]
+    assert admits == [urgent]
+
+
+def test_the_reason_of_a_wait_is_in_the_condition() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", 5), Work(10))
+    engine.step()
+    found = find(cluster.job(uid).status, "Admitted")
+    assert isinstance(found, spec.Condition)
+    assert (found.status, found.reason) == ("False", "LargerThanCluster")
+    assert engine.snapshot is not None
+    assert [gang.uid for gang in engine.snapshot.waiting] == [uid]

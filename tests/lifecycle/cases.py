@@ -1,0 +1,90 @@
+"""Jobs in the middle of their lives, for tests of the lifecycle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from muster import spec
+from muster.cluster import Beat, CreatePod, DeletePod, NodeView, PodView, RecordEvent
+from muster.lifecycle import Bounds, Sight, Verdict, live, moves, pod_name, seats
+from muster.model import Placement, Resources, RolePlacement
+
+NOW = 1000.0
+BOUNDS = Bounds(backoff_s=10)
+PLACEMENT: Placement = (RolePlacement("trainer", "h200", (("n0", 2), ("n1", 1))),)
+NODES = {name: NodeView(name, Resources.of({"pods": 10})) for name in ("n0", "n1", "n2")}
+
+
+def job(
+    pods: int = 3, *, least: int | None = None, grace: int = 30, uid: str = "u1", **fields: Any
+) -> spec.TrainingJob:
+    template = {"spec": {"containers": [{}], "terminationGracePeriodSeconds": grace}}
+    role = {"name": "trainer", "replicas": pods, "minReplicas": least, "template": template}
+    body = {"roles": [role], **fields}
+    return spec.TrainingJob.model_validate({"metadata": {"name": "a", "uid": uid, "generation": 1}, "spec": body})
+
+
+def admitted(
+    wanted: spec.TrainingJob | None = None, at: float = NOW, placement: Placement = PLACEMENT
+) -> spec.TrainingJob:
+    """The job as it is right after its admission was written."""
+    wanted = wanted or job()
+    fresh = live(wanted, Sight(at), BOUNDS).status
+    return with_status(wanted, moves.admit(fresh, placement, at))
+
+
+def running(wanted: spec.TrainingJob | None = None, at: float = NOW) -> spec.TrainingJob:
+    """The job once all its pods are ready."""
+    one = admitted(wanted, at)
+    return with_status(one, look(one, pods_of(one), now=at).status)
+
+
+def pods_of(one: spec.TrainingJob, phase: Any = "Running") -> tuple[PodView, ...]:
+    """The pods of the job's present attempt, in the order of its placement."""
+    meta, status = one.metadata, one.status
+    return tuple(
+        PodView(
+            pod_name(meta.name, meta.uid, seat.role, seat.index, status.attempt),
+            meta.uid, seat.role, seat.index, status.attempt, seat.node, phase, ready=phase == "Running",
+        )
+        for seat in seats(status.placement)
+    )  # fmt: skip
+
+
+def look(
+    one: spec.TrainingJob,
+    pods: tuple[PodView, ...] = (),
+    *,
+    now: float = NOW,
+    beat: Beat | None = None,
+    nodes: dict[str, NodeView] | None = None,
+) -> Verdict:
+    """The lifecycle's answer."""
+    return live(one, Sight(now, pods, beat, NODES if nodes is None else nodes), BOUNDS)
+
+
+def with_status(one: spec.TrainingJob, status: spec.TrainingJobStatus) -> spec.TrainingJob:
+    return one.model_copy(update={"status": status})
+
+
+def failed(pod: PodView, code: int | None = 1, at: float = NOW, reason: str = "Error", log: str = "") -> PodView:
+    return replace(pod, phase="Failed", ready=False, exit_code=code, finished_at=at, reason=reason, log_tail=log)
+
+
+def condition(status: spec.TrainingJobStatus, kind: str) -> tuple[str, str]:
+    """(status, reason) of a condition; ("", "") when it is not there."""
+    found = next((c for c in status.conditions if c.type == kind), None)
+    return ("", "") if found is None else (found.status, found.reason)
+
+
+def deleted(verdict: Verdict) -> list[str]:
+    return [action.name for action in verdict.actions if isinstance(action, DeletePod)]
+
+
+def created(verdict: Verdict) -> list[tuple[int, str]]:
+    return [(action.index, action.node) for action in verdict.actions if isinstance(action, CreatePod)]
+
+
+def events(verdict: Verdict) -> list[str]:
+    return [action.reason for action in verdict.actions if isinstance(action, RecordEvent)]

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.lifecycle.cases import (
+    NOW,
+    admitted,
+    condition,
+    created,
+    deleted,
+    events,
+    failed,
+    job,
+    look,
+    pods_of,
+    running,
+    with_status,
+)  # fmt: skip
+
+from muster import spec
+from muster.cluster import Beat, DeletePod, PodView, RemoveJob
+from muster.lifecycle import moves
+from muster.model import Placement, RolePlacement, Wait
+
+DONE: Any = "Succeeded"
+
+
+def two_roles() -> spec.TrainingJob:
+    template = {"spec": {"containers": [{}], "terminationGracePeriodSeconds": 7}}
+    roles = [
+        {"name": "trainer", "replicas": 2, "template": template},
+        {"name": "server", "replicas": 1, "essential": False, "template": template},
+    ]
+    placement: Placement = (RolePlacement("trainer", "f", (("n0", 2),)), RolePlacement("server", "f", (("n1", 1),)))
+    wanted = spec.TrainingJob.model_validate({"metadata": {"name": "a", "uid": "u1"}, "spec": {"roles": roles}})
+    one = admitted(wanted, placement=placement)
+    return with_status(one, look(one, pods_of(one)).status)
+
+
+def with_phases(pods: tuple[PodView, ...], *phases: Any) -> tuple[PodView, ...]:
+    return tuple(replace(pod, phase=phase, ready=phase == "Running") for pod, phase in zip(pods, phases, strict=True))
+
+
+def test_complete_when_all_essential_pods_exit_0_and_the_others_are_stopped_gently() -> None:
+    one = two_roles()
+    pods = pods_of(one)
+    assert look(one, with_phases(pods, DONE, "Running", "Running")).status.phase == "Running"
+    verdict = look(one, with_phases(pods, DONE, DONE, "Running"), now=NOW + 9)
+    assert verdict.status.phase == "Succeeded"
+    assert verdict.status.finished_at == NOW + 9
+    stops = [action for action in verdict.actions if isinstance(action, DeletePod)]
+    assert [(stop.name, stop.grace_s) for stop in stops] == [(pods[2].name, 7.0)]
+
+
+def test_a_failing_pod_that_is_not_essential_fails_the_gang_but_not_once_the_work_is_done() -> None:
+    one = two_roles()
+    pods = pods_of(one)
+    assert look(one, (*pods[:2], failed(pods[2]))).status.restarts == 1
+    done = with_phases(pods[:2], DONE, DONE)
+    assert look(one, (*done, failed(pods[2]))).status.phase == "Succeeded"
+
+
+def test_early_finishers_keep_their_room_until_the_gang_ends() -> None:
+    one = running()
+    pods = pods_of(one)
+    verdict = look(one, with_phases(pods, DONE, "Running", "Running"))
+    assert (deleted(verdict), created(verdict)) == ([], [])
+    assert verdict.status.placement == one.status.placement
+
+
+def test_max_runtime_bounds_the_stay_restarts_included() -> None:
+    one = running(job(maxRuntimeSeconds=100))
+    assert look(one, pods_of(one)).wake_at == NOW + 100
+    restarted = with_status(one, moves.restart(one.status, "Restarting", "", NOW + 90, 60.0))
+    verdict = look(restarted, now=NOW + 100)
+    assert condition(verdict.status, "Failed") == ("True", "MaxRuntimeExceeded")
+    ended = look(one, pods_of(one), now=NOW + 100)
+    assert deleted(ended) == [pod.name for pod in pods_of(one)]
+
+
+def test_max_runtime_starts_anew_after_a_requeue() -> None:
+    one = running(job(maxRuntimeSeconds=100))
+    evicted = with_status(one, moves.evict(one.status, "Preempted", "", NOW + 90))
+    waiting = look(evicted, now=NOW + 95).status
+    assert waiting.admitted_at is None
+    again = with_status(one, moves.admit(waiting, (RolePlacement("trainer", "h200", (("n2", 3),)),), NOW + 200))
+    assert look(again, pods_of(again), now=NOW + 299).status.phase == "Running"
+
+
+def test_no_step_for_too_long_is_a_failure() -> None:
+    one = running(job(stallTimeoutSeconds=60))
+    moving = Beat(at=NOW + 50, step=5, step_at=NOW + 50)
+    assert look(one, pods_of(one), now=NOW + 61, beat=moving).wake_at == NOW + 110
+    verdict = look(one, pods_of(one), now=NOW + 110, beat=moving)
+    assert verdict.status.last_failure is not None
+    assert verdict.status.last_failure.reason == "Stalled"
+    assert verdict.status.restarts == 1
+    old = Beat(at=NOW - 500, step=99, step_at=NOW - 500)
+    assert look(one, pods_of(one), now=NOW + 59, beat=old).status.restarts == 0, "a beat of the attempt before"
+
+
+def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission() -> None:
+    one = running()
+    evicted = with_status(one, moves.evict(one.status, "Preempted", "preempted for b", NOW + 5))
+    verdict = look(evicted, pods_of(one), now=NOW + 5)
+    assert deleted(verdict) == [pod.name for pod in pods_of(one)]
+    assert verdict.status.phase == "Running", "it has its room until its pods are gone"
+    going = tuple(replace(pod, deleting=True) for pod in pods_of(one))
+    assert look(evicted, going, now=NOW + 6).actions == ()
+    gone = look(evicted, now=NOW + 7).status
+    assert (gone.phase, gone.attempt, gone.restarts, gone.placement) == ("Pending", 1, 0, [])
+    assert gone.submitted_at == one.status.submitted_at
+    assert (gone.hold, gone.requeue_after) == (None, None)
+
+
+def test_pods_that_exit_0_because_they_were_told_to_leave_complete_nothing() -> None:
+    one = running()
+    evicted = with_status(one, moves.evict(one.status, "Preempted", "", NOW))
+    told = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
+    assert look(evicted, told).status.phase != "Succeeded"
+    finished_before = with_phases(pods_of(one), DONE, DONE, DONE)
+    assert look(evicted, finished_before).status.phase == "Succeeded"
+
+
+def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> None:
+    one = running(job(least=1))
+    smaller: Placement = (RolePlacement("trainer", "h200", (("n1", 2),)),)
+    shrunk = with_status(one, moves.resize(one.status, smaller, "Reclaimed", NOW + 5, eviction=None))
+    assert (shrunk.status.attempt, shrunk.status.restarts, shrunk.status.resized_at) == (1, 0, NOW + 5)
+    assert deleted(look(shrunk, pods_of(one), now=NOW + 5)) == [pod.name for pod in pods_of(one)]
+    verdict = look(shrunk, now=NOW + 6)
+    assert created(verdict) == [(0, "n1"), (1, "n1")]
+    assert verdict.status.admitted_at == one.status.admitted_at
+
+
+def test_lowering_replicas_restarts_the_gang_smaller_on_its_own_nodes() -> None:
+    one = running()
+    edited = with_status(job(2, least=1), one.status)
+    verdict = look(edited, pods_of(one), now=NOW + 5)
+    assert verdict.status.pods_wanted == 2
+    assert [(s.node, s.indexes) for part in verdict.status.placement for s in part.nodes] == [("n0", "0-1")]
+    assert verdict.status.attempt == 1
+
+
+def test_raising_min_replicas_above_its_size_queues_the_gang_again() -> None:
+    one = running()
+    verdict = look(with_status(job(5), one.status), pods_of(one), now=NOW + 5)
+    assert condition(verdict.status, "Evicted") == ("True", "Edited")
+
+
+def test_suspend_releases_everything_and_resume_waits_again() -> None:
+    one = running()
+    paused = with_status(job(suspend=True), one.status)
+    verdict = look(paused, pods_of(one), now=NOW + 5)
+    assert (verdict.status.phase, verdict.status.placement, verdict.status.hold) == ("Suspended", [], None)
+    assert deleted(verdict) == [pod.name for pod in pods_of(one)]
+    resumed = with_status(job(), verdict.status)
+    again = look(resumed, now=NOW + 50)
+    assert (again.status.phase, again.status.attempt, again.status.restarts) == ("Pending", 1, 0)
+    assert again.status.submitted_at == one.status.submitted_at
+
+
+def test_a_suspended_job_gives_its_hold_back() -> None:
+    one = job()
+    waiting = look(one).status
+    hold = spec.HoldStatus(placement=[], victims=["v"], expires_at=NOW + 100)
+    paused = with_status(job(suspend=True), waiting.model_copy(update={"hold": hold}))
+    assert look(paused).status.hold is None
+
+
+def test_a_hold_expires() -> None:
+    hold = spec.HoldStatus(placement=[], expires_at=NOW + 100)
+    one = with_status(job(), look(job()).status.model_copy(update={"hold": hold}))
+    assert look(one).wake_at == NOW + 100
+    verdict = look(one, now=NOW + 100)
+    assert (verdict.status.hold, events(verdict)) == (None, ["HoldExpired"])
+
+
+def test_cancel_is_for_good() -> None:
+    one = running()
+    verdict = look(with_status(job(cancel=True), one.status), pods_of(one))
+    assert condition(verdict.status, "Failed") == ("True", "Cancelled")
+    assert len(deleted(verdict)) == 3
+    back = with_status(job(cancel=False), verdict.status)
+    assert look(back).status.phase == "Failed"
+
+
+def test_cancel_of_a_finished_job_changes_nothing() -> None:
+    one = running()
+    done = look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status
+    assert look(with_status(job(cancel=True), done)).status.phase == "Succeeded"
+
+
+def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:
+    one = running()
+    meta = one.metadata.model_copy(update={"deletion_timestamp": NOW})
+    dying = one.model_copy(update={"metadata": meta})
+    verdict = look(dying, pods_of(one))
+    assert len(deleted(verdict)) == 3
+    assert not any(isinstance(action, RemoveJob) for action in verdict.actions)
+    assert look(dying).actions == (RemoveJob("u1"),)
+
+
+def test_a_finished_job_is_removed_after_its_time_and_not_while_pods_live() -> None:
+    one = running(job(ttlSecondsAfterFinished=60))
+    pods = with_phases(pods_of(one), DONE, DONE, DONE)
+    done = with_status(one, look(one, pods).status)
+    assert look(done, pods, now=NOW + 1).wake_at == NOW + 60
+    assert look(done, pods, now=NOW + 60).actions == (RemoveJob("u1"),)
+    alive = (replace(pods[0], phase="Running", deleting=True), *pods[1:])
+    assert look(done, alive, now=NOW + 60).actions == ()
+
+
+def test_a_finished_job_without_ttl_stays() -> None:
+    one = running()
+    done = with_status(one, look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status)
+    verdict = look(done, now=NOW + 10**7)
+    assert (verdict.actions, verdict.wake_at) == ((), None)
+
+
+def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
+    one = running()
+    first = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
+    told = look(one, pods_of(one), now=NOW + 1, beat=first).status
+    assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
+    next_one = replace(first, checkpoint_step=20, checkpoint_at=NOW + 30)
+    held_back = look(with_status(one, told), pods_of(one), now=NOW + 30, beat=next_one)
+    assert held_back.status is told
+    assert held_back.wake_at == NOW + 61
+    along = with_status(one, moves.evict(told, "Preempted", "", NOW + 31))
+    gone = look(along, now=NOW + 31, beat=next_one).status
+    assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
+
+
+def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
+    waiting = look(job()).status
+    first = moves.wait(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
+    second = moves.wait(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
+    admitted_condition = second.conditions[0]
+    assert (admitted_condition.message, admitted_condition.last_transition_time) == ("5 free", NOW)
+    assert (second.queue_position, second.estimated_start) == (1, NOW + 60)

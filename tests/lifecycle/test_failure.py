@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.lifecycle.cases import (
+    BOUNDS,
+    NODES,
+    NOW,
+    admitted,
+    condition,
+    created,
+    deleted,
+    failed,
+    job,
+    look,
+    pods_of,
+    running,
+    with_status,
+)  # fmt: skip
+
+from muster.cluster import DeletePod
+from muster.lifecycle import Bounds
+from muster.lifecycle.failure import blame, shared_blame
+from muster.model import Taint
+from muster.spec import BlamedNode
+
+
+def test_the_cause_is_the_earliest_failing_container_and_is_kept_before_teardown() -> None:
+    one = running()
+    pods = pods_of(one)
+    broken = (failed(pods[0], 134, NOW + 3), failed(pods[1], 42, NOW + 2, log="assert\n" * 2000), pods[2])
+    verdict = look(one, broken, now=NOW + 4)
+    failure = verdict.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.node, failure.exit_code, failure.at) == (pods[1].name, "n0", 42, NOW + 2)
+    assert len(failure.log_tail.encode()) <= 4096
+    assert failure.log_tail.endswith("assert\n")
+    assert deleted(verdict) == [pod.name for pod in pods]
+
+
+def test_the_cause_is_the_pod_whose_rank_failed_first_though_its_victims_end_before_it() -> None:
+    one = running(job(failurePolicy={"rules": [{"onExitCodes": [42], "action": "FailJob"}]}))
+    first, second, third = pods_of(one)
+    victim = replace(failed(first, 1, NOW + 3), failed_at=NOW + 2.5)
+    source = replace(second, exit_code=42, failed_at=NOW + 2, reason="Error", log_tail="the reason\n")
+    assert look(one, (first, source, third), now=NOW + 4).status.last_failure is None, "nothing has ended yet"
+    for cause in (source, failed(source, 42, NOW + 9)):
+        verdict = look(one, (victim, cause, third), now=NOW + 9)
+        failure = verdict.status.last_failure
+        assert failure is not None
+        assert (failure.pod, failure.exit_code, failure.at) == (second.name, 42, NOW + 2)
+        assert condition(verdict.status, "Failed")[1] == "FailedByRule"
+
+
+def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
+    one = running()
+    verdict = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), now=NOW + 4)
+    assert (verdict.status.attempt, verdict.status.restarts) == (1, 1)
+    assert verdict.status.placement == one.status.placement
+    assert verdict.status.admitted_at == one.status.admitted_at
+    assert verdict.status.started_at is None
+    again = with_status(one, verdict.status)
+    waiting = look(again, now=NOW + 5)
+    assert (created(waiting), waiting.wake_at) == ([], NOW + 14)
+    assert len(created(look(again, now=NOW + 14))) == 3
+
+
+def test_backoff_doubles_and_is_bounded() -> None:
+    bounds = Bounds(backoff_s=10, backoff_max_s=300)
+    assert [bounds.backoff(n) for n in (0, 1, 2, 3, 6, 10_000)] == [0, 10, 20, 40, 300, 300]
+
+
+def test_restarts_are_bounded() -> None:
+    one = running(job(failurePolicy={"maxRestarts": 0}))
+    verdict = look(one, (failed(pods_of(one)[0], 7), *pods_of(one)[1:]))
+    assert verdict.status.phase == "Failed"
+    assert condition(verdict.status, "Failed") == ("True", "TooManyRestarts")
+    assert deleted(verdict) == [pod.name for pod in pods_of(one)[1:]], "ended pods stay for their logs"
+    assert verdict.status.finished_at == NOW
+
+
+RULES = [
+    {"onExitCodes": [42], "action": "FailJob"},
+    {"onPodConditions": ["OOMKilled"], "action": "RestartElsewhere"},
+    {"onExitCodes": [42, 137], "action": "RestartGang"},
+]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "end"),
+    [
+        (42, "Error", ("Failed", "FailedByRule")),
+        (137, "OOMKilled", ("Evicted", "RestartElsewhere")),
+        (137, "Error", ("PodsReady", "Restarting")),
+        (1, "Error", ("PodsReady", "Restarting")),
+    ],
+)
+def test_the_first_rule_that_matches_decides(code: int, reason: str, end: tuple[str, str]) -> None:
+    one = running(job(failurePolicy={"rules": RULES}))
+    verdict = look(one, (failed(pods_of(one)[0], code, reason=reason), *pods_of(one)[1:]))
+    assert condition(verdict.status, end[0])[1] == end[1]
+
+
+def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_hold() -> None:
+    one = running(job(failurePolicy={"rules": RULES}))
+    verdict = look(one, (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:]))
+    assert [entry.node for entry in verdict.status.blamed_nodes] == ["n0"]
+    gone = look(with_status(one, verdict.status), now=NOW + 1).status
+    assert gone.phase == "Pending"
+    assert gone.hold is not None
+    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n1"]
+    assert gone.requeue_after == NOW + 11
+
+
+def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> None:
+    one = running()
+    drained = {**NODES, "n1": replace(NODES["n1"], cordoned=True)}
+    verdict = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained)
+    assert condition(verdict.status, "Evicted") == ("True", "RestartElsewhere")
+    assert verdict.status.blamed_nodes == []
+    gone = look(with_status(one, verdict.status), nodes=drained).status
+    assert gone.hold is not None
+    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+
+
+def test_a_lost_pod_is_a_new_attempt_and_never_a_failure() -> None:
+    one = running(job(failurePolicy={"maxRestarts": 0}))
+    pods = pods_of(one)
+    verdict = look(one, (replace(pods[0], phase="Lost"), *pods[1:]))
+    assert condition(verdict.status, "Evicted") == ("True", "PodLost")
+    assert (verdict.status.restarts, verdict.status.node_losses, verdict.status.last_failure) == (0, 1, None)
+    gone = look(with_status(one, verdict.status), now=NOW + 1).status
+    assert gone.attempt == 1
+    assert gone.hold is not None, "all nodes are good and kept"
+    assert gone.hold.placement == one.status.placement
+    assert gone.requeue_after is None
+
+
+def test_a_pod_that_vanished_from_a_running_gang_is_lost() -> None:
+    one = running()
+    assert condition(look(one, pods_of(one)[:2]).status, "Evicted") == ("True", "PodLost")
+
+
+def test_a_pod_that_somebody_else_deletes_is_lost() -> None:
+    one = running()
+    pods = pods_of(one)
+    assert condition(look(one, (replace(pods[0], deleting=True), *pods[1:])).status, "Evicted")[1] == "PodLost"
+
+
+def test_failing_because_a_peers_node_vanished_is_no_failure() -> None:
+    one = running(job(failurePolicy={"maxRestarts": 0}))
+    pods = pods_of(one)
+    sick = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW - 1)}
+    verdict = look(one, (failed(pods[0], 134), *pods[1:]), nodes=sick)
+    assert condition(verdict.status, "Evicted") == ("True", "NodeLost")
+    assert verdict.status.restarts == 0
+
+
+def test_a_deleted_node_is_lost_at_once_and_the_others_are_kept() -> None:
+    one = running()
+    left = {name: view for name, view in NODES.items() if name != "n1"}
+    verdict = look(one, pods_of(one), nodes=left)
+    assert condition(verdict.status, "Evicted") == ("True", "NodeLost")
+    forced = {action.name: action.force for action in verdict.actions if isinstance(action, DeletePod)}
+    assert list(forced.values()) == [False, False, True]
+    gone = look(with_status(one, verdict.status), nodes=left).status
+    assert gone.hold is not None
+    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+    assert gone.hold.expires_at == NOW + 30 + 600
+
+
+def test_a_silent_node_is_given_up_after_300_seconds_and_not_before() -> None:
+    one = running()
+    silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
+    verdict = look(one, pods_of(one), now=NOW + 299, nodes=silent)
+    assert verdict.status.phase == "Running"
+    assert condition(look(one, pods_of(one), now=NOW + 300, nodes=silent).status, "Evicted")[1] == "NodeLost"
+
+
+def test_pods_on_a_silent_node_are_forced_only_when_it_is_given_up() -> None:
+    one = running()
+    silent = {**NODES, "n1": replace(NODES["n1"], ready=False, not_ready_since=NOW)}
+    pods = pods_of(one)
+    lost = (*pods[:2], replace(pods[2], phase="Lost"))
+    verdict = look(one, lost, now=NOW + 50, nodes=silent)
+    assert [action.force for action in verdict.actions if isinstance(action, DeletePod)] == [False, False, False]
+    assert verdict.wake_at == NOW + 300
+    stuck = (replace(lost[2], deleting=True),)
+    later = look(with_status(one, verdict.status), stuck, now=NOW + 300, nodes=silent)
+    assert [action.force for action in later.actions if isinstance(action, DeletePod)] == [True]
+
+
+def test_an_out_of_service_node_is_given_up_at_once() -> None:
+    one = running()
+    out = {
+        **NODES,
+        "n0": replace(NODES["n0"], taints=(Taint("node.kubernetes.io/out-of-service", effect="NoExecute"),)),
+    }
+    assert condition(look(one, pods_of(one), nodes=out).status, "Evicted")[1] == "NodeLost"
+
+
+def test_node_losses_have_their_own_bound() -> None:
+    one = running()
+    one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.node_losses}))
+    verdict = look(one, pods_of(one)[:2])
+    assert condition(verdict.status, "Failed") == ("True", "TooManyNodeLosses")
+
+
+@pytest.mark.parametrize("reason", ["OutOfcpu", "Preempting", "UnexpectedAdmissionError", "NodeShutdown"])
+def test_a_race_with_foreign_pods_is_a_loss_and_blames_nobody(reason: str) -> None:
+    one = admitted()
+    pods = pods_of(one, "Pending")
+    verdict = look(one, (failed(pods[0], None, reason=reason), *pods[1:]))
+    assert condition(verdict.status, "Evicted")[1] == "PodLost"
+    assert (verdict.status.restarts, verdict.status.blamed_nodes) == (0, [])
+
+
+def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:
+    blamed: list[BlamedNode] = []
+    for number in range(12):
+        blamed = blame(blamed, [f"n{number}"], NOW + number, BOUNDS)
+    assert [entry.node for entry in blamed] == [f"n{number}" for number in range(2, 12)]
+    assert blame(blamed, ["x"], NOW + 4000, BOUNDS) == [BlamedNode(node="x", until=NOW + 7600)]
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "shared"), [(0, {"n0": NOW + 3600}), (600, {"n0": NOW + 3600}), (601, {})], ids=str
+)
+def test_a_node_is_shunned_by_all_after_two_jobs_failed_there_within_ten_minutes(apart_s: float, shared: Any) -> None:
+    blamed = {
+        "u1": [BlamedNode(node="n0", until=NOW + 3600)],
+        "u2": [BlamedNode(node="n0", until=NOW + 3600 + apart_s), BlamedNode(node="n1", until=NOW + 3600)],
+    }
+    assert shared_blame(blamed, NOW) == shared
+    assert shared_blame(blamed, NOW + 3601) == {}

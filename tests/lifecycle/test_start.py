@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.lifecycle.cases import (
+    NODES,
+    NOW,
+    admitted,
+    condition,
+    created,
+    deleted,
+    events,
+    job,
+    look,
+    pods_of,
+    running,
+    with_status,
+)  # fmt: skip
+
+from muster.cluster import CreatePod
+from muster.lifecycle import moves, pod_name
+
+
+def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:
+    one = job()
+    one = one.model_copy(update={"metadata": one.metadata.model_copy(update={"creation_timestamp": 900.0})})
+    verdict = look(one)
+    assert verdict.status.submitted_at == 900.0
+    assert verdict.status.phase == "Pending"
+    assert verdict.actions == ()
+
+
+def test_an_admitted_gang_gets_all_its_pods_with_indexes_counting_up_through_the_nodes() -> None:
+    verdict = look(admitted())
+    assert created(verdict) == [(0, "n0"), (1, "n0"), (2, "n1")]
+    first = next(action for action in verdict.actions if isinstance(action, CreatePod))
+    assert (first.replicas, first.attempt, first.flavor, first.rank0_node) == (3, 0, "h200", "n0")
+
+
+def test_only_missing_pods_are_created_after_a_crash_in_between() -> None:
+    one = admitted()
+    assert created(look(one, pods_of(one, "Pending")[:2])) == [(2, "n1")]
+
+
+def test_asking_again_once_everything_is_done_changes_nothing() -> None:
+    one = running()
+    verdict = look(one, pods_of(one))
+    assert verdict.status is one.status
+    assert verdict.actions == ()
+
+
+def test_a_gang_runs_once_all_pods_are_ready_and_not_before() -> None:
+    one = admitted()
+    pods = pods_of(one)
+    almost = (*pods[:2], replace(pods[2], ready=False))
+    assert look(one, almost).status.phase == "Admitted"
+    verdict = look(one, pods, now=NOW + 5)
+    assert verdict.status.phase == "Running"
+    assert (verdict.status.started_at, verdict.status.pods_ready) == (NOW + 5, 3)
+
+
+def test_no_pod_is_created_while_one_of_an_older_attempt_is_left() -> None:
+    one = running()
+    old = pods_of(one)[:1]
+    again = with_status(one, moves.restart(one.status, "Restarting", "", NOW, 0.0))
+    verdict = look(again, old)
+    assert created(verdict) == []
+    assert deleted(verdict) == [old[0].name]
+    assert created(look(again, (replace(old[0], deleting=True),))) == []
+    assert len(created(look(again))) == 3
+
+
+def test_names_of_pods_tell_attempts_and_namesakes_apart() -> None:
+    names = {
+        pod_name("a", uid, role, index, attempt)
+        for uid in ("u1", "u2") for role in ("x", "y") for index in (0, 1) for attempt in (0, 1, 2)
+    }  # fmt: skip
+    assert len(names) == 24
+    assert pod_name("a", "u1", "x", 0, 0).startswith("a-x-0-")
+
+
+def test_a_gang_that_is_late_is_torn_down_whole_and_only_nodes_without_a_ready_pod_are_blamed() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    up = pods_of(one)[:2]
+    before = look(one, up, now=NOW + 59)
+    assert before.status.phase == "Admitted"
+    assert before.wake_at == NOW + 60
+    verdict = look(one, up, now=NOW + 60)
+    assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
+    assert verdict.status.restarts == 1
+    assert [entry.node for entry in verdict.status.blamed_nodes] == ["n1"]
+    assert deleted(verdict) == [pod.name for pod in up]
+    gone = look(with_status(one, verdict.status), now=NOW + 70)
+    assert gone.status.phase == "Pending"
+    assert gone.status.placement == []
+    assert gone.status.requeue_after == NOW + 70 + 10
+
+
+def test_when_no_pod_gets_ready_the_job_is_at_fault_and_no_node_is_blamed() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    assert look(one, pods_of(one, "Pending"), now=NOW + 60).status.blamed_nodes == []
+
+
+def test_pods_that_are_ready_at_the_last_moment_are_not_late() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    assert look(one, pods_of(one), now=NOW + 61).status.phase == "Running"
+
+
+def test_a_job_that_is_late_too_often_fails() -> None:
+    one = admitted(job(startTimeoutSeconds=60, failurePolicy={"maxRestarts": 0}))
+    verdict = look(one, (), now=NOW + 60)
+    assert verdict.status.phase == "Failed"
+    assert condition(verdict.status, "Failed") == ("True", "StartTimeout")
+
+
+def test_a_restart_has_its_whole_start_timeout_anew() -> None:
+    one = running(job(startTimeoutSeconds=60))
+    again = with_status(one, moves.restart(one.status, "Restarting", "", NOW + 500, 10.0))
+    assert created(look(again, now=NOW + 510)) != []
+    assert look(again, now=NOW + 510).wake_at == pytest.approx(NOW + 510 + 30 + 60)
+
+
+def test_an_event_tells_of_a_late_start() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    assert events(look(one, pods_of(one, "Pending"), now=NOW + 60)) == ["StartTimeout"]
+    assert set(NODES) == {"n0", "n1", "n2"}
