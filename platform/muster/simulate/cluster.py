@@ -1,0 +1,246 @@
+"""A cluster in memory under a virtual clock.
+
+It speaks the same protocol as a real one and refuses the same things: statuses are guarded by their version, pods take
+time to start and to stop, work that no checkpoint kept is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from muster import spec
+from muster.cluster import (
+    Beat,
+    CreatePod,
+    DeletePod,
+    NodeView,
+    PodView,
+    RecordEvent,
+    RemoveJob,
+    World,
+    Write,
+    WriteFlavorStatus,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from muster.errors import Conflict, NotFound
+from muster.lifecycle import LIVE_PHASES
+from muster.simulate.agenda import Agenda
+from muster.simulate.pods import Observer, Pods, SimJob, Unobserved
+from muster.simulate.work import Work
+
+
+class SimCluster:
+    """Jobs, pods and nodes in memory. Implements `muster.cluster.Cluster`.
+
+    `shows_checkpoints`: whether newest checkpoints are told as they are made. Where nobody can ever be evicted, nobody
+    asks for them, and a long simulation is spared most of its news.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[NodeView],
+        flavors: Iterable[spec.Flavor],
+        queues: Iterable[spec.Queue],
+        *,
+        now: float = 0.0,
+        observer: Observer | None = None,
+        shows_checkpoints: bool = True,
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.events: list[RecordEvent] = []
+        self._node_views: tuple[NodeView, ...] | None = None
+        self._flavors = {flavor.metadata.name: flavor for flavor in flavors}
+        self._queues = {queue.metadata.name: queue for queue in queues}
+        self._jobs: dict[str, SimJob] = {}
+        self._beats: dict[str, Beat] = {}
+        self._versions = count(1)
+        self._observer: Observer = observer or Unobserved()
+        self._agenda = Agenda(now)
+        self._pods = Pods(self._agenda, self.nodes, self._observer)
+        self._shows_checkpoints = shows_checkpoints
+
+    # ---- what the engine sees and asks
+
+    def observe(self) -> World:
+        """The world now."""
+        if self._node_views is None:
+            self._node_views = tuple(self.nodes.values())
+        if self._shows_checkpoints:
+            self._beat()
+        return World(
+            now=self.now,
+            nodes=self._node_views,
+            flavors=tuple(self._flavors.values()),
+            queues=tuple(self._queues.values()),
+            jobs=tuple(entry.job for entry in self._jobs.values()),
+            pods=self._pods.views(),
+            beats=self._beats,
+        )
+
+    def apply(self, writes: Sequence[Write]) -> None:
+        """Carry out the writes in order. Raises Conflict at the first status that changed meanwhile."""
+        for write in writes:
+            self.apply_one(write)
+
+    def apply_one(self, write: Write) -> None:
+        """Carry out one write."""
+        if isinstance(write, WriteStatus):
+            self._write_status(write)
+        elif isinstance(write, WriteQueueStatus):
+            if write.queue in self._queues:
+                status = {"status": write.status}
+                self._queues[write.queue] = self._queues[write.queue].model_copy(update=status)
+        elif isinstance(write, WriteFlavorStatus):
+            if write.flavor in self._flavors:
+                told = {"status": write.status}
+                self._flavors[write.flavor] = self._flavors[write.flavor].model_copy(update=told)
+        elif isinstance(write, RecordEvent):
+            self.events.append(write)
+            self._observer.told(write, self.now)
+        elif write.job_uid in self._jobs:
+            entry = self._jobs[write.job_uid]
+            if isinstance(write, CreatePod):
+                self._pods.create(entry, write)
+            elif isinstance(write, DeletePod):
+                self._pods.delete(entry, write)
+            elif isinstance(write, RemoveJob):
+                self._pods.forget(entry)
+                del self._jobs[write.job_uid]
+                self._beats.pop(write.job_uid, None)
+
+    # ---- what users do
+
+    def submit(self, job: spec.TrainingJob, work: Work) -> str:
+        """A user submits a job; returns its uid. Raises Conflict when there is one of that name."""
+        meta = job.metadata
+        uid = meta.uid or f"uid-{meta.namespace or 'default'}-{meta.name}"
+        if uid in self._jobs:
+            raise Conflict(f"job {meta.name} exists already")
+        fresh = job.model_copy(
+            update={"metadata": meta.model_copy(update={"uid": uid, "creation_timestamp": self.now})}
+        )
+        self._jobs[uid] = SimJob(fresh, work)
+        self._touch(uid)
+        return uid
+
+    def edit(self, uid: str, **fields: object) -> None:
+        """A user changes fields of a job's spec, such as `suspend=True`."""
+        job = self.job(uid)
+        meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
+        wanted = job.spec.model_copy(update=fields)
+        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": wanted})
+        self._touch(uid)
+
+    def delete(self, uid: str) -> None:
+        """A user deletes a job; it goes once its pods are gone."""
+        job = self.job(uid)
+        meta = job.metadata.model_copy(update={"deletion_timestamp": self.now})
+        self._jobs[uid].job = job.model_copy(update={"metadata": meta})
+        self._touch(uid)
+
+    def put_queue(self, queue: spec.Queue) -> None:
+        """Create or replace a queue; its status stays."""
+        old = self._queues.get(queue.metadata.name)
+        self._queues[queue.metadata.name] = queue if old is None else queue.model_copy(update={"status": old.status})
+
+    def uids(self) -> tuple[str, ...]:
+        """All jobs that are there, in the order they came."""
+        return tuple(self._jobs)
+
+    def has_job(self, uid: str) -> bool:
+        """Whether the job is still there."""
+        return uid in self._jobs
+
+    def job(self, uid: str) -> spec.TrainingJob:
+        """A job as it is now. Raises NotFound."""
+        if uid not in self._jobs:
+            raise NotFound(f"there is no job {uid}")
+        return self._jobs[uid].job
+
+    def pods(self, uid: str) -> tuple[PodView, ...]:
+        """The pods of a job, none for a job that is gone."""
+        return tuple(self._jobs[uid].pods.values()) if uid in self._jobs else ()
+
+    # ---- what goes wrong
+
+    def lose_node(self, name: str, *, deleted: bool = False) -> None:
+        """A node stops answering, or is deleted: its pods are lost."""
+        node = self.nodes[name]
+        if deleted:
+            del self.nodes[name]
+        else:
+            self.nodes[name] = replace(node, ready=False, not_ready_since=self.now)
+        self._node_views = None
+        for entry, pod in self._on_node(name):
+            if pod.phase in LIVE_PHASES:
+                self._pods.lose(entry, pod)
+
+    def bring_back(self, node: NodeView) -> None:
+        """A node that was lost answers again, empty; or a new one joins."""
+        for entry, pod in self._on_node(node.name):
+            if pod.phase == "Lost":
+                self._pods.vanish(entry, pod.name)
+        self.nodes[node.name] = replace(node, ready=True, not_ready_since=None)
+        self._node_views = None
+        self._agenda.wake()
+
+    def lose_pod(self, uid: str, index: int = 0) -> None:
+        """A running pod vanishes without a trace. Raises NotFound when there is none of this index."""
+        entry = self._jobs[uid]
+        pod = next((pod for pod in entry.pods.values() if pod.index == index and pod.phase == "Running"), None)
+        if pod is None:
+            raise NotFound(f"job {uid} has no running pod {index}")
+        self._pods.stop_work(entry, gently=False)
+        self._pods.vanish(entry, pod.name)
+
+    # ---- time
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._agenda.now
+
+    def next_event(self) -> float | None:
+        """When something happens next by itself."""
+        return self._agenda.next()
+
+    def advance(self, to: float) -> None:
+        """Let time pass until `to`; all that is due by then happens, in order."""
+        self._agenda.advance(to)
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        """Put something on the agenda."""
+        self._agenda.at(when, act)
+
+    # ---- the rest
+
+    def _write_status(self, write: WriteStatus) -> None:
+        entry = self._jobs.get(write.job_uid)
+        if entry is None or entry.job.metadata.resource_version != write.resource_version:
+            raise Conflict(f"job {write.job_uid} changed meanwhile")
+        entry.job = entry.job.model_copy(update={"status": write.status})
+        self._touch(write.job_uid)
+        self._observer.wrote(entry.job, self.now)
+
+    def _touch(self, uid: str) -> None:
+        """Every change of a job gives it a new version."""
+        entry = self._jobs[uid]
+        meta = entry.job.metadata.model_copy(update={"resource_version": str(next(self._versions))})
+        entry.job = entry.job.model_copy(update={"metadata": meta})
+
+    def _on_node(self, name: str) -> list[tuple[SimJob, PodView]]:
+        return [(entry, pod) for entry in self._jobs.values() for pod in entry.pods.values() if pod.node == name]
+
+    def _beat(self) -> None:
+        """Newest checkpoints, as far as there are new ones."""
+        for uid, entry in self._jobs.items():
+            attempt = entry.attempt
+            if attempt is None or attempt.work.checkpoint_every_s is None:
+                continue
+            made, at = attempt.checkpoints(self.now), attempt.checkpoint_at(self.now)
+            old = self._beats.get(uid)
+            if at is not None and (old is None or old.checkpoint_at != at):
+                self._beats[uid] = Beat(at=at, step=made, step_at=at, checkpoint_step=made, checkpoint_at=at)

@@ -1,0 +1,178 @@
+"""What simulated pods do: come up, work, exit, stop when they are told to, or get lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from muster import spec
+from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
+from muster.lifecycle import LIVE_PHASES
+from muster.simulate.agenda import Agenda
+from muster.simulate.work import Attempt, Work
+
+
+class Observer(Protocol):
+    """Whoever keeps the records of a simulation."""
+
+    def placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
+        """A pod took its place."""
+
+    def left(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
+        """A pod gave its place back; `pod` is how it was last seen."""
+
+    def wrote(self, job: spec.TrainingJob, now: float) -> None:
+        """A job got a new status."""
+
+    def lost_work(self, job: spec.TrainingJob, pod_s: float) -> None:
+        """Pod-seconds were thrown away."""
+
+    def told(self, event: RecordEvent, now: float) -> None:
+        """Something happened to a job."""
+
+
+class Unobserved:
+    """Keeps no records."""
+
+    def placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
+    def left(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
+    def wrote(self, job: spec.TrainingJob, now: float) -> None: ...
+    def lost_work(self, job: spec.TrainingJob, pod_s: float) -> None: ...
+    def told(self, event: RecordEvent, now: float) -> None: ...
+
+
+@dataclass(slots=True)
+class SimJob:
+    """A job, what it does, and its pods by name."""
+
+    job: spec.TrainingJob
+    work: Work
+    pods: dict[str, PodView] = field(default_factory=dict)
+    attempt: Attempt | None = None  # while the whole gang works
+    done_s: float = 0.0  # of work, at full size, that a stop would leave behind
+
+    @property
+    def uid(self) -> str:
+        """The job's uid."""
+        return self.job.metadata.uid
+
+
+class Pods:
+    """All pods of a simulated cluster. `nodes` is the cluster's own, by name, and may change."""
+
+    def __init__(self, agenda: Agenda, nodes: Mapping[str, NodeView], observer: Observer) -> None:
+        self._agenda = agenda
+        self._nodes = nodes
+        self._observer = observer
+        self._views: dict[str, tuple[PodView, ...]] = {}
+        self._touched: dict[str, SimJob] = {}
+
+    def views(self) -> Mapping[str, tuple[PodView, ...]]:
+        """Every job's pods by uid; the tuples of jobs whose pods did not change stay the same."""
+        for uid, entry in self._touched.items():
+            if entry.pods:
+                self._views[uid] = tuple(entry.pods.values())
+            else:
+                self._views.pop(uid, None)
+        self._touched.clear()
+        return self._views
+
+    def create(self, entry: SimJob, write: CreatePod) -> None:
+        """Start a pod; nothing if it is there already."""
+        if write.name in entry.pods:
+            return
+        pod = PodView(write.name, write.job_uid, write.role, write.index, write.attempt, write.node, "Pending")
+        self._observer.placed(entry.job, pod, self._agenda.now)
+        self._see(entry, pod)
+        stuck = write.attempt in entry.work.stuck and write.index == write.replicas - 1
+        if write.node not in self._nodes or stuck:
+            return
+        if entry.work.start_delay_s > 0:
+            self._agenda.at(self._agenda.now + entry.work.start_delay_s, lambda: self._come_up(entry, write.name))
+        else:
+            self._come_up(entry, write.name)
+            self._agenda.wake()
+
+    def delete(self, entry: SimJob, write: DeletePod) -> None:
+        """Stop a pod: at once if nothing runs in it, else within its grace; a lost one only with its node."""
+        pod = entry.pods.get(write.name)
+        if pod is None:
+            return
+        self.stop_work(entry, gently=not write.force)
+        node = self._nodes.get(pod.node)
+        lost_here = pod.phase == "Lost" and node is not None and node.ready
+        if write.force or lost_here or pod.phase in ("Succeeded", "Failed", "Pending"):
+            self.vanish(entry, write.name)
+            self._agenda.wake()
+        elif not pod.deleting and pod.phase == "Running":
+            self._see(entry, replace(pod, deleting=True))
+            gone_at = self._agenda.now + min(entry.work.stop_s, write.grace_s)
+            self._agenda.at(gone_at, lambda: self.vanish(entry, write.name))
+
+    def lose(self, entry: SimJob, pod: PodView) -> None:
+        """A pod's node is gone or silent."""
+        self.stop_work(entry, gently=False)
+        self._see(entry, replace(pod, phase="Lost", ready=False))
+
+    def vanish(self, entry: SimJob, name: str) -> None:
+        """A pod is gone for good."""
+        pod = entry.pods.pop(name, None)
+        if pod is None:
+            return
+        self._touched[entry.uid] = entry
+        if pod.phase in LIVE_PHASES:
+            self._observer.left(entry.job, pod, self._agenda.now)
+
+    def forget(self, entry: SimJob) -> None:
+        """A job is gone, and its pods with it."""
+        for name in list(entry.pods):
+            self.vanish(entry, name)
+
+    def stop_work(self, entry: SimJob, *, gently: bool) -> None:
+        """The gang stops working: what no checkpoint kept is lost."""
+        attempt, entry.attempt = entry.attempt, None
+        if attempt is not None:
+            now = self._agenda.now
+            entry.done_s = attempt.saved_s(now, stopped_gently=gently)
+            self._observer.lost_work(entry.job, attempt.lost_pod_s(now, stopped_gently=gently))
+
+    def _come_up(self, entry: SimJob, name: str) -> None:
+        """A pod is ready; when it is the last of its gang, the work begins."""
+        pod = entry.pods.get(name)
+        if pod is None or pod.phase != "Pending" or pod.deleting:
+            return
+        self._see(entry, replace(pod, phase="Running", ready=True))
+        status = entry.job.status
+        up = sum(p.attempt == status.attempt and p.phase == "Running" for p in entry.pods.values())
+        if up == status.pods_wanted and entry.attempt is None:
+            full = sum(role.replicas for role in entry.job.spec.roles)
+            attempt = Attempt(entry.work, status.attempt, up, full, self._agenda.now, entry.done_s)
+            entry.attempt = attempt
+            self._agenda.at(attempt.ends_at, lambda: self._exit(entry, attempt))
+
+    def _exit(self, entry: SimJob, attempt: Attempt) -> None:
+        if entry.attempt is not attempt:
+            return
+        code = attempt.work.exit_code(attempt.number)
+        if code == 0:
+            entry.done_s, entry.attempt = attempt.work.runtime_s, None
+            self._end(entry, [pod for pod in entry.pods.values() if pod.role not in attempt.work.endless], 0)
+        else:
+            self.stop_work(entry, gently=False)
+            self._end(entry, [pod for pod in entry.pods.values() if pod.phase == "Running"][:1], code)
+
+    def _end(self, entry: SimJob, pods: Collection[PodView], code: int) -> None:
+        now = self._agenda.now
+        for pod in pods:
+            if code == 0:
+                ended = replace(pod, phase="Succeeded", ready=False, exit_code=0, reason="Completed", finished_at=now)
+            else:
+                ended = replace(pod, phase="Failed", ready=False, exit_code=code, reason="Error", finished_at=now)
+                ended = replace(ended, log_tail=f"exit {code}")
+            self._see(entry, ended)
+            self._observer.left(entry.job, ended, now)
+
+    def _see(self, entry: SimJob, pod: PodView) -> None:
+        entry.pods[pod.name] = pod
+        self._touched[entry.uid] = entry

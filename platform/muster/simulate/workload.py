@@ -1,0 +1,226 @@
+"""A workload as objects: nodes, flavors, a queue tree, and jobs with the work they do.
+
+One flavor for each kind of GPU. Unless a queue tree is given, the recording's queues are siblings under one root that
+owns the whole cluster: each is guaranteed an equal share of every flavor's GPUs and may borrow the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster import spec
+from muster.cluster import NodeView
+from muster.errors import InvalidTrace
+from muster.model import Resources
+from muster.simulate.rows import BadRow, JobRow, NodeRow, Table, read_jobs, read_nodes
+from muster.simulate.work import Work
+
+GPU = "nvidia.com/gpu"
+TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
+    "muster.dev/gpu-type",
+    "muster.dev/block",
+    "muster.dev/rack",
+    "kubernetes.io/hostname",
+)
+ROOT = "cluster"
+_SLOTS = 1_000_000  # pods on a node: traces do not limit them
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How jobs of a trace behave, as far as the trace does not say. Times in seconds.
+
+    `bound_factor`: jobs that declare no `max_runtime_s` declare their recorded runtime times this (None: no bound).
+    `qos_priorities`: what an OpenB job's QoS adds to its priority.
+    """
+
+    start_delay_s: float = 0.0
+    stop_s: float = 10.0
+    grace_s: int = 30
+    checkpoint_every_s: float | None = 1800.0
+    checkpoint_on_stop: bool = False
+    bound_factor: float | None = None
+    qos_priorities: Mapping[str, int] = field(default_factory=dict)
+
+    def priority(self, row: JobRow) -> int:
+        """The row's own priority, raised by what its QoS is worth."""
+        return row.priority + self.qos_priorities.get(row.qos, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is replayed. `bad` rows were skipped."""
+
+    nodes: tuple[NodeRow, ...]
+    jobs: tuple[JobRow, ...]
+    bad: tuple[BadRow, ...] = ()
+
+    @property
+    def fractions(self) -> int:
+        """Jobs that asked for a part of a GPU and get a whole one."""
+        return sum(job.fraction for job in self.jobs)
+
+    @property
+    def never_ran(self) -> int:
+        """Jobs that the recording never scheduled."""
+        return sum(job.never_ran for job in self.jobs)
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return sum(node.gpus for node in self.nodes)
+
+
+def read_workload(nodes: Path, jobs: Path, *, skip_bad: bool = False) -> Workload:
+    """Both tables. Raises InvalidTrace when a file makes no sense, or has bad rows and they are not to be skipped."""
+    node_table, job_table = read_nodes(nodes), read_jobs(jobs)
+    if not skip_bad:
+        _whole(node_table, job_table)
+    for table, what in ((node_table, "nodes"), (job_table, "jobs")):
+        if not table.rows:
+            raise InvalidTrace(f"{table.path}: none of its {len(table.bad)} rows can be read, so there are no {what}")
+    return Workload(node_table.rows, job_table.rows, (*node_table.bad, *job_table.bad))
+
+
+def _whole(nodes: Table[NodeRow], jobs: Table[JobRow]) -> None:
+    problems = []
+    for table in (nodes, jobs):
+        try:
+            table.whole()
+        except InvalidTrace as error:
+            problems.append(str(error))
+    if problems:
+        raise InvalidTrace("\n".join(problems))
+
+
+def node_views(rows: Iterable[NodeRow], flavors: dict[str, str]) -> Iterator[NodeView]:
+    """Nodes as a cluster would show them; `flavors` is by GPU type."""
+    rows = tuple(rows)
+    blocks, racks = any(row.block for row in rows), any(row.rack for row in rows)
+    for row in rows:
+        amounts = {GPU: row.gpus, "cpu": row.cpu_milli, "memory": row.memory_mib << 20, "pods": _SLOTS}
+        labels = {TYPE_LABEL: flavors[_kind(row)], HOST_LABEL: row.name}
+        if blocks:
+            labels[BLOCK_LABEL] = row.block or "unnamed"
+        if racks:
+            labels[RACK_LABEL] = row.rack or "unnamed"
+        yield NodeView(row.name, Resources.of(amounts), labels)
+
+
+def flavor_names(rows: Iterable[NodeRow]) -> dict[str, str]:
+    """A flavor name for each kind of GPU: "V100M16" -> "v100m16"; nodes without GPUs are "cpu"."""
+    names: dict[str, str] = {}
+    for kind in sorted({_kind(row) for row in rows}):
+        base = _plain(kind)
+        name, number = base, 2
+        while name in names.values():
+            name, number = f"{base}-{number}", number + 1
+        names[kind] = name
+    return names
+
+
+def flavors(rows: Sequence[NodeRow], names: dict[str, str]) -> list[spec.Flavor]:
+    """One flavor for each kind of GPU, with the topology levels that the nodes tell: block, rack, host."""
+    levels = []
+    if any(row.block for row in rows):
+        levels.append({"name": "block", "nodeLabel": BLOCK_LABEL})
+    if any(row.rack for row in rows):
+        levels.append({"name": "rack", "nodeLabel": RACK_LABEL})
+    levels.append({"name": "host", "nodeLabel": HOST_LABEL})
+    return [
+        spec.Flavor.model_validate(
+            {"metadata": {"name": name}, "spec": {"nodeLabels": {TYPE_LABEL: name}, "topology": levels}}
+        )
+        for name in names.values()
+    ]
+
+
+def queues(workload: Workload, names: dict[str, str]) -> list[spec.Queue]:
+    """One root that owns everything; the recording's queues share it equally."""
+    totals = dict.fromkeys(names.values(), 0)
+    for node in workload.nodes:
+        totals[names[_kind(node)]] += node.gpus
+    leaves = sorted({job.queue for job in workload.jobs})
+    if len(leaves) == 1:
+        return [_queue(leaves[0], None, totals)]
+    root = ROOT if ROOT not in leaves else f"{ROOT}-root"
+    share = {flavor: total // len(leaves) for flavor, total in totals.items()}
+    return [_queue(root, None, totals), *(_queue(leaf, root, share) for leaf in leaves)]
+
+
+def _queue(name: str, parent: str | None, guaranteed: dict[str, int]) -> spec.Queue:
+    resources = [{"flavor": f, "guaranteed": {GPU: total} if total else {}} for f, total in guaranteed.items()]
+    body: dict[str, object] = {"parent": parent, "namespaceSelector": {}, "resources": resources}
+    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": body})
+
+
+class Jobs:
+    """Turns rows into jobs; rows that ask for the same share one spec."""
+
+    def __init__(self, names: dict[str, str], habits: Habits) -> None:
+        self._names = names
+        self._habits = habits
+        self._specs: dict[object, spec.TrainingJobSpec] = {}
+
+    def job(self, row: JobRow, number: int) -> spec.TrainingJob:
+        """The job of a row. Its name is `j` and the row's number, since traces name jobs as they like."""
+        name = f"j{number:07d}"
+        return spec.TrainingJob.model_construct(
+            metadata=spec.ObjectMeta.model_construct(name=name, uid=name), spec=self._spec(row)
+        )
+
+    def work(self, row: JobRow) -> Work:
+        """What the job does once its pods run."""
+        habits = self._habits
+        return Work(
+            runtime_s=row.runtime_s,
+            start_delay_s=habits.start_delay_s,
+            stop_s=habits.stop_s,
+            checkpoint_every_s=habits.checkpoint_every_s,
+            checkpoint_on_stop=habits.checkpoint_on_stop,
+        )
+
+    def _spec(self, row: JobRow) -> spec.TrainingJobSpec:
+        bound = row.max_runtime_s
+        if bound is None and self._habits.bound_factor is not None:
+            # What the pods take to start counts towards the bound as well.
+            bound = max(1, math.ceil(row.runtime_s * self._habits.bound_factor + self._habits.start_delay_s))
+        asked = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
+        priority = self._habits.priority(row)
+        key = (asked, row.queue, priority, bound, row.gpu_types, row.topology)
+        known = self._specs.get(key)
+        if known is None:
+            known = self._specs[key] = self._make(row, priority, bound)
+        return known
+
+    def _make(self, row: JobRow, priority: int, bound: int | None) -> spec.TrainingJobSpec:
+        requests = {GPU: row.gpus_per_pod, "cpu": f"{row.cpu_milli}m", "memory": f"{row.memory_mib}Mi"}
+        pod = {
+            "containers": [
+                {"resources": {"requests": {k: v for k, v in requests.items() if v not in (0, "0m", "0Mi")}}}
+            ],
+            "terminationGracePeriodSeconds": self._habits.grace_s,
+        }
+        role = {"name": "pod", "replicas": row.pods, "minReplicas": row.min_pods, "template": {"spec": pod}}
+        body = {
+            "queue": row.queue,
+            "priority": priority,
+            "maxRuntimeSeconds": bound,
+            "flavors": [self._names.get(kind, _plain(kind)) for kind in row.gpu_types],
+            "topology": {"required": row.topology} if row.topology else None,
+            "roles": [role],
+            "ttlSecondsAfterFinished": 0,
+        }
+        return spec.TrainingJobSpec.model_validate(body)
+
+
+def _plain(kind: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")[:200] or "gpu"
+
+
+def _kind(row: NodeRow) -> str:
+    return row.gpu_type or ("gpu" if row.gpus else "cpu")

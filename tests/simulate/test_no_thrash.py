@@ -1,0 +1,48 @@
+"""Two queues that fight over two nodes, and nobody says how long it runs: taking back must not eat up the work."""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+
+from muster.simulate import POLICIES, Habits, JobRow, NodeRow, Result, Setup, Workload, run
+
+JOBS = 60
+
+
+@functools.cache
+def replayed(policy: str, seed: int) -> Result:
+    """Jobs of 1 to 16 GPUs that come quicker than two nodes can serve them."""
+    draw = Random(seed)
+    nodes = tuple(NodeRow(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
+    jobs = []
+    for i in range(JOBS):
+        pods, gpus = draw.choice(((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (3, 4), (4, 4), (5, 2), (16, 1)))
+        runtime_s, queue = draw.choice((120.0, 600.0, 1800.0, 7200.0)), draw.choice(("a", "b"))
+        jobs.append(JobRow(f"job{i}", 60.0 * i, runtime_s, pods, gpus, pods, queue=queue))
+    return run(Workload(nodes, tuple(jobs)), POLICIES[policy], Setup(Habits(stop_s=STOP_S, checkpoint_every_s=600.0)))
+
+
+SEEDS = range(4)
+STOP_S = 10.0  # a pod that is told to leave at once has stayed no longer
+
+
+def test_everyone_is_served() -> None:
+    for seed in SEEDS:
+        assert replayed("muster", seed).completed == JOBS, replayed("muster", seed).notes
+
+
+def test_no_gang_is_evicted_at_the_instant_at_which_it_started() -> None:
+    for seed in SEEDS:
+        stays = [stay for stay in replayed("muster", seed).stays if stay.outcome in ("reclaimed", "preempted")]
+        assert [stay for stay in stays if stay.end_s - stay.start_s <= STOP_S] == []
+
+
+def test_there_are_fewer_preemptions_than_jobs() -> None:
+    assert [seed for seed in SEEDS if replayed("muster", seed).preemptions >= JOBS] == []
+    assert any(replayed("muster", seed).preemptions for seed in SEEDS), "guarantees are taken back at times"
+
+
+def test_taking_back_costs_at_most_a_quarter_of_the_time_that_first_come_first_served_needs() -> None:
+    for seed in SEEDS:
+        assert replayed("muster", seed).makespan_s <= 1.25 * replayed("fifo", seed).makespan_s
