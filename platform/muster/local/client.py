@@ -1,0 +1,327 @@
+"""The cluster on this host, for the command line, TorchX and tests.
+
+A client starts the daemon when there is none. It also reads run folders itself: they are files of the same user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from muster.errors import DaemonError, NotFound, Refused
+from muster.local.connection import NobodyThere, request
+from muster.local.home import Home, home_path, open_home
+from muster.local.logs import byte_range, lines, log_path
+from muster.local.pod_folder import PodFolder
+from muster.local.progress import all_beats
+from muster.local.start import start_daemon
+from muster.local.submitter import noted
+from muster.local.version import API, version
+from muster.spec import Flavor, TrainingJob
+
+if TYPE_CHECKING:
+    from muster.documents import Object
+
+_WATCH_S = 20.0
+_STOP_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0  # for a daemon to come up
+_MOST_BREAKS = 5  # times that one request may end without an answer
+_FINISHED = ("Succeeded", "Failed")
+
+
+class LocalClient:
+    """Talks to one home's daemon. Calls raise `Refused`, `NotFound`, `Conflict`, `InvalidSpec`, `DaemonError`."""
+
+    def __init__(self, home: Home, start: bool) -> None:
+        self._home = home
+        self._start = start
+        self._met = False  # whether a daemon has answered us
+
+    @classmethod
+    def connect(cls, home: str | os.PathLike[str] | None = None, start: bool = True) -> LocalClient:
+        """A client of the daemon of `home` (default $MUSTER_HOME, else ~/.muster); starts it unless `start` is False.
+
+        A daemon of another version that this client cannot talk to is replaced; its replicas go on. Raises
+        `DaemonError` NotRunning when there is none and none is to be started.
+        """
+        if not start and not home_path(home).is_dir():
+            raise NobodyThere(f"no daemon runs: {home_path(home)} does not exist")
+        client = cls(open_home(home), start)
+        client._check_version(client.status())
+        return client
+
+    # ---- the daemon
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon is and does."""
+        answer: dict[str, Any] = self._ask("GET", "/status")
+        return answer
+
+    @classmethod
+    def up(
+        cls, home: str | os.PathLike[str] | None = None, nodes: str | None = None, idle_s: float | None = None
+    ) -> LocalClient:
+        """Start the daemon; with `nodes`, of that pretended shape (`host`: this host as it is).
+
+        A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning.
+        """
+        client = cls(open_home(home), start=False)
+        try:
+            status = client.status()
+        except NobodyThere:
+            start_daemon(client._home, nodes, idle_s)
+        else:
+            if nodes is not None and status["shape"] != ("" if nodes == "host" else nodes):
+                client._replace(nodes, idle_s, status)
+        client = cls(client._home, start=True)
+        client._check_version(client.status())
+        return client
+
+    def down(self, force: bool = False) -> None:
+        """Stop the daemon. While jobs run: `Refused`, unless `force`: then they are stopped with their grace, and start
+        again from their last checkpoint when the daemon is next up."""
+        status = request(self._home.socket(), "GET", "/status")
+        request(self._home.socket(), "POST", "/stop", {"mode": "down", "force": force})
+        self._await_end(status["pid"], patience_s=None if force else _STOP_PATIENCE_S)
+
+    # ---- objects
+
+    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
+        """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
+        unchanged."""
+        body = [_as_json(noted(item) if isinstance(item, TrainingJob) else item) for item in documents]
+        answer: list[dict[str, Any]] = self._ask("POST", f"/v{API}/apply", body)
+        return answer
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        """Delete an object: {kind, namespace, name, result}. `deleting`: a job's replicas stop first, a queue waits for
+        its unfinished jobs; asking again is no error. The run folder stays."""
+        url = f"/v{API}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
+        answer: dict[str, Any] = self._ask("DELETE", url)
+        return answer
+
+    def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
+        """Submit a job, as the daemon completed it; `dry_run` only checks. Refused early when it could never start."""
+        url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
+        return TrainingJob.model_validate(self._ask("POST", url, _as_json(noted(job))))
+
+    def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
+        """Jobs, oldest first, with live queue positions and estimates."""
+        url = f"/v{API}/jobs" + (f"?{urlencode({'namespace': namespace})}" if namespace else "")
+        return [TrainingJob.model_validate(job) for job in self._ask("GET", url)]
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        """One job."""
+        return TrainingJob.model_validate(self._ask("GET", _url(namespace, name))["job"])
+
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
+        """Stop a job for good; its record stays."""
+        return self._change(name, namespace, {"cancel": True})
+
+    def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
+        """Have a job checkpoint and give its room back until it is resumed."""
+        return self._change(name, namespace, {"suspend": True})
+
+    def resume(self, name: str, namespace: str = "default") -> TrainingJob:
+        """Let a suspended job wait in its queue again."""
+        return self._change(name, namespace, {"suspend": False})
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The queue tree as rows, parents first (`muster.local.queue_rows`)."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/queues")
+        return answer
+
+    def flavors(self) -> list[Flavor]:
+        """All flavors."""
+        return [Flavor.model_validate(flavor) for flavor in self._ask("GET", f"/v{API}/flavors")]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes: name, flavor, pretended, ready, labels, allocatable, used, pods."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/nodes")
+        return answer
+
+    def snapshot(self) -> bytes:
+        """The newest world that was planned on, for `muster replay`."""
+        return json.dumps(self._ask("GET", f"/v{API}/snapshot")).encode()
+
+    # ---- what a job does
+
+    def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """[{at, type, reason, message, count}], oldest first."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"{_url(namespace, name)}/events")
+        return answer
+
+    def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """[{name, role, index, attempt, node, phase, gpus, exitCode, reason}]."""
+        answer: list[dict[str, Any]] = self._ask("GET", f"{_url(namespace, name)}/pods")["pods"]
+        return answer
+
+    def run_dir(self, name: str, namespace: str = "default") -> Path:
+        """The run folder; it is made when the first replica starts."""
+        return Path(self._ask("GET", f"{_url(namespace, name)}/pods")["runDir"])
+
+    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        """What every rank said last, by rank (docs/run-folder.md)."""
+        return all_beats(self.run_dir(name, namespace))
+
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
+        """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted."""
+        mark = ""
+        while True:
+            query = urlencode({"after": mark, "timeout": _WATCH_S})
+            answer = self._ask("GET", f"{_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_S)
+            if answer["mark"] == mark:
+                continue
+            mark = answer["mark"]
+            job = TrainingJob.model_validate(answer["job"])
+            yield job
+            if job.status.phase in _FINISHED:
+                return
+
+    def log_lines(
+        self,
+        name: str,
+        namespace: str,
+        role: str,
+        index: int,
+        *,
+        attempt: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        """Lines of one replica's log; `attempt` None: the newest one that has a log.
+
+        `since` and `until` are Unix seconds, exact to about a second. With `follow`, lines to come as well, until the
+        replica's attempt is over. Raises `NotFound` for a role or index that the job does not have.
+        """
+        seen = self._ask("GET", f"{_url(namespace, name)}/pods")
+        job = TrainingJob.model_validate(seen["job"])
+        _check_replica(job, role, index)
+        run_dir = Path(seen["runDir"])
+        number = _newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
+        folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
+        begin, end = byte_range(folder.log_times(), since, until)
+
+        def over() -> bool:
+            if until is not None and time.time() > until + 1.0:
+                return True
+            return self._attempt_is_over(name, namespace, role, index, number)
+
+        return lines(log_path(run_dir, role, index, number), begin, end, over if follow and end is None else None)
+
+    # ---- small things
+
+    def _attempt_is_over(self, name: str, namespace: str, role: str, index: int, attempt: int) -> bool:
+        try:
+            seen = self._ask("GET", f"{_url(namespace, name)}/pods")
+        except NotFound:
+            return True
+        job = TrainingJob.model_validate(seen["job"])
+        if job.status.attempt < attempt:
+            return False
+        mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
+        if job.status.attempt > attempt or job.status.phase in _FINISHED:
+            return all(pod["phase"] in ("Succeeded", "Failed", "Lost") for pod in mine)
+        return bool(mine) and mine[0]["phase"] in ("Succeeded", "Failed", "Lost")
+
+    def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
+        return TrainingJob.model_validate(self._ask("POST", _url(namespace, name), fields))
+
+    def _ask(self, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
+        """One request; made again when the daemon was not there or broke off, if we may start another.
+
+        Every call may be made twice: a submit carries a mark by which its second try is known.
+        """
+        until, broke_off = time.monotonic() + _PATIENCE_S, 0
+        while True:
+            try:
+                answer = request(self._home.socket(), method, url, body, timeout_s)
+            except DaemonError as error:
+                broke_off += error.reason == "BrokeOff"
+                again = error.reason == "NotRunning" or (error.reason == "BrokeOff" and broke_off <= _MOST_BREAKS)
+                if not (self._start and again) or time.monotonic() > until:
+                    raise
+                self._bring_up(only_watching=method == "GET")
+            else:
+                self._met = True
+                return answer
+
+    def _bring_up(self, only_watching: bool) -> None:
+        """Have a daemon that answers soon. One that was stopped on purpose is not started by those who only watch."""
+        if only_watching and self._met and self._home.stopped.exists():
+            raise NobodyThere(f"the daemon of {self._home.path} was stopped", reason="NotRunning")
+        if not self._home.is_locked():
+            start_daemon(self._home)
+        time.sleep(0.1)
+
+    def _check_version(self, status: dict[str, Any]) -> None:
+        lowest, highest = status["api"]
+        if lowest <= API <= highest:
+            return
+        if not self._start or highest > API:
+            raise DaemonError(
+                f"the daemon (pid {status['pid']}) is Muster {status['version']}, this client is {version()}:"
+                " they cannot talk to each other; use the same version, or stop it with that one's `muster local down`",
+                reason="WrongVersion",
+            )
+        self._replace(None, None, status)
+
+    def _replace(self, nodes: str | None, idle_s: float | None, status: dict[str, Any]) -> None:
+        """Another daemon in its place. Replicas go on: the new one takes them over."""
+        if nodes is not None and status["running"]:
+            raise Refused(
+                f"--nodes {nodes}: {status['running']} jobs run on the present nodes; let them end first",
+                reason="JobsRunning",
+            )
+        request(self._home.socket(), "POST", "/stop", {"mode": "handover"})
+        self._await_end(status["pid"], _STOP_PATIENCE_S)
+        start_daemon(self._home, nodes, idle_s)
+
+    def _await_end(self, pid: int, patience_s: float | None) -> None:
+        until = None if patience_s is None else time.monotonic() + patience_s
+        while until is None or time.monotonic() < until:
+            try:
+                if request(self._home.socket(), "GET", "/status", timeout_s=10.0)["pid"] != pid:
+                    return
+            except DaemonError as error:
+                if isinstance(error, NobodyThere) and not self._home.is_locked():
+                    return
+            time.sleep(0.05)
+        raise DaemonError(f"the daemon (pid {pid}) does not end; see {self._home.log}", reason="Timeout")
+
+
+def _url(namespace: str, name: str) -> str:
+    return f"/v{API}/jobs/{quote(namespace, safe='')}/{quote(name, safe='')}"
+
+
+def _as_json(item: Object) -> dict[str, Any]:
+    return item.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _check_replica(job: TrainingJob, role: str, index: int) -> None:
+    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
+    if role not in replicas:
+        raise NotFound(
+            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}", reason="NoSuchRole"
+        )
+    if not 0 <= index < replicas[role]:
+        raise NotFound(
+            f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
+            reason="NoSuchReplica",
+        )
+
+
+def _newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
+    attempts = [
+        int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
+        for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
+    ]
+    if follow and job.status.phase not in _FINISHED:
+        return max([job.status.attempt, *attempts])
+    return max(attempts, default=job.status.attempt)

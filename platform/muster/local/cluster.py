@@ -1,0 +1,236 @@
+"""The `muster.cluster.Cluster` of this host: what the engine sees, and its writes carried out.
+
+All writes of a round reach the database in one transaction; only then are processes touched (`Replicas`), so a crash
+leaves either nothing of a round, or a database from which the rest follows.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from muster import spec
+from muster.cluster import (
+    Beat,
+    CreatePod,
+    DeletePod,
+    NodeView,
+    PodView,
+    RecordEvent,
+    RemoveJob,
+    World,
+    Write,
+    WriteFlavorStatus,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from muster.errors import Conflict
+from muster.lifecycle import is_admitted, is_finished
+from muster.local.capacity import GPU
+from muster.local.devices import free_port
+from muster.local.home import Home
+from muster.local.progress import Beats
+from muster.local.records import Event, PodRecord
+from muster.local.replicas import Replicas
+from muster.local.store import Store
+from muster.snapshot.requests import pod_request
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the last observation was made of, so that the same again is the same object."""
+
+    records: tuple[PodRecord, ...]
+    views: tuple[PodView, ...]
+
+
+class LocalCluster:
+    """This host. `lock` guards the store and everything that writes to it."""
+
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        replicas: Replicas,
+        nodes: tuple[NodeView, ...],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.nodes = nodes
+        self._home = home
+        self._store = store
+        self._replicas = replicas
+        self._clock = clock
+        self._beats = Beats()
+        self._seen: dict[str, _Seen] = {}
+        self._namespaces: Mapping[str, Mapping[str, str]] = {}
+        self._random = random.Random()
+
+    # ---- what the engine sees
+
+    def observe(self) -> World:
+        """The world now."""
+        with self.lock:
+            jobs = tuple(self._store.jobs.values())
+            return World(
+                now=self._clock(),
+                nodes=self.nodes,
+                flavors=tuple(self._store.flavors.values()),
+                queues=tuple(self._store.queues.values()),
+                jobs=jobs,
+                pods=self._pods(),
+                beats=self.beats(jobs),
+                namespaces=self._namespace_labels(jobs),
+            )
+
+    def beats(self, jobs: Sequence[spec.TrainingJob]) -> dict[str, Beat]:
+        """The newest beats of those that run."""
+        running = [job for job in jobs if is_admitted(job.status) and not is_finished(job.status)]
+        return self._beats.read((job.metadata.uid, self.run_dir(job)) for job in running)
+
+    def run_dir(self, job: spec.TrainingJob) -> Path:
+        """The job's run folder."""
+        return self._home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
+
+    def _pods(self) -> dict[str, tuple[PodView, ...]]:
+        seen: dict[str, _Seen] = {}
+        for uid, records in self._store.pods.items():
+            before, now = self._seen.get(uid), tuple(records.values())
+            if not now:
+                continue
+            if before is not None and len(before.records) == len(now) and all(map(operator.is_, before.records, now)):
+                seen[uid] = before
+            else:
+                pairs = zip(before.records, before.views, strict=True) if before is not None else ()
+                known = {id(record): view for record, view in pairs}
+                seen[uid] = _Seen(now, tuple(known.get(id(record)) or record.view() for record in now))
+        self._seen = seen
+        return {uid: entry.views for uid, entry in seen.items()}
+
+    def _namespace_labels(self, jobs: Sequence[spec.TrainingJob]) -> Mapping[str, Mapping[str, str]]:
+        names = frozenset(job.metadata.namespace or "default" for job in jobs) | {"default"}
+        if names != frozenset(self._namespaces):
+            self._namespaces = {name: namespace_labels(name) for name in sorted(names)}
+        return self._namespaces
+
+    # ---- what the engine wants
+
+    def apply(self, writes: Sequence[Write]) -> None:
+        """Carry out the writes in order, up to one that is refused. Raises `Conflict`, or `ClusterError` when the
+        database cannot be written: then none of them happened."""
+        refused: Conflict | None = None
+        with self.lock:
+            if writes:
+                with self._store.transaction():
+                    for write in writes:
+                        try:
+                            self._record(write)
+                        except Conflict as conflict:
+                            refused = conflict
+                            break
+                    self.finish_deletions()
+                self._forget_folders(write.job_uid for write in writes if isinstance(write, RemoveJob))
+            self._replicas.pass_over()
+        if refused is not None:
+            raise refused
+
+    def _record(self, write: Write) -> None:
+        if isinstance(write, WriteStatus):
+            job = self._store.jobs.get(write.job_uid)
+            if job is None or job.metadata.resource_version != write.resource_version:
+                raise Conflict(f"job {write.job_uid} changed meanwhile")
+            self._store.put(job.model_copy(update={"status": write.status}))
+        elif isinstance(write, CreatePod):
+            self._create(write)
+        elif isinstance(write, DeletePod):
+            self._delete(write)
+        elif isinstance(write, WriteQueueStatus):
+            queue = self._store.queues.get(write.queue)
+            if queue is not None:
+                self._store.put(queue.model_copy(update={"status": write.status}))
+        elif isinstance(write, WriteFlavorStatus):
+            flavor = self._store.flavors.get(write.flavor)
+            if flavor is not None:
+                self._store.put(flavor.model_copy(update={"status": write.status}))
+        elif isinstance(write, RecordEvent):
+            if write.job_uid in self._store.jobs:
+                event = Event(write.job_uid, self._clock(), write.type, write.reason, write.message)
+                self._store.add_event(event)
+        else:
+            self._remove(write.job_uid)
+
+    def _create(self, write: CreatePod) -> None:
+        job = self._store.jobs.get(write.job_uid)
+        peers = self._store.pods.get(write.job_uid, {})
+        if job is None or write.name in peers:
+            return
+        role = next((role for role in job.spec.roles if role.name == write.role), None)
+        if role is None:
+            return
+        record = PodRecord(
+            name=write.name,
+            job_uid=write.job_uid,
+            role=write.role,
+            index=write.index,
+            replicas=write.replicas,
+            attempt=write.attempt,
+            node=write.node,
+            flavor=write.flavor,
+            port=self._meeting_port(write, peers.values()),
+            gpus=pod_request(role.template.spec).get(GPU),
+            grace_s=float(role.template.spec.termination_grace_period_seconds),
+        )
+        self._store.put_pod(record)
+
+    def _meeting_port(self, write: CreatePod, peers: Iterable[PodRecord]) -> int:
+        """The port of the role's attempt: its pods share one; another attempt gets another."""
+        for pod in peers:
+            if (pod.role, pod.attempt) == (write.role, write.attempt):
+                return pod.port
+        taken = {pod.port for pods in self._store.pods.values() for pod in pods.values()}
+        return free_port(taken, self._random)
+
+    def _delete(self, write: DeletePod) -> None:
+        pod = self._store.pods.get(write.job_uid, {}).get(write.name)
+        if pod is None:
+            return
+        if pod.ended:
+            self._store.remove_pod(pod)
+            return
+        asked_at = self._clock() if pod.deleting_at is None else pod.deleting_at
+        self._store.put_pod(replace(pod, deleting_at=asked_at, grace_s=0.0 if write.force else write.grace_s))
+
+    def _remove(self, uid: str) -> None:
+        job = self._store.jobs.get(uid)
+        pods = list(self._store.pods.get(uid, {}).values())
+        if job is None or any(not pod.ended for pod in pods):
+            return  # its replicas first; the engine asks again
+        for pod in pods:
+            self._store.remove_pod(pod)
+        self._store.remove(job)
+
+    def finish_deletions(self) -> None:
+        """Let go of queues that were deleted and that no unfinished job names any more. Inside a transaction."""
+        leaving = [queue for queue in self._store.queues.values() if queue.metadata.deletion_timestamp is not None]
+        if leaving:
+            named = {job.spec.queue for job in self._store.jobs.values() if not is_finished(job.status)}
+            for queue in leaving:
+                if queue.metadata.name not in named:
+                    self._store.remove(queue)
+
+    def _forget_folders(self, uids: Iterable[str]) -> None:
+        """Remove what shims and daemon told each other; the run folder stays, checkpoints and all."""
+        for uid in uids:
+            if uid not in self._store.jobs:
+                shutil.rmtree(self._home.job_pods(uid), ignore_errors=True)
+
+
+def namespace_labels(name: str) -> dict[str, str]:
+    """What Kubernetes puts on every namespace; here they have no others."""
+    return {"kubernetes.io/metadata.name": name}

@@ -1,0 +1,72 @@
+"""One request over the daemon's socket, and its answer or its error as `muster.errors` has it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from muster import errors
+from muster.errors import DaemonError, MusterError
+
+_TYPES = {
+    kind.__name__: kind
+    for kind in (errors.InvalidSpec, errors.Refused, errors.NotFound, errors.Conflict, errors.ClusterError,
+                 errors.DaemonError, errors.MusterError)
+}  # fmt: skip
+
+
+class NobodyThere(DaemonError):
+    """No daemon listens, or it is about to go: the request was not looked at, so it may be made again."""
+
+    reason = "NotRunning"
+
+
+def request(path: Path, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
+    """The decoded answer. Raises what the daemon refused with, `NobodyThere`, or `DaemonError` when it breaks off."""
+    connection = _Connection(path, timeout_s)
+    try:
+        try:
+            connection.connect()
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NobodyThere(f"no daemon runs at {path}", reason="NotRunning") from error
+        headers = {"Content-Type": "application/json", "Host": "localhost"}
+        connection.request(method, url, None if body is None else json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except TimeoutError as error:
+        raise DaemonError(
+            f"the daemon did not answer within {timeout_s:g} s ({method} {url})", reason="Timeout"
+        ) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="BrokeOff") from error
+    finally:
+        connection.close()
+    if response.status >= 400:
+        raise _raised(answer.get("error", {}))
+    return answer
+
+
+def _raised(told: dict[str, str]) -> MusterError:
+    message, reason = told.get("message", "the daemon refused"), told.get("reason", "Error")
+    if reason == "Closing":
+        return NobodyThere(message, reason="NotRunning")
+    kind = _TYPES.get(told.get("type", ""), MusterError)
+    if kind is errors.InvalidSpec:
+        return errors.InvalidSpec(message, field=told.get("field", ""), reason=reason)
+    return kind(message, reason=reason)
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))

@@ -1,0 +1,335 @@
+"""The daemon of one home: `python -m muster.local.daemon`.
+
+One thread runs the engine and minds the processes; requests come in on threads of their own and only change the
+database. It can be killed at any instruction: shims keep the replicas, the next daemon takes both over. By itself it
+ends when nothing is unfinished and nobody asked for a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from muster.cluster import RecordEvent, Write
+from muster.engine import Engine
+from muster.errors import ClusterError, DaemonError, MusterError, Refused
+from muster.lifecycle import is_admitted
+from muster.local.boot import Parts, assemble
+from muster.local.home import Home, open_home
+from muster.local.server import Desk, Server
+from muster.local.version import API, version
+
+ALREADY_RUNS = 3  # exit code when another daemon has the home
+_LOG = logging.getLogger("muster.local")
+_IDLE_S = 600.0
+_LOOK_S = 5.0  # while jobs run: how often beats and checkpoints are looked at
+_LONGEST_SLEEP_S = 60.0
+_LONGEST_RETRY_S = 30.0
+_REPORTS_RETRY_S = 30.0
+
+
+class Daemon:
+    """The main loop."""
+
+    def __init__(self, home: Home, parts: Parts, idle_s: float, lock: int) -> None:
+        self._home = home
+        self._parts = parts
+        self._idle_s = idle_s
+        self._lock = lock
+        self._engine = Engine(parts.cluster)
+        self._began = time.time()
+        self._bell, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._mode = ""  # "", down (replicas are being stopped) or handover (they go on)
+        self._next_round: float | None = None
+        self._trouble = 0
+        self._reports_not_before = 0.0  # monotonic
+        self.desk = Desk(parts.service, self.status, self.ask_to_stop)
+        self.desk.changed = self.wake
+
+    def wake(self) -> None:
+        """Something changed: the loop is to look. Any thread."""
+        with suppress(BlockingIOError):  # it has been told often enough
+            os.write(self._rope, b"!")
+
+    def status(self) -> dict[str, Any]:
+        """What this daemon is and does."""
+        unfinished = self._parts.service.unfinished()
+        nodes = self._parts.cluster.nodes
+        pretended = bool(self._parts.shape)
+        return {
+            "api": [API, API],
+            "version": version(),
+            "pid": os.getpid(),
+            "home": str(self._home.path),
+            "startedAt": self._began,
+            "mode": self._mode or "up",
+            "nodes": len(nodes),
+            "shape": self._parts.shape,
+            "pretended": pretended,
+            "note": "pretended nodes are slots, not isolation: all replicas run on this host" if pretended else "",
+            "running": sum(is_admitted(job.status) for job in unfinished),
+            "waiting": sum(not is_admitted(job.status) for job in unfinished),
+            "idleExitSeconds": self._idle_s,
+        }
+
+    def ask_to_stop(self, mode: str, force: bool) -> None:
+        """End soon. `handover`: replicas go on. `down`: there are none, or (`force`) they are stopped first."""
+        if mode == "handover":
+            self._mode = self._mode or "handover"
+            self.wake()
+            return
+        running = [job.metadata.name for job in self._parts.service.unfinished() if is_admitted(job.status)]
+        if running and not force:
+            names = ", ".join(sorted(running)[:8])
+            raise Refused(
+                f"{len(running)} job{'s' * (len(running) != 1)} run: {names}; let them end, cancel or suspend them, or"
+                " use --force: they are stopped, and start again from their last checkpoint when the daemon is next up",
+                reason="JobsRunning",
+            )
+        self._home.stopped.touch()
+        with self._parts.cluster.lock:
+            self._parts.replicas.stop_all()
+        self._mode = "down"
+        self.wake()
+
+    def run(self) -> None:
+        """Until idle, asked to stop, or the home is gone."""
+        while True:
+            if not self._home_is_ours():
+                _LOG.error("%s was removed: stopping everything", self._home.path)
+                self._parts.replicas.kill_all()
+                return
+            try:
+                self._round()
+                self._trouble = 0
+            except ClusterError as error:
+                _LOG.warning("%s; trying again", error)
+                self._trouble += 1
+                self._next_round = time.time() + min(_LONGEST_RETRY_S, 0.5 * 2.0 ** min(self._trouble, 10))
+            except Exception:
+                _LOG.exception("a round failed")
+                self._trouble += 1
+                self._next_round = time.time() + min(_LONGEST_RETRY_S, 0.5 * 2.0 ** min(self._trouble, 10))
+            if self._may_end():
+                return
+            self._sleep()
+
+    def _round(self) -> None:
+        parts = self._parts
+        with parts.cluster.lock:
+            parts.replicas.pass_over()
+            self._step_reports()
+        if self._mode:
+            self._next_round = time.time() + 0.1
+        else:
+            round_ = self._engine.step()
+            # Carrying out writes is a pass of its own: what it finds is newer than what the engine has seen.
+            changed = parts.replicas.take_changed() or bool(round_.writes)
+            self._log_events(round_.writes)
+            parts.news.waits, parts.news.snapshot = round_.waits, self._engine.snapshot
+            self._next_round = time.time() if changed else round_.wake_at
+        parts.news.ring()
+
+    def _step_reports(self) -> None:
+        """Reports are made beside the jobs: whatever fails there never keeps the engine from its round."""
+        if time.monotonic() < self._reports_not_before:
+            return
+        try:
+            self._parts.reports.step()
+        except Exception as error:
+            _LOG.warning("reports: %s: %s; trying again in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
+            self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
+
+    def _log_events(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            if isinstance(write, RecordEvent):
+                job = self._parts.store.jobs.get(write.job_uid)
+                name = f"{job.metadata.namespace}/{job.metadata.name}" if job is not None else write.job_uid
+                _LOG.info("%s: %s: %s", name, write.reason, write.message)
+
+    def _may_end(self) -> bool:
+        with self._parts.cluster.lock:
+            living = self._parts.replicas.living()
+        if self._mode == "handover" or (self._mode == "down" and living == 0):
+            self._parts.news.ring()
+            return self.desk.close()
+        needed = any(job.status.phase != "Suspended" for job in self._parts.service.unfinished())
+        if self._mode or living or self._parts.reports.busy or needed:
+            return False
+        return self.desk.close_if_quiet(self._idle_s)
+
+    def _sleep(self) -> None:
+        """Until someone rings, a shim ends, or it is time."""
+        now = time.time()
+        with self._parts.cluster.lock:
+            due, files = self._parts.replicas.due(), self._parts.replicas.watched()
+        times = [at for at in (self._next_round, due) if at is not None]
+        idle_left = self._idle_s - self.desk.quiet_s()
+        times.append(now + (min(_LONGEST_SLEEP_S, idle_left) if idle_left > 0 else _LOOK_S))
+        if files or self._parts.reports.busy:
+            times.append(now + (1.0 if self._parts.reports.busy else _LOOK_S))
+        poll = select.poll()
+        for file in (self._bell, *files):
+            poll.register(file, select.POLLIN)
+        poll.poll(max(0.0, min(times) - now) * 1000)
+        with suppress(BlockingIOError):
+            os.read(self._bell, 65536)
+
+    def _home_is_ours(self) -> bool:
+        try:
+            here, held = os.stat(self._home.lock), os.fstat(self._lock)
+        except OSError:
+            return False
+        return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+
+
+def serve(home: Home, options: argparse.Namespace) -> None:
+    """Take the home and serve it to the end. Raises `MusterError`."""
+    idle_s = idle_seconds(options.idle_seconds, os.environ)
+    lock = take_lock(home)
+    parts = assemble(home, options.nodes, options.boot_id_file)
+    home.stopped.unlink(missing_ok=True)
+    daemon = Daemon(home, parts, idle_s, lock)
+    server = Server(home.socket(), daemon.desk)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        daemon.ask_to_stop("handover", force=False)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    threading.Thread(target=server.serve_forever, name="server", daemon=True).start()
+    _LOG.info(
+        "up: pid %d, %d nodes%s", os.getpid(), len(parts.cluster.nodes), f" ({parts.shape})" if parts.shape else ""
+    )
+    _say(options, "ok")
+    try:
+        daemon.run()
+    finally:
+        home.socket().unlink(missing_ok=True)
+        parts.reports.stop()
+        parts.store.close()
+        _LOG.info("down")
+
+
+def take_lock(home: Home) -> int:
+    """The lock of the home's one daemon, for as long as we live. Raises `DaemonError` AlreadyRunning."""
+    lock = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise DaemonError(
+            f"a daemon already runs for {home.path} (pid {holder}); there can be one: use it, or set MUSTER_HOME",
+            reason="AlreadyRunning",
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 after a normal end, 3 when another daemon runs, 1 when it cannot start."""
+    options = _options(argv)
+    try:
+        home = open_home(options.home)
+        _log_to(home.log, foreground=not options.detach)
+        if options.detach:
+            _detach()
+        serve(home, options)
+    except MusterError as error:
+        _LOG.error("%s", error)
+        _say(options, f"{error.reason}: {error}")
+        if not options.detach:
+            print(f"muster: {error}", file=sys.stderr)
+        return ALREADY_RUNS if error.reason == "AlreadyRunning" else 1
+    except Exception as error:  # whoever waits for us reads why, not that we fell silent
+        _LOG.exception("the daemon failed")
+        _say(options, f"CannotStart: the daemon cannot start: {type(error).__name__}: {error}; see daemon.log")
+        return 1
+    return 0
+
+
+def idle_seconds(asked: str | None, environ: Mapping[str, str]) -> float:
+    """After how long without jobs and requests the daemon ends. Raises `DaemonError` naming what is no such number."""
+    name, text = ("--idle-seconds", asked) if asked else ("MUSTER_IDLE_SECONDS", environ.get("MUSTER_IDLE_SECONDS"))
+    try:
+        seconds = float(text or _IDLE_S)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds < math.inf:
+        raise DaemonError(
+            f"{name}={text!r} is no number of seconds; write one from 0 up, such as 600", reason="BadIdle"
+        )
+    return seconds
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m muster.local.daemon", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--home", help="the folder to keep everything in; default $MUSTER_HOME, else ~/.muster")
+    parser.add_argument(
+        "--nodes", help="pretend this shape, e.g. 4x8; `host` for this host as it is; default: as last time"
+    )
+    parser.add_argument(
+        "--idle-seconds",
+        help="end after so long without jobs and requests; default $MUSTER_IDLE_SECONDS, else 600",
+    )  # fmt: skip
+    parser.add_argument("--detach", action="store_true", help="run in the background")
+    parser.add_argument("--ready-fd", type=int, help="a file descriptor to say `ok`, or why not, on")
+    parser.add_argument(
+        "--boot-id-file", type=Path, default=os.environ.get("MUSTER_BOOT_ID_FILE"),
+        help="where this host's boot id is read; default the kernel's",
+    )  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def _detach() -> None:
+    """Leave the terminal and the parent for good."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+
+
+def _log_to(path: Path, foreground: bool) -> None:
+    logging.raiseExceptions = False  # a full disk must not end the daemon
+    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=2**20, backupCount=2)]
+    if foreground:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        _LOG.addHandler(handler)
+    _LOG.setLevel(logging.INFO)
+
+
+def _say(options: argparse.Namespace, text: str) -> None:
+    """Tell whoever started us, in one line and once: later the number may be another file's."""
+    fd, options.ready_fd = options.ready_fd, None
+    if fd is not None:
+        with suppress(OSError):  # it did not wait
+            os.write(fd, f"{' '.join(text.splitlines())}\n".encode())
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

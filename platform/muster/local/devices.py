@@ -1,0 +1,51 @@
+"""Which GPUs a replica gets, and the port where its role meets."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from muster.errors import ClusterError
+from muster.local.records import PodRecord
+
+_LOWEST_PORT = 20_000
+_TRIES = 200
+
+
+def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], wanted: int) -> tuple[str, ...] | None:
+    """The first `wanted` devices of a node that no living replica has; None while there are too few."""
+    taken = {device for pod in on_node if not pod.ended for device in pod.devices or ()}
+    free = [device for device in all_devices if device not in taken]
+    return tuple(free[:wanted]) if len(free) >= wanted else None
+
+
+def free_port(taken: Collection[int], choose: random.Random) -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now.
+
+    Below the range from which the kernel takes ports for outgoing connections, so that none of those has it when the
+    replica binds it a moment later. Raises `ClusterError` when no port can be had.
+    """
+    for _ in range(_TRIES):
+        port = choose.randrange(_LOWEST_PORT, _first_ephemeral_port())
+        if port not in taken and _can_bind(port):
+            return port
+    raise ClusterError(f"no free port from {_LOWEST_PORT} up was found for rendezvous", reason="NoFreePort")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        first = 32_768
+    return first if first > _LOWEST_PORT + 1000 else 65_536
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,45 @@
+"""Which changes of an object are allowed once it exists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.errors import Conflict, InvalidSpec
+from muster.lifecycle import is_admitted, is_finished
+from muster.spec import TrainingJob
+
+_FROZEN_WHILE_ADMITTED = ("queue", "flavors", "topology")
+
+
+def check_edit(old: TrainingJob, new: TrainingJob) -> None:
+    """Refuse a change of a job that cannot be carried out.
+
+    Raises `InvalidSpec` with the field: queue, roles, flavors and topology stay as they are while the job is admitted,
+    the roles' sizes aside; cancel is one way. Raises `Conflict` when the job is finished.
+    """
+    if old.spec == new.spec:
+        return
+    name = old.metadata.name
+    if is_finished(old.status):
+        raise Conflict(f"job {name!r} is finished ({old.status.phase}); submit it anew under another name")
+    if old.spec.cancel and not new.spec.cancel:
+        raise InvalidSpec(f"spec.cancel: job {name!r} was cancelled for good; submit it anew", field="spec.cancel")
+    if not is_admitted(old.status):
+        return
+    for field in _FROZEN_WHILE_ADMITTED:
+        if getattr(old.spec, field) != getattr(new.spec, field):
+            raise _frozen(name, f"spec.{field}")
+    if _shapes(old) != _shapes(new):
+        raise _frozen(name, "spec.roles")
+
+
+def _shapes(job: TrainingJob) -> list[dict[str, Any]]:
+    """The roles without their sizes."""
+    return [role.model_dump(exclude={"replicas", "min_replicas"}) for role in job.spec.roles]
+
+
+def _frozen(name: str, field: str) -> InvalidSpec:
+    return InvalidSpec(
+        f"{field}: cannot be changed while job {name!r} is admitted; suspend it first: muster suspend {name}",
+        field=field,
+    )

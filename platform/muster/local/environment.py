@@ -1,0 +1,112 @@
+"""What a replica finds in its environment, and the command line it is started with (pure).
+
+The daemon inherits the environment of whoever submitted first, tokens and passwords included. So nothing is passed on
+except by name: what programs need to run at all, tuning of NCCL and torch, the template's literal variables, and the
+contract of docs/run-folder.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from muster import spec
+
+_KEPT = frozenset((
+    "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV", "CC", "CXX", "CUDA_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
+))  # fmt: skip
+_KEPT_PREFIXES = ("LC_", "NCCL_", "TORCH_", "NVSHMEM_")
+_DAEMON_ONLY = (
+    "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
+    "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
+)  # fmt: skip
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What this host gives one pod."""
+
+    run_dir: str
+    devices: tuple[str, ...]  # for CUDA_VISIBLE_DEVICES
+    rank0_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """Which pod of which attempt."""
+
+    name: str
+    role: str
+    index: int
+    replicas: int
+    attempt: int
+
+
+def kept(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
+    """The part of `environ` that replicas may see; PATH begins with `bin_folder`, so `python` is this interpreter."""
+    names = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    folders = [folder for folder in (environ.get("PATH") or os.defpath).split(os.pathsep) if folder != bin_folder]
+    return names | {"PATH": os.pathsep.join([bin_folder, *folders])}
+
+
+def daemon_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
+    """What the daemon itself is started with: secrets do not even reach it."""
+    return kept(environ, bin_folder) | {name: environ[name] for name in _DAEMON_ONLY if name in environ}
+
+
+def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, slot: Slot) -> dict[str, str]:
+    """`base`, then the template's literal variables, then the contract, which wins."""
+    role = next(role for role in job.spec.roles if role.name == pod.role)
+    environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # a log that is followed should not come in blocks of 8 KiB
+    contract = {
+        "MUSTER_JOB": job.metadata.name,
+        "MUSTER_NAMESPACE": job.metadata.namespace or "default",
+        "MUSTER_JOB_UID": job.metadata.uid,
+        "MUSTER_QUEUE": job.spec.queue,
+        "MUSTER_POD": pod.name,
+        "MUSTER_ROLE": pod.role,
+        "MUSTER_REPLICA": str(pod.index),
+        "MUSTER_REPLICAS": str(pod.replicas),
+        "MUSTER_ATTEMPT": str(pod.attempt),
+        "MUSTER_RUN_DIR": slot.run_dir,
+        "MUSTER_RANK0_HOST": "127.0.0.1",
+        "MUSTER_RANK0_PORT": str(slot.rank0_port),
+        "MUSTER_GRACE_SECONDS": str(role.template.spec.termination_grace_period_seconds),
+        "CUDA_VISIBLE_DEVICES": ",".join(slot.devices),
+    }
+    trace = job.spec.trace
+    if trace is not None:
+        contract["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
+        contract["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
+    for variable in role.template.spec.containers[0].env:
+        environment[variable.name] = expand(variable.value or "", environment | contract)
+    return environment | contract
+
+
+def command_line(container: spec.Container, environment: Mapping[str, str]) -> list[str]:
+    """Command and arguments with `$(NAME)` replaced, as a kubelet does."""
+    return [expand(part, environment) for part in (*container.command, *container.args)]
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """`$(NAME)` becomes its value, `$$` one dollar; an unknown name stays as it is written."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return values.get(match[1], match[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def search(program: str, folders: Sequence[str], cwd: str) -> str | None:
+    """The executable file that exec would run for `program`, or None."""
+    if "/" in program:
+        candidates = [os.path.join(cwd, program)]
+    else:
+        candidates = [os.path.join(cwd, folder, program) for folder in folders]
+    return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), None)

@@ -1,0 +1,265 @@
+"""What users do to objects: submit, apply, delete, change. Everything is checked before anything has changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from muster import spec
+from muster.admission import check_apply, check_size, check_submit
+from muster.cluster import NodeView
+from muster.errors import Conflict, InvalidSpec, NotFound
+from muster.lifecycle import is_admitted, is_finished
+from muster.local.cluster import namespace_labels
+from muster.local.edits import check_edit
+from muster.local.records import Event
+from muster.local.restrictions import check_runs_here
+from muster.local.store import Object, Store
+from muster.local.submitter import NOTES, SUBMISSION
+from muster.snapshot.jobs import to_gang, to_roles
+from muster.snapshot.nodes import to_flavor, to_node
+
+
+class Result(TypedDict):
+    """What an apply or delete did to one object."""
+
+    kind: str
+    namespace: str | None
+    name: str
+    result: Literal["created", "configured", "unchanged", "deleted", "deleting"]
+
+
+class Objects:
+    """The objects in the store, as users may change them. Its owner holds the lock of the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        nodes: Sequence[NodeView],
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._nodes = nodes
+        self._environment = environment
+        self._clock = clock
+
+    def find(self, namespace: str, name: str) -> spec.TrainingJob:
+        """The job of this name. Raises `NotFound`."""
+        found = self._find(namespace, name)
+        if found is None:
+            known = sorted(job.metadata.name for job in self._store.jobs.values() if _namespace(job) == namespace)
+            there = ", ".join(known[-8:]) or "none"
+            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; there are: {there}")
+        return found
+
+    def submit(self, job: spec.TrainingJob, dry_run: bool) -> spec.TrainingJob:
+        """Accept a new job. Raises `Refused` or `InvalidSpec` for whatever could only wait or fail."""
+        namespace = _namespace(job)
+        taken = self._find(namespace, job.metadata.name)
+        if taken is not None and _same_submission(taken, job):
+            return taken
+        if taken is not None:
+            raise Conflict(
+                f"a job {job.metadata.name!r} exists already in namespace {namespace!r} ({taken.status.phase});"
+                f" choose another name, or remove it: muster delete job {job.metadata.name}",
+                reason="AlreadyExists",
+            )
+        notices = check_runs_here(job, self._environment)
+        self._check_fits(job)
+        fresh: spec.TrainingJob = self._new(job, namespace)
+        if dry_run:
+            return fresh
+        with self._store.transaction():
+            return self._add_job(fresh, notices)
+
+    def apply(self, documents: Sequence[Object]) -> list[Result]:
+        """Create or change objects, all or none of them."""
+        known: list[Object] = [*self._store.flavors.values(), *self._store.queues.values()]
+        check_apply(documents, known)
+        _check_named_once(documents)
+        queues = {queue.metadata.name: queue for queue in (*known, *documents) if isinstance(queue, spec.Queue)}
+        flavors = {flavor.metadata.name: flavor for flavor in (*known, *documents) if isinstance(flavor, spec.Flavor)}
+        notices: dict[tuple[str, str], list[str]] = {}  # by namespace and name
+        for document in documents:
+            if isinstance(document, spec.TrainingJob):
+                notices[_namespace(document), document.metadata.name] = self._check_job(document, queues, flavors)
+            else:
+                self._check_not_leaving(document)
+        with self._store.transaction():
+            return [self._apply(document, notices) for document in documents]
+
+    def delete(self, kind: str, namespace: str, name: str) -> Result:
+        """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use)."""
+        item: Object
+        if kind == "TrainingJob":
+            item = self.find(namespace, name)
+        elif kind in ("Queue", "Flavor"):
+            found = self._store.queues.get(name) if kind == "Queue" else self._store.flavors.get(name)
+            if found is None:
+                raise NotFound(f"there is no {kind.lower()} {name!r}")
+            item = found
+        else:
+            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+        with self._store.transaction():
+            gone = self._delete(item)
+        return _result(item, "deleted" if gone else "deleting")
+
+    def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
+        """Replace fields of a job's spec: suspend, cancel."""
+        job = self.find(namespace, name)
+        changed = job.model_copy(update={"spec": job.spec.model_copy(update=dict(fields))})
+        check_edit(job, changed)
+        if changed.spec == job.spec:
+            return job
+        with self._store.transaction():
+            self._store.put(_next_generation(changed))
+        return self._store.jobs[job.metadata.uid]
+
+    # ---- checks
+
+    def _check_fits(
+        self,
+        job: spec.TrainingJob,
+        queues: Mapping[str, spec.Queue] | None = None,
+        flavors: Mapping[str, spec.Flavor] | None = None,
+    ) -> None:
+        all_queues = list((self._store.queues if queues is None else queues).values())
+        all_flavors = list((self._store.flavors if flavors is None else flavors).values())
+        check_submit(job, all_queues, all_flavors, namespace_labels(_namespace(job)))
+        gang = to_gang(job, self._clock(), {}, to_roles(job.spec))
+        nodes = [to_node(view, all_flavors) for view in self._nodes]
+        check_size(gang, all_queues, [to_flavor(flavor) for flavor in all_flavors], nodes)
+
+    def _check_job(
+        self, job: spec.TrainingJob, queues: Mapping[str, spec.Queue], flavors: Mapping[str, spec.Flavor]
+    ) -> list[str]:
+        old = self._find(_namespace(job), job.metadata.name)
+        if old is not None and old.metadata.deletion_timestamp is not None:
+            raise Conflict(f"job {job.metadata.name!r} is being deleted; apply it again in a moment")
+        if old is not None:
+            check_edit(old, job)
+            if old.spec == job.spec:
+                return []
+        notices = check_runs_here(job, self._environment)
+        self._check_fits(job, queues, flavors)
+        return notices
+
+    def _check_not_leaving(self, document: spec.Queue | spec.Flavor) -> None:
+        old = self._stored(document)
+        if old is not None and old.metadata.deletion_timestamp is not None:
+            raise Conflict(
+                f"{document.kind.lower()} {document.metadata.name!r} is being deleted and waits for its unfinished"
+                " jobs; apply it again once they are gone"
+            )
+
+    # ---- writes; inside a transaction
+
+    def _apply(self, document: Object, notices: Mapping[tuple[str, str], list[str]]) -> Result:
+        old = self._stored(document)
+        if old is None:
+            if isinstance(document, spec.TrainingJob):
+                namespace = _namespace(document)
+                self._add_job(self._new(document, namespace), notices[namespace, document.metadata.name])
+            else:
+                self._store.put(self._new(document, None))
+            return _result(document, "created")
+        annotations = document.metadata.annotations
+        if isinstance(document, spec.TrainingJob):  # whoever applies it again may stand elsewhere; it stays as it was
+            notes = {key: value for key, value in old.metadata.annotations.items() if key in NOTES}
+            annotations = annotations | notes
+        update = {"labels": document.metadata.labels, "annotations": annotations}
+        if old.spec == document.spec and update == {key: getattr(old.metadata, key) for key in update}:
+            return _result(document, "unchanged")
+        metadata = old.metadata.model_copy(update=update)
+        changed = old.model_copy(update={"spec": document.spec, "metadata": metadata})
+        self._store.put(changed if old.spec == document.spec else _next_generation(changed))
+        return _result(document, "configured")
+
+    def _add_job(self, job: spec.TrainingJob, notices: Sequence[str]) -> spec.TrainingJob:
+        self._store.put(job)
+        for notice in notices:
+            self._store.add_event(Event(job.metadata.uid, self._clock(), "Normal", "Ignored", notice))
+        return self._store.jobs[job.metadata.uid]
+
+    def _delete(self, item: Object) -> bool:
+        """True when the object is gone at once."""
+        if isinstance(item, spec.Flavor):
+            users = [job.metadata.name for job in self._store.jobs.values() if _uses(job, item.metadata.name)]
+            if users:
+                raise Conflict(
+                    f"flavor {item.metadata.name!r} is in use by {', '.join(sorted(users)[:8])}; let them end first"
+                )
+            self._store.remove(item)
+            return True
+        if isinstance(item, spec.Queue) and not self._names_of_unfinished(item.metadata.name):
+            self._store.remove(item)
+            return True
+        if item.metadata.deletion_timestamp is None:
+            metadata = item.metadata.model_copy(update={"deletion_timestamp": self._clock()})
+            self._store.put(item.model_copy(update={"metadata": metadata}))
+        return False
+
+    # ---- small things
+
+    def _find(self, namespace: str, name: str) -> spec.TrainingJob | None:
+        jobs = self._store.jobs.values()
+        return next((job for job in jobs if job.metadata.name == name and _namespace(job) == namespace), None)
+
+    def _stored(self, document: Object) -> Object | None:
+        if isinstance(document, spec.TrainingJob):
+            return self._find(_namespace(document), document.metadata.name)
+        if isinstance(document, spec.Queue):
+            return self._store.queues.get(document.metadata.name)
+        return self._store.flavors.get(document.metadata.name)
+
+    def _names_of_unfinished(self, queue: str) -> list[str]:
+        jobs = self._store.jobs.values()
+        return [job.metadata.name for job in jobs if job.spec.queue == queue and not is_finished(job.status)]
+
+    def _new(self, item: Any, namespace: str | None) -> Any:
+        """The object as a server completes it."""
+        update = {
+            "uid": uuid.uuid4().hex,
+            "namespace": namespace,
+            "generation": 1,
+            "creation_timestamp": self._clock(),
+            "deletion_timestamp": None,
+        }
+        return item.model_copy(
+            update={"metadata": item.metadata.model_copy(update=update), "status": type(item.status)()}
+        )
+
+
+def _next_generation(item: Any) -> Any:
+    metadata = item.metadata.model_copy(update={"generation": item.metadata.generation + 1})
+    return item.model_copy(update={"metadata": metadata})
+
+
+def _namespace(item: Object) -> str:
+    return item.metadata.namespace or "default"
+
+
+def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:
+    """Whether `b` is `a` submitted once more by a client that got no answer."""
+    mark = a.metadata.annotations.get(SUBMISSION)
+    return mark is not None and mark == b.metadata.annotations.get(SUBMISSION)
+
+
+def _uses(job: spec.TrainingJob, flavor: str) -> bool:
+    return is_admitted(job.status) and any(part.flavor == flavor for part in job.status.placement)
+
+
+def _check_named_once(documents: Sequence[Object]) -> None:
+    seen: set[tuple[str, str, str]] = set()
+    for item in documents:
+        key = (item.kind, _namespace(item), item.metadata.name)
+        if key in seen:
+            raise InvalidSpec(f"{item.kind} {item.metadata.name!r} is there twice; give each its own name")
+        seen.add(key)
+
+
+def _result(item: Object, result: Literal["created", "configured", "unchanged", "deleted", "deleting"]) -> Result:
+    namespace = _namespace(item) if isinstance(item, spec.TrainingJob) else None
+    return {"kind": item.kind, "namespace": namespace, "name": item.metadata.name, "result": result}

@@ -1,0 +1,154 @@
+"""What the daemon learns about a replica from the files its shim leaves, and says to it through them.
+
+The files are the truth, not the daemon's memory of having started something: a daemon that comes back after kill -9
+looks here, and so does one that never went away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from muster.local import shim
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """No shim has begun: it may be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A shim holds the lock. `pid` is None in the moment before it has written who it is."""
+
+    pid: int | None
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The replica's end. `exit_code` is 128 + signal when a signal ended it; `stopped`: we had asked it to stop;
+    `failed_at`: when its first rank failed, if a launcher noted that."""
+
+    exit_code: int
+    started_at: float
+    finished_at: float
+    stopped: bool
+    out_of_memory: bool
+    collector_status: int | None
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """The shim began and is gone without a word: killed, or the host went down."""
+
+    boot_id: str
+
+
+State: TypeAlias = Fresh | Live | Ended | Vanished
+
+
+@dataclass(frozen=True, slots=True)
+class PodFolder:
+    """The folder that one shim and the daemon share."""
+
+    path: Path
+
+    def write_spec(self, what: dict[str, Any]) -> None:
+        """Make the folder and say what to run. Raises OSError when there is no room."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(self.path / shim.SPEC, json.dumps(what))
+
+    def write_stop(self, grace_s: float) -> None:
+        """Say how long the replica has, before SIGTERM. Raises OSError when there is no room."""
+        _replace(self.path / shim.STOP, json.dumps({"grace_s": grace_s}))
+
+    def forbid(self) -> bool:
+        """Keep a shim that may be on its way from ever starting the replica. False when one has begun already."""
+        try:
+            lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return True  # no folder, hence no shim
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (self.path / shim.STARTED).touch()
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(lock)
+
+    def begun(self) -> bool:
+        """Whether a shim has said that it runs the replica."""
+        return (self.path / shim.STARTED).exists()
+
+    def failure(self) -> tuple[int, float] | None:
+        """(Exit code, Unix time) of the first rank that failed, noted while others of the pod may still run."""
+        code, at = _read(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
+        return (code, at) if isinstance(code, int) and at is not None else None
+
+    def state(self) -> State:
+        """Where the replica stands. Looks while holding the lock, so that a shim cannot begin in between."""
+        try:
+            lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Fresh()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            started = _read(self.path / shim.STARTED)
+            return Live(started.get("pid"), started.get("start_time", 0))
+        else:
+            return self._without_shim()
+        finally:
+            os.close(lock)
+
+    def _without_shim(self) -> State:
+        end = _read(self.path / shim.EXIT)
+        if end:
+            return Ended(
+                exit_code=int(end["exit_code"]),
+                started_at=end["started_at"],
+                finished_at=end["finished_at"],
+                stopped=end["stopped"],
+                out_of_memory=end["out_of_memory"],
+                collector_status=end["collector_status"],
+                failed_at=end.get("failed_at"),
+            )
+        started = _read(self.path / shim.STARTED)
+        return Vanished(started["boot_id"]) if started else Fresh()
+
+    def log_times(self) -> list[tuple[float, int]]:
+        """(Unix time, bytes in the log then), before and after every growth, to a second."""
+        try:
+            lines = (self.path / shim.TIMES).read_text().splitlines()
+        except OSError:
+            return []
+        pairs = [line.split() for line in lines]
+        return [(float(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file that is replaced atomically; empty when it is not there."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,117 @@
+"""Naming a process for good, and finding what a replica left behind when its shim was killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster.errors import DaemonError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PATIENCE_S = 5.0
+
+
+def boot_id(file: Path | None = None) -> str:
+    """What is different after every start of this host."""
+    try:
+        return (file or _BOOT_ID).read_text().strip()
+    except OSError as error:
+        raise DaemonError(f"the engine on this host needs Linux: {file or _BOOT_ID}: {error.strerror}") from error
+
+
+def check_platform() -> None:
+    """Raise `DaemonError` where replicas could not be minded safely."""
+    if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
+        raise DaemonError("the engine on this host needs Linux 5.4 or newer; submit to a cluster instead")
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process by pidfd: a signal can never reach another one that got its pid."""
+
+    pid: int
+    fd: int
+
+    @classmethod
+    def find(cls, pid: int, started: int | None = None) -> Process | None:
+        """The process `pid` if it lives and (when given) started at `started`."""
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        if started is not None and start_time(pid) != started:
+            os.close(fd)
+            return None
+        return cls(pid, fd)
+
+    def ended(self) -> bool:
+        """Whether it ended; as a zombie it has."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing when it is gone."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+
+def end_all(doomed: Callable[[frozenset[bytes]], bool]) -> int:
+    """Kill every process of ours whose environment ("NAME=value" as bytes) is `doomed`; how many there were.
+
+    The environment is the one the program was started with. Ends when they are gone, or after 5 s.
+    """
+    killed: dict[int, Process] = {}
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        found = [process for process in _find(doomed) if process.pid not in killed]
+        for process in found:
+            process.send(signal.SIGKILL)
+            killed[process.pid] = process
+        if not found and all(process.ended() for process in killed.values()):
+            break
+        time.sleep(0.005)
+    for process in killed.values():
+        process.close()
+    return len(killed)
+
+
+def _find(doomed: Callable[[frozenset[bytes]], bool]) -> Iterator[Process]:
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if entry.stat().st_uid != os.getuid():
+                continue
+            process = Process.find(int(entry.name))
+        except OSError:
+            continue
+        if process is None:
+            continue
+        try:
+            variables = frozenset(Path(entry.path, "environ").read_bytes().split(b"\0"))
+        except OSError:
+            variables = frozenset()
+        if doomed(variables):
+            yield process
+        else:
+            process.close()

@@ -1,0 +1,164 @@
+"""The queue tree as rows for people: what each queue has, uses, borrows and may still take (pure).
+
+Quota is counted by the formulas of docs/scheduling.md. A row's `used` is all usage of the queue and below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from muster import model, spec
+from muster.admission import queue_verdicts
+from muster.admission.queues import path_to_root
+from muster.admission.size import QuotaTree
+from muster.quantity import format_quantity
+
+Cell = tuple[str, str]
+"""(flavor, resource)"""
+
+
+def queue_rows(
+    queues: Iterable[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue."""
+    tree = _Tree(list(queues), snapshot, waiting)
+    return [tree.row(name, depth) for name, depth in tree.in_order()]
+
+
+class _Tree:
+    def __init__(self, queues: list[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]) -> None:
+        self.by_name = {queue.metadata.name: queue for queue in queues}
+        self.quota = QuotaTree.of(queues)
+        self.verdicts = queue_verdicts(queues)
+        self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
+        self.below: dict[str, dict[Cell, int]] = {name: {} for name in self.by_name}
+        self.decayed: dict[str, dict[Cell, float]] = {name: {} for name in self.by_name}
+        self.waiting = dict.fromkeys(self.by_name, 0)
+        self.admitted = dict.fromkeys(self.by_name, 0)
+        for name, count in waiting.items():
+            for above in self.paths.get(name, ()):
+                self.waiting[above] += count
+        if snapshot is not None:
+            self._charge(snapshot)
+
+    def _charge(self, snapshot: model.Snapshot) -> None:
+        gangs = {gang.uid: gang for gang in snapshot.waiting} | {one.gang.uid: one.gang for one in snapshot.running}
+        charged = [(one.gang, one.placement) for one in snapshot.running]
+        for hold in snapshot.holds:
+            holder = gangs.get(hold.gang, hold.holder)  # a gang that backs off is known from its hold alone
+            if holder is not None:
+                charged.append((holder, hold.placement))
+        for gang, placement in charged:
+            requests = {role.name: role.request for role in gang.roles}
+            for part in placement:
+                for resource, amount in requests.get(part.role, ()):
+                    self._add(gang.queue, (part.flavor, resource), amount * part.replicas)
+        for one in snapshot.running:
+            for above in self.paths.get(one.gang.queue, ()):
+                self.admitted[above] += one.state != "leaving"
+        for usage in snapshot.usage:
+            for above in self.paths.get(usage.queue, ()):
+                cells = self.decayed[above]
+                cell = usage.flavor, usage.resource
+                cells[cell] = cells.get(cell, 0.0) + usage.resource_seconds
+
+    def _add(self, queue: str, cell: Cell, amount: int) -> None:
+        for above in self.paths.get(queue, ()):
+            self.below[above][cell] = self.below[above].get(cell, 0) + amount
+
+    def in_order(self) -> list[tuple[str, int]]:
+        order: list[tuple[str, int]] = []
+
+        def visit(name: str, depth: int) -> None:
+            order.append((name, depth))
+            for child in sorted(self.quota.children.get(name, ())):
+                visit(child, depth + 1)
+
+        in_cycle = {name for name, verdict in self.verdicts.items() if verdict.reason == "Cycle"}
+        for name, queue in sorted(self.by_name.items()):
+            if name in in_cycle:
+                order.append((name, 0))
+            elif queue.spec.parent not in self.by_name or queue.spec.parent in in_cycle:
+                visit(name, 0)
+        return order
+
+    def row(self, name: str, depth: int) -> dict[str, Any]:
+        queue, verdict = self.by_name[name], self.verdicts[name]
+        countable = all(self.verdicts[above].reason != "Cycle" for above in self.paths[name])
+        return {
+            "name": name,
+            "parent": queue.spec.parent,
+            "depth": depth,
+            "active": verdict.active,
+            "reason": verdict.reason,
+            "message": verdict.message,
+            "overcommitted": verdict.overcommitted_message,
+            "weight": queue.spec.weight,
+            "share": self.share(name) if countable else 0.0,
+            "waiting": self.waiting[name],
+            "admitted": self.admitted[name],
+            "resources": self.resources(name) if countable else [],
+        }
+
+    def resources(self, name: str) -> list[dict[str, Any]]:
+        """One entry a flavor; a resource that no queue on the path limits is only in `used`."""
+        named = self.named(name)
+        cells = sorted(named | {cell for cell, used in self.below[name].items() if used and cell[1] != "pods"})
+        rows: dict[str, dict[str, Any]] = {}
+        for cell in cells:
+            flavor, resource = cell
+            row = rows.setdefault(flavor, {"flavor": flavor} | {word: {} for word in _AMOUNTS})
+            used = self.below[name].get(cell, 0)
+            row["used"][resource] = format_quantity(used, resource)
+            if cell not in named:
+                continue
+            guaranteed = self.quota.guaranteed(name, *cell)
+            row["guaranteed"][resource] = format_quantity(guaranteed, resource)
+            row["borrowed"][resource] = format_quantity(max(0, used - guaranteed), resource)
+            row["available"][resource] = format_quantity(self.available(name, cell), resource)
+            for word in ("limit", "lend"):
+                amount = self.quota.amount(name, word, *cell)
+                if amount is not None:
+                    row[word][resource] = format_quantity(amount, resource)
+        return list(rows.values())
+
+    def named(self, name: str) -> set[Cell]:
+        """Cells that the queue, one above it or one below it says something about."""
+        related = {*self.paths[name], *(other for other, path in self.paths.items() if name in path)}
+        return {
+            (entry.flavor, resource)
+            for other in related
+            for entry in self.by_name[other].spec.resources
+            for resource in (*entry.guaranteed, *entry.limit, *entry.lend)
+        }
+
+    def net(self, name: str, cell: Cell) -> int:
+        """U: own charges, and of each child what is above the part it keeps for itself."""
+        below = 0
+        own = self.below[name].get(cell, 0)
+        for child in self.quota.children.get(name, ()):
+            own -= self.below[child].get(cell, 0)
+            below += max(0, self.net(child, cell) - self.quota.total_and_kept(child, *cell)[1])
+        return own + below
+
+    def available(self, name: str, cell: Cell) -> int:
+        """avail: negative when over-admitted."""
+        total, kept = self.quota.total_and_kept(name, *cell)
+        parent = self.by_name[name].spec.parent
+        if parent not in self.by_name:
+            free = total - self.net(name, cell)
+        else:
+            free = max(0, kept - self.net(name, cell)) + self.available(str(parent), cell)
+        limit = self.quota.amount(name, "limit", *cell)
+        return free if limit is None else min(free, limit - self.below[name].get(cell, 0))
+
+    def share(self, name: str) -> float:
+        """Decayed resource-seconds per unit of what the root has and of the queue's weight; the largest cell counts."""
+        root, weight = self.paths[name][-1], self.by_name[name].spec.weight
+        totals = {cell: self.quota.total_and_kept(root, *cell)[0] for cell in self.decayed[name]}
+        parts = (used / (weight * totals[cell]) for cell, used in self.decayed[name].items() if totals[cell] > 0)
+        return round(max(parts, default=0.0), 3)
+
+
+_AMOUNTS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")

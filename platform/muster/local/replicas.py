@@ -1,0 +1,371 @@
+"""Makes the processes of this host what the database says, and the database what became of them.
+
+The same pass runs every time something may have changed: for each pod, look at its folder, then start, adopt, stop or
+finish it. So a daemon that was killed needs no special recovery. What is decided is written before it is done: the
+record before the shim is started, the end before the room is given away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from muster import spec
+from muster.errors import ClusterError
+from muster.local import shim
+from muster.local.devices import free_devices
+from muster.local.environment import PodIdentity, Slot, command_line, pod_environment
+from muster.local.home import Home
+from muster.local.logs import log_path, tail
+from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, State, Vanished
+from muster.local.processes import Process, end_all
+from muster.local.records import Event, PodRecord
+from muster.local.store import Store
+from muster.local.submitter import interpreter_environment, working_directory
+
+_SHIM = str(Path(shim.__file__).resolve())
+_STUCK_S = 15.0  # a shim that outlives grace, drain and this is killed
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
+_HURRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What every replica of this host shares."""
+
+    home: Home
+    boot_id: str
+    environment: dict[str, str]  # what replicas may see of the daemon's
+    umask: int
+    collector: tuple[str, ...]  # command line, without its arguments
+    drain_s: float = 60.0
+
+
+class _Watch:
+    """A shim that lives, as far as we know. `popen` when it is our own child."""
+
+    __slots__ = ("popen", "process", "told")
+
+    def __init__(self, process: Process, popen: subprocess.Popen[bytes] | None) -> None:
+        self.process = process
+        self.popen = popen
+        self.told: tuple[float, float] | None = None  # (asked at, grace) of the stop it was told
+
+    def ended(self) -> bool:
+        return self.popen.poll() is not None if self.popen is not None else self.process.ended()
+
+
+class Replicas:
+    """The pods of this host. Its owner holds the lock of the store."""
+
+    def __init__(
+        self, host: Host, store: Store, devices: dict[str, tuple[str, ...]], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._host = host
+        self._store = store
+        self._devices = devices  # by node
+        self._clock = clock
+        self._watched: dict[str, _Watch] = {}
+        self._retries: dict[str, tuple[float, float]] = {}  # by pod that did not begin: (not before, next pause)
+        self._unseen: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
+        self._changed = False
+        self._due: float | None = None
+        self._stopping_since: float | None = None
+
+    def pass_over(self) -> bool:
+        """One pass; True when a record changed. `due()` tells when the next one is needed at the latest."""
+        now = self._clock()
+        self._due = None
+        finished: list[PodRecord] = []
+        gone: list[PodRecord] = []
+        startable: list[PodRecord] = []
+        for pod in [pod for pods in self._store.pods.values() for pod in pods.values()]:
+            try:
+                after = self._look(pod, now)
+            except OSError as error:  # of this pod's folder: the others go on
+                self._say_unseen(pod, now, str(error))
+                continue
+            if after is None:
+                gone.append(pod)
+            elif after is not pod:
+                finished.append(after)
+            elif pod.phase == "Pending" and pod.name not in self._watched and self._may_start(pod, now):
+                startable.append(pod)
+        finished += self._take_along(finished)
+        if finished or gone:
+            with self._store.transaction():
+                for pod in finished:
+                    self._store.put_pod(pod)
+                for pod in gone:
+                    self._store.remove_pod(pod)
+            self._changed = True
+        self._start(startable, now)
+        return bool(finished or gone)
+
+    def take_changed(self) -> bool:
+        """Whether any pass since the last call changed a record, whoever made it: the engine has to look again."""
+        changed, self._changed = self._changed, False
+        return changed
+
+    def due(self) -> float | None:
+        """When the next pass is needed even if no process ends, Unix seconds; None: not by itself."""
+        return self._due
+
+    def watched(self) -> list[int]:
+        """File descriptors that become readable when a shim ends."""
+        return [watch.process.fd for watch in self._watched.values()]
+
+    def stop_all(self) -> None:
+        """The host goes down: every replica gets SIGTERM and its grace; none is started any more."""
+        self._stopping_since = self._clock()
+
+    def kill_all(self) -> None:
+        """The home is gone: end everything at once, there is nothing left to save it to."""
+        ours = self._ours()
+        end_all(lambda variables: any(variable.startswith(ours) for variable in variables))
+
+    def living(self) -> int:
+        """How many shims are known to live."""
+        return len(self._watched)
+
+    def end_orphans(self) -> int:
+        """Kill what runs on behalf of this home without a record: its job is gone. Returns the number of processes."""
+        living = {_mark(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.ended}
+        ours = self._ours()
+
+        def is_orphan(variables: frozenset[bytes]) -> bool:
+            return any(variable.startswith(ours) for variable in variables) and not living & variables
+
+        return end_all(is_orphan)
+
+    def _ours(self) -> bytes:
+        """How a variable begins that only replicas of this home have."""
+        return b"MUSTER_RUN_DIR=" + os.fsencode(self._host.home.runs) + b"/"
+
+    # ---- one pod
+
+    def _look(self, pod: PodRecord, now: float) -> PodRecord | None:
+        """The record after a look at the pod; None when it is to be forgotten."""
+        if pod.ended:
+            return None if pod.deleting_at is not None else pod
+        watch = self._watched.get(pod.name)
+        if watch is not None and not watch.ended():
+            return self._look_at_living(pod, watch, now)
+        if watch is not None:
+            self._watched.pop(pod.name).process.close()
+        state = self._folder(pod).state()
+        if isinstance(state, Live):
+            process = Process.find(state.pid, state.start_time) if state.pid is not None else None
+            if process is None:
+                self._wake_at(now + _HURRY_S)  # about to write its pid, or about to let the lock go
+                return pod
+            self._watched[pod.name] = watch = _Watch(process, None)
+            return self._look_at_living(pod, watch, now)
+        if pod.deleting_at is not None:
+            if isinstance(state, Fresh) and not self._folder(pod).forbid():
+                self._wake_at(now + _HURRY_S)  # a shim of an earlier daemon came first: stop it
+                return pod
+            if isinstance(state, Vanished):
+                self._end_leftovers(pod)
+            return None
+        if isinstance(state, Fresh):
+            if watch is not None:  # its shim ended without having begun, for whatever reason
+                self._try_later(pod, now, self._last_words(pod, watch))
+            return pod
+        return self._finish(pod, state)
+
+    def _look_at_living(self, pod: PodRecord, watch: _Watch, now: float) -> PodRecord:
+        if pod.phase != "Running" and not self._folder(pod).begun():
+            self._wake_at(now + _HURRY_S)
+            return pod
+        asked_at = pod.deleting_at if pod.deleting_at is not None else self._stopping_since
+        if asked_at is not None:
+            self._press(pod, watch, asked_at, now)
+        self._retries.pop(pod.name, None)
+        return pod if pod.phase == "Running" else replace(pod, phase="Running")
+
+    def _press(self, pod: PodRecord, watch: _Watch, asked_at: float, now: float) -> None:
+        """SIGTERM once; the shim itself counts the grace. SIGKILL to the shim only when it is stuck."""
+        if watch.told != (asked_at, pod.grace_s):
+            with suppress(OSError):  # a full disk: the shim then takes the grace of its spec
+                self._folder(pod).write_stop(max(0.0, asked_at + pod.grace_s - now))
+            watch.process.send(signal.SIGTERM)
+            watch.told = (asked_at, pod.grace_s)
+        stuck_at = asked_at + pod.grace_s + self._host.drain_s + _STUCK_S
+        if now >= stuck_at:
+            watch.process.send(signal.SIGKILL)
+            stuck_at = now + _STUCK_S
+        self._wake_at(stuck_at)
+
+    def _finish(self, pod: PodRecord, state: State) -> PodRecord:
+        """The record of a pod of which no process is left."""
+        if isinstance(state, Vanished):
+            self._end_leftovers(pod)
+            reason = "ShimKilled" if state.boot_id == self._host.boot_id else "Rebooted"
+            return replace(pod, phase="Lost", reason=reason, finished_at=self._clock())
+        assert isinstance(state, Ended)
+        if state.collector_status not in (None, 0):
+            self._event(
+                pod, "CollectorFailed", f"the trace collector of {pod.name} ended with {state.collector_status}"
+            )
+        ended = replace(pod, exit_code=state.exit_code, finished_at=state.finished_at, failed_at=state.failed_at)
+        if state.stopped:  # by us, yet not at the engine's wish: the host goes down
+            return replace(ended, phase="Lost", reason="HostDown")
+        if state.exit_code == 0:
+            return replace(ended, phase="Succeeded", reason="Completed")
+        reason = "OOMKilled" if state.out_of_memory else "Error"
+        return replace(ended, phase="Failed", reason=reason, log_tail=tail(self._log(pod)))
+
+    def _take_along(self, finished: list[PodRecord]) -> list[PodRecord]:
+        """Pods that still end although a rank of theirs has failed, as soon as another one of their attempt failed.
+
+        Both are written at once: which failed first decides what the engine does, and it looks only once.
+        """
+        failed = {(pod.job_uid, pod.attempt) for pod in finished if pod.phase == "Failed"}
+        known = {pod.name for pod in finished}
+        noted = []
+        for uid, attempt in failed:
+            for pod in self._store.pods[uid].values():
+                if pod.attempt == attempt and pod.name not in known and pod.phase == "Running":
+                    failure = self._folder(pod).failure()
+                    if failure is not None:
+                        code, at = failure
+                        told = tail(self._log(pod))
+                        noted.append(replace(pod, exit_code=code, failed_at=at, reason="Error", log_tail=told))
+        return noted
+
+    # ---- starting
+
+    def _may_start(self, pod: PodRecord, now: float) -> bool:
+        if pod.deleting_at is not None or self._stopping_since is not None:
+            return False
+        not_before, _ = self._retries.get(pod.name, (0.0, 0.0))
+        if now < not_before:
+            self._wake_at(not_before)
+            return False
+        return True
+
+    def _start(self, pods: Iterable[PodRecord], now: float) -> None:
+        """Choose devices, write that down, then start the shims."""
+        chosen: list[PodRecord] = []
+        with self._store.transaction():
+            for pod in pods:
+                if pod.devices is None:
+                    devices = free_devices(self._devices.get(pod.node, ()), self._on_node(pod.node), pod.gpus)
+                    if devices is None:
+                        continue  # a replica that leaves still has them; its end brings the next pass
+                    pod = replace(pod, devices=devices)
+                    self._store.put_pod(pod)
+                chosen.append(pod)
+        for pod in chosen:
+            job = self._store.jobs.get(pod.job_uid)
+            if job is None:
+                continue
+            try:
+                self._watched[pod.name] = self._spawn(pod, job)
+            except OSError as error:
+                self._try_later(pod, now, str(error))
+            self._wake_at(now + _HURRY_S)
+
+    def _spawn(self, pod: PodRecord, job: spec.TrainingJob) -> _Watch:
+        folder = self._folder(pod)
+        self._log(pod).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.write_spec(self._what_to_run(pod, job))
+        command = [sys.executable, "-I", "-S", _SHIM, str(folder.path)]
+        with open(folder.path / "shim.err", "ab") as errors:
+            popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd="/", start_new_session=True,
+                env={"PATH": self._host.environment["PATH"]},
+            )  # fmt: skip
+        return _Watch(Process(popen.pid, os.pidfd_open(popen.pid)), popen)
+
+    def _what_to_run(self, pod: PodRecord, job: spec.TrainingJob) -> dict[str, Any]:
+        role = next(role for role in job.spec.roles if role.name == pod.role)
+        container = role.template.spec.containers[0]
+        slot = Slot(run_dir=str(self._run_dir(job)), devices=pod.devices or (), rank0_port=pod.port)
+        identity = PodIdentity(pod.name, pod.role, pod.index, pod.replicas, pod.attempt)
+        environment = pod_environment(interpreter_environment(self._host.environment, job), job, identity, slot)
+        return {
+            "pod": pod.name,
+            "argv": command_line(container, environment),
+            "env": environment,
+            "cwd": working_directory(job, container),
+            "log": str(self._log(pod)),
+            "grace_s": role.template.spec.termination_grace_period_seconds,
+            "umask": self._host.umask,
+            "boot_id": self._host.boot_id,
+            "collector": self._collector(pod, slot, environment) if job.spec.trace is not None else None,
+        }
+
+    def _collector(self, pod: PodRecord, slot: Slot, environment: dict[str, str]) -> dict[str, Any]:
+        arguments = ["--run-dir", slot.run_dir, "--role", pod.role, "--index", str(pod.index)]
+        own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        contract = {name: value for name, value in environment.items() if name.startswith("MUSTER_")}
+        return {
+            "argv": [*self._host.collector, *arguments],
+            "env": self._host.environment | contract | own | {"CUDA_VISIBLE_DEVICES": ""},
+            "cwd": slot.run_dir,
+            "log": str(self._folder(pod).path / "collector.log"),
+            "drain_s": self._host.drain_s,
+            "holds_sigterm": True,  # it unblocks the signal itself, once it has a handler
+        }
+
+    def _try_later(self, pod: PodRecord, now: float, why: str) -> None:
+        self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {why}")
+        _, pause = self._retries.get(pod.name, (now, _FIRST_RETRY_S))
+        self._retries[pod.name] = (now + pause, min(2 * pause, _LONGEST_RETRY_S))
+        self._wake_at(now + pause)
+
+    def _say_unseen(self, pod: PodRecord, now: float, why: str) -> None:
+        if self._unseen.get(pod.name) != why:
+            self._event(pod, "ReplicaNotSeen", f"what became of {pod.name} cannot be seen, it is tried again: {why}")
+            self._unseen[pod.name] = why
+        self._wake_at(now + _FIRST_RETRY_S)
+
+    # ---- small things
+
+    def _on_node(self, node: str) -> Iterable[PodRecord]:
+        return [pod for pods in self._store.pods.values() for pod in pods.values() if pod.node == node]
+
+    def _folder(self, pod: PodRecord) -> PodFolder:
+        return PodFolder(self._host.home.pod(pod.job_uid, pod.role, pod.index, pod.attempt))
+
+    def _run_dir(self, job: spec.TrainingJob) -> Path:
+        return self._host.home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
+
+    def _log(self, pod: PodRecord) -> Path:
+        return log_path(self._run_dir(self._store.jobs[pod.job_uid]), pod.role, pod.index, pod.attempt)
+
+    def _event(self, pod: PodRecord, reason: str, message: str) -> None:
+        try:
+            with self._store.transaction():
+                self._store.add_event(Event(pod.job_uid, self._clock(), "Warning", reason, message))
+        except ClusterError:
+            pass  # the disk may be what it is about
+
+    def _last_words(self, pod: PodRecord, watch: _Watch) -> str:
+        """What its shim said, or else how it ended."""
+        said = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
+        code = watch.popen.returncode if watch.popen is not None else None
+        return said if code == shim.NO_ROOM else f"its shim ended with {code}: {said or 'without a word'}"
+
+    def _end_leftovers(self, pod: PodRecord) -> None:
+        """What the replica of a shim that was killed had started: the first process went with it, its children not."""
+        mark = _mark(pod)
+        end_all(lambda variables: mark in variables)
+
+    def _wake_at(self, when: float) -> None:
+        self._due = when if self._due is None else min(self._due, when)
+
+
+def _mark(pod: PodRecord) -> bytes:
+    """What only processes of this pod have in their environment."""
+    return f"MUSTER_POD={pod.name}".encode()

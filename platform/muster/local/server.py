@@ -1,0 +1,252 @@
+"""HTTP/1.1 and JSON over the daemon's Unix socket, and nothing else: no TCP port exists.
+
+The socket lies in a folder that only its user can enter; besides, the kernel tells who is at the other end, and
+anyone else is turned away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from pydantic import BaseModel, ValidationError
+
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.local.service import Service
+from muster.local.version import API
+from muster.spec import Flavor, Queue, TrainingJob
+
+MOST_BYTES = 16 * 2**20
+_LONGEST_WATCH_S = 60.0
+_KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {"TrainingJob": TrainingJob, "Queue": Queue, "Flavor": Flavor}
+_CODES: tuple[tuple[type[MusterError], int], ...] = (
+    (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
+)  # fmt: skip
+
+
+class Desk:
+    """What a request needs besides the verbs: who is asked to stop, and what is known of the requests themselves."""
+
+    def __init__(
+        self, service: Service, status: Callable[[], dict[str, Any]], stop: Callable[[str, bool], None]
+    ) -> None:
+        self.service = service
+        self.status = status
+        self.stop = stop  # (mode, force); mode is down or handover
+        self.changed: Callable[[], None] = lambda: None  # a request may have changed something
+        self.closed = False
+        self.open_requests = 0
+        self.last_request = time.monotonic()
+        self.lock = threading.Lock()
+
+    def enter(self) -> None:
+        """A request begins. Raises `ClusterError` when the daemon is about to go."""
+        with self.lock:
+            if self.closed:
+                raise ClusterError("the daemon is closing", reason="Closing")
+            self.open_requests += 1
+            self.last_request = time.monotonic()
+
+    def leave(self) -> None:
+        """A request ends."""
+        with self.lock:
+            self.open_requests -= 1
+            self.last_request = time.monotonic()
+
+    def close_if_quiet(self, idle_s: float) -> bool:
+        """Take no more requests, if none is open and none came for `idle_s`. True when closed."""
+        with self.lock:
+            if self.open_requests == 0 and time.monotonic() - self.last_request >= idle_s:
+                self.closed = True
+            return self.closed
+
+    def quiet_s(self) -> float:
+        """Seconds since the newest request."""
+        with self.lock:
+            return time.monotonic() - self.last_request
+
+    def close(self) -> bool:
+        """Take no more requests. True once the open ones are answered."""
+        with self.lock:
+            self.closed = True
+            return self.open_requests == 0
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Listens on the socket; a thread a connection."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, path: Path, desk: Desk) -> None:
+        self.desk = desk
+        path.unlink(missing_ok=True)  # left by a daemon that was killed: we hold its lock
+        before = os.umask(0o177)
+        try:
+            super().__init__(str(path), Handler)
+        finally:
+            os.umask(before)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Only our own user."""
+        _, uid, _ = struct.unpack(
+            "3i", request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        return bool(uid == os.getuid())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server
+    timeout = 300
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_POST = do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name in http.server
+        """Requests are not logged: they may carry what users keep to themselves."""
+
+    def _answer(self) -> None:
+        desk = self.server.desk
+        try:
+            body = self._body()
+            desk.enter()
+        except MusterError as error:
+            self._send(*_error(error))
+            return
+        try:
+            self._send(*self._carry_out(desk, body))
+        finally:
+            desk.leave()
+            if self.command != "GET":
+                desk.changed()
+
+    def _carry_out(self, desk: Desk, body: Any) -> tuple[int, bytes]:
+        url = urlsplit(self.path)
+        steps = [unquote(step) for step in url.path.split("/") if step]
+        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        try:
+            return 200, _json(route(desk, self.command, steps, query, body))
+        except MusterError as error:
+            return _error(error)
+        except ValidationError as error:
+            return _error(_as_invalid(error))
+        except Exception as error:
+            return _error(MusterError(f"the daemon failed at this: {type(error).__name__}: {error}; see daemon.log"))
+
+    def _body(self) -> Any:
+        said = self.headers.get("Content-Length") or "0"
+        length = int(said) if said.isdecimal() else MOST_BYTES + 1
+        if length > MOST_BYTES:
+            self.close_connection = True
+            raise InvalidSpec(f"the request has {said} bytes; {MOST_BYTES} are the most")
+        if not length:
+            return None
+        try:
+            return json.loads(self.rfile.read(length))
+        except ValueError as error:
+            raise InvalidSpec(f"the request is no JSON: {error}") from error
+
+    def _send(self, code: int, answer: bytes) -> None:
+        self.send_response_only(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+
+def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body: Any) -> Any:
+    """The answer to one request. Raises `MusterError`, or pydantic's for a body that is no valid object."""
+    verbs = desk.service
+    match [method, *steps]:
+        case ["GET", "status"]:
+            return desk.status()
+        case ["POST", "stop"]:
+            desk.stop(str((body or {}).get("mode", "down")), bool((body or {}).get("force")))
+            return {}
+        case [_, version, *_] if version != f"v{API}":
+            raise NotFound(f"this daemon speaks v{API}, not {version}", reason="WrongVersion")
+        case ["GET", _, "jobs"]:
+            return verbs.jobs(query.get("namespace"))
+        case ["POST", _, "jobs"]:
+            return verbs.submit(TrainingJob.model_validate(body), query.get("dryRun") == "true")
+        case ["GET", _, "jobs", namespace, name]:
+            return _watch(desk, namespace, name, query)
+        case ["POST", _, "jobs", namespace, name]:
+            return verbs.change(namespace, name, body or {})
+        case ["GET", _, "jobs", namespace, name, "events"]:
+            return verbs.events(namespace, name)
+        case ["GET", _, "jobs", namespace, name, "pods"]:
+            return verbs.pods(namespace, name)
+        case ["POST", _, "apply"]:
+            return verbs.apply([_document(item) for item in body or []])
+        case ["DELETE", _, "objects", kind, namespace, name]:
+            return verbs.delete(kind, namespace, name)
+        case ["GET", _, "queues"]:
+            return verbs.queues()
+        case ["GET", _, "flavors"]:
+            return verbs.flavors()
+        case ["GET", _, "nodes"]:
+            return verbs.nodes()
+        case ["GET", _, "snapshot"]:
+            return json.loads(verbs.snapshot())
+    raise NotFound(f"there is no {method} /{'/'.join(steps)}", reason="NoSuchCall")
+
+
+def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict[str, Any]:
+    """The job and its mark; with `after`, only once it differs from that mark, or after `timeout` seconds."""
+    until = time.monotonic() + min(_LONGEST_WATCH_S, float(query.get("timeout") or 0))
+    while True:
+        job = desk.service.job(namespace, name).model_dump(mode="json", by_alias=True, exclude_none=True)
+        mark = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
+        left = until - time.monotonic()
+        if mark != query.get("after") or left <= 0 or desk.closed:
+            return {"job": job, "mark": mark}
+        desk.service.await_change(min(left, 1.0))
+
+
+def _document(item: Any) -> TrainingJob | Queue | Flavor:
+    kind = item.get("kind") if isinstance(item, dict) else None
+    if kind not in _KINDS:
+        raise InvalidSpec(f"kind: {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+    return _KINDS[kind].model_validate(item)
+
+
+def _json(answer: Any) -> bytes:
+    return json.dumps(_plain(answer)).encode()
+
+
+def _plain(answer: Any) -> Any:
+    if isinstance(answer, BaseModel):
+        return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return [_plain(item) for item in answer] if isinstance(answer, list) else answer
+
+
+def _as_invalid(error: ValidationError) -> InvalidSpec:
+    first = error.errors()[0]
+    field = ".".join(str(step) for step in first["loc"])
+    return InvalidSpec(f"{field}: {first['msg']}", field=field)
+
+
+def _error(error: MusterError) -> tuple[int, bytes]:
+    code = next(code for kind, code in _CODES if isinstance(error, kind))
+    told = {"reason": error.reason, "message": str(error), "field": getattr(error, "field", "")}
+    return code, json.dumps({"error": told | {"type": type(error).__name__}}).encode()

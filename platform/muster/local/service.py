@@ -1,0 +1,199 @@
+"""What the daemon answers: one method a verb, plain values in and out. Knows nothing of HTTP.
+
+Every method takes the lock of the store for as short as it can; the engine plans without holding it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster import model, spec
+from muster.engine import assess, dump
+from muster.errors import InvalidSpec, NotFound, Refused
+from muster.lifecycle import is_admitted, is_finished, moves
+from muster.local.cluster import LocalCluster
+from muster.local.home import Home
+from muster.local.objects import Objects, Result
+from muster.local.queue_rows import queue_rows
+from muster.local.shape import PRETENDED
+from muster.local.store import Object, Store
+from muster.quantity import format_quantity
+
+_CHANGEABLE = ("suspend", "cancel")
+
+
+@dataclass(slots=True)
+class News:
+    """What the newest round said, and the bell that rings when anything has changed."""
+
+    bell: threading.Condition = field(default_factory=threading.Condition)
+    waits: Mapping[str, model.Wait] = field(default_factory=dict)  # by job uid
+    snapshot: model.Snapshot | None = None
+
+    def ring(self) -> None:
+        """Wake whoever watches."""
+        with self.bell:
+            self.bell.notify_all()
+
+
+class Service:
+    """The verbs."""
+
+    def __init__(self, home: Home, store: Store, cluster: LocalCluster, objects: Objects, news: News) -> None:
+        self._home = home
+        self._store = store
+        self._cluster = cluster
+        self._objects = objects
+        self._news = news
+
+    # ---- jobs
+
+    def submit(self, job: spec.TrainingJob, dry_run: bool) -> spec.TrainingJob:
+        """Accept a job, or say why it could never start."""
+        with self._cluster.lock:
+            stored = self._objects.submit(job, dry_run=True)
+            world = self._cluster.observe()
+        verdict = assess(stored, world)
+        if verdict is not None:
+            raise Refused(verdict.message, reason=verdict.code)
+        if dry_run:
+            return stored
+        with self._cluster.lock:
+            stored = self._objects.submit(job, dry_run=False)
+        return stored
+
+    def jobs(self, namespace: str | None) -> list[spec.TrainingJob]:
+        """All jobs, or those of one namespace, oldest first."""
+        with self._cluster.lock:
+            jobs = list(self._store.jobs.values())
+        return [self._live(job) for job in jobs if namespace in (None, job.metadata.namespace)]
+
+    def job(self, namespace: str, name: str) -> spec.TrainingJob:
+        """One job with its live position and estimate."""
+        with self._cluster.lock:
+            job = self._objects.find(namespace, name)
+        return self._live(job)
+
+    def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
+        """Set suspend or cancel."""
+        for name_of, value in fields.items():
+            if name_of not in _CHANGEABLE or not isinstance(value, bool):
+                raise InvalidSpec(f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false")
+        with self._cluster.lock:
+            return self._objects.change(namespace, name, fields)
+
+    def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
+        """What happened to a job, oldest first."""
+        with self._cluster.lock:
+            job = self._objects.find(namespace, name)
+            return [event.as_json() for event in self._store.events(job.metadata.uid)]
+
+    def pods(self, namespace: str, name: str) -> dict[str, Any]:
+        """Where a job leaves its files, and its pods."""
+        with self._cluster.lock:
+            job = self._objects.find(namespace, name)
+            records = list(self._store.pods.get(job.metadata.uid, {}).values())
+        pods = [
+            {
+                "name": pod.name, "role": pod.role, "index": pod.index, "attempt": pod.attempt, "node": pod.node,
+                "phase": pod.phase, "gpus": list(pod.devices or ()), "exitCode": pod.exit_code, "reason": pod.reason,
+            }
+            for pod in records
+        ]  # fmt: skip
+        return {
+            "runDir": str(self._cluster.run_dir(job)),
+            "podsDir": str(self._home.job_pods(job.metadata.uid)),
+            "pods": pods,
+            "job": self._live(job).model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
+
+    # ---- queues, flavors, nodes
+
+    def apply(self, documents: Sequence[Object]) -> list[Result]:
+        """Create or change objects."""
+        with self._cluster.lock:
+            return self._objects.apply(documents)
+
+    def delete(self, kind: str, namespace: str, name: str) -> Result:
+        """Delete an object."""
+        with self._cluster.lock:
+            return self._objects.delete(kind, namespace, name)
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The queue tree as rows."""
+        with self._cluster.lock:
+            queues, jobs = list(self._store.queues.values()), list(self._store.jobs.values())
+        waiting: dict[str, int] = {}
+        for job in jobs:
+            if job.status.phase == "Pending":
+                waiting[job.spec.queue] = waiting.get(job.spec.queue, 0) + 1
+        return queue_rows(queues, self._news.snapshot, waiting)
+
+    def flavors(self) -> list[spec.Flavor]:
+        """All flavors by name."""
+        with self._cluster.lock:
+            return sorted(self._store.flavors.values(), key=lambda flavor: flavor.metadata.name)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes and what is taken of them."""
+        with self._cluster.lock:
+            pods = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.ended]
+            snapshot = self._news.snapshot
+        flavors = {node.name: node.flavor for node in snapshot.nodes} if snapshot else {}
+        used = _used(snapshot)
+        return [
+            {
+                "name": node.name,
+                "flavor": flavors.get(node.name),
+                "pretended": PRETENDED in node.labels,
+                "ready": node.ready,
+                "labels": dict(node.labels),
+                "allocatable": {name: format_quantity(amount, name) for name, amount in node.allocatable},
+                "used": {
+                    name: format_quantity(amount, name) for name, amount in used.get(node.name, model.Resources())
+                },
+                "pods": sorted(pod.name for pod in pods if pod.node == node.name),
+            }
+            for node in self._cluster.nodes
+        ]
+
+    def snapshot(self) -> bytes:
+        """The newest world that was planned on, for `muster replay`."""
+        if self._news.snapshot is None:
+            raise NotFound("nothing was planned yet; ask again in a moment")
+        return dump(self._news.snapshot)
+
+    # ---- small things
+
+    def unfinished(self) -> list[spec.TrainingJob]:
+        """Jobs that are not over."""
+        with self._cluster.lock:
+            return [job for job in self._store.jobs.values() if not is_finished(job.status)]
+
+    def await_change(self, timeout_s: float) -> None:
+        """Sleep until something changed, at most `timeout_s`."""
+        with self._news.bell:
+            self._news.bell.wait(timeout_s)
+
+    def _live(self, job: spec.TrainingJob) -> spec.TrainingJob:
+        """The job with what the newest plan says of it, which is written to its status only now and then."""
+        wait = self._news.waits.get(job.metadata.uid)
+        if wait is None or is_admitted(job.status) or is_finished(job.status):
+            return job
+        return job.model_copy(update={"status": moves.wait(job.status, wait, time.time())})
+
+
+def _used(snapshot: model.Snapshot | None) -> dict[str, model.Resources]:
+    """What running gangs take of each node."""
+    used: dict[str, model.Resources] = {}
+    for one in snapshot.running if snapshot else ():
+        requests = {role.name: role.request for role in one.gang.roles}
+        for part in one.placement:
+            for node, count in part.nodes:
+                taken = requests.get(part.role, model.Resources()).times(count)
+                used[node] = used.get(node, model.Resources()).plus(taken)
+    return used

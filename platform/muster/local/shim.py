@@ -1,0 +1,300 @@
+"""The small process beside each replica: it owns the replica and outlives the daemon.
+
+The daemon may be killed at any instruction, and yet a replica must run exactly once and its end must be known. So each
+replica has a parent of its own that takes a lock before it starts anything, collects the whole tree of processes, and
+leaves the exit code in a file. It is started by file name (`python -I -S shim.py FOLDER`), imports next to nothing and
+never anything of Muster: a host may run hundreds of them.
+
+Files in FOLDER, all but `spec.json`, `stop.json` and `failure.json` written here:
+
+    spec.json      what to run: argv, env, cwd, log, grace_s, umask, boot_id, and perhaps a collector
+    lock           held (flock) as long as the shim lives
+    started.json   the shim's pid and start time; from here on the replica counts as run and never runs again
+    times          "unix-time bytes-in-log" just before and after the log grew, to a second
+    stop.json      {"grace_s"}: read at SIGTERM
+    failure.json   {"exit_code", "failed_at"}: left by a launcher when its first rank failed (MUSTER_FAILURE_FILE)
+    exit.json      the end; the last thing written, once no process of the replica is left
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, NoReturn
+
+SPEC, LOCK, STARTED, TIMES, STOP, EXIT = "spec.json", "lock", "started.json", "times", "stop.json", "exit.json"
+FAILURE = "failure.json"
+ALREADY_RUNS, ALREADY_RAN, NO_ROOM = 75, 76, 74  # exit codes of a shim that started nothing
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a replica that could not start, as a shell gives them
+_EXIT_BYTES = 4096
+_TICK_S = 1.0
+_LEAST_DRAIN_S = 2.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Shim:
+    """One replica from its lock to its exit file."""
+
+    def __init__(self, folder: str, spec: dict[str, Any]) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.main = 0  # pid; 0 when it does not live
+        self.collector = 0
+        self.main_status: int | None = None
+        self.collector_status: int | None = None
+        self.deadline: float | None = None  # monotonic; when the grace is over
+        self.stopped = False
+        self.killed = False
+        self.log_size = -1
+        self.log_looked_at = 0.0  # the newest look that found no growth; 0 when that look is in the index
+
+    def run(self) -> None:
+        """Start, wait, clean up, write the end."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        out_of_memory_kills = _out_of_memory_kills()
+        started_at = time.time()
+        if self.spec.get("collector"):
+            self.collector = _start(self.spec["collector"], self.spec["umask"])
+        self.spec["env"]["MUSTER_FAILURE_FILE"] = os.path.join(self.folder, FAILURE)
+        self.main = _start(self.spec, self.spec["umask"])
+        while self.main:
+            self._wait()
+            if self.main and self._overdue():
+                os.kill(self.main, signal.SIGKILL)
+                self.killed = True
+        finished_at = time.time()
+        self._end_tree(spare=self.collector)
+        self._drain_collector()
+        self._end_tree(spare=0)
+        self._note_log()
+        code = os.waitstatus_to_exitcode(self.main_status or 0)
+        self._write_exit(
+            {
+                "exit_code": code if code >= 0 else 128 - code,
+                "signal": -code if code < 0 else None,
+                "started_at": started_at,
+                "finished_at": finished_at,
+                "failed_at": failed_at(self.folder) if code else None,
+                "ended_at": time.time(),
+                "stopped": self.stopped,
+                "killed": self.killed,
+                "out_of_memory": code in (-9, 137) and not self.killed and _out_of_memory_kills() > out_of_memory_kills,
+                "collector_status": self.collector_status,
+                "boot_id": self.spec["boot_id"],
+            }
+        )
+
+    def _wait(self) -> None:
+        """Sleep until a signal, the deadline or the next look at the log; then reap whoever ended."""
+        pause = _TICK_S
+        if self.deadline is not None:
+            pause = min(pause, max(0.0, self.deadline - time.monotonic()))
+        received = signal.sigtimedwait(_SIGNALS, pause)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            self._stop()
+        self._reap()
+        self._note_log()
+
+    def _stop(self) -> None:
+        """Pass SIGTERM on to the main process, as Kubernetes does, and let the grace begin.
+
+        Once: whoever asks again (a daemon that came back and does not know) may only shorten the grace, for to many
+        programs, our launcher among them, a second SIGTERM means to stop at once, without the checkpoint.
+        """
+        grace = self.spec["grace_s"]
+        try:
+            with open(os.path.join(self.folder, STOP)) as file:
+                grace = float(json.load(file)["grace_s"])
+        except (OSError, ValueError, KeyError):
+            pass  # nobody said otherwise (or the disk is full): the replica's own grace
+        end = time.monotonic() + grace
+        self.deadline = end if self.deadline is None else min(self.deadline, end)
+        if self.main and not self.stopped:
+            self.stopped = True
+            os.kill(self.main, signal.SIGTERM)
+
+    def _overdue(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.main:
+                self.main, self.main_status = 0, status
+            elif pid == self.collector:
+                self.collector, self.collector_status = 0, os.waitstatus_to_exitcode(status)
+
+    def _end_tree(self, spare: int) -> None:
+        """Kill until no descendant is left. Orphans become our children, so ours are all there is to kill."""
+        while True:
+            self._reap()
+            left = [pid for pid in _children() if pid != spare]
+            if not left:
+                return
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)  # it is our child and not reaped, so it is there
+            signal.sigtimedwait((signal.SIGCHLD,), 0.05)
+
+    def _drain_collector(self) -> None:
+        """Let the collector take what the replica wrote last; at most as long as the grace when one runs."""
+        if not self.collector:
+            return
+        os.kill(self.collector, signal.SIGTERM)
+        until = time.monotonic() + self.spec["collector"]["drain_s"]
+        while self.collector and time.monotonic() < until:
+            if self.deadline is not None:
+                until = min(until, max(self.deadline, time.monotonic() + _LEAST_DRAIN_S))
+                self.deadline = None
+            self._wait()
+
+    def _note_log(self) -> None:
+        """Remember how long the log was now, so that it can be read by time though its lines carry none."""
+        try:
+            now, size = time.time(), os.stat(self.spec["log"]).st_size
+            if size == self.log_size:
+                self.log_looked_at = now
+                return
+            with open(os.path.join(self.folder, TIMES), "a") as file:
+                if self.log_looked_at:  # so that it is known when the growth began, too
+                    file.write(f"{self.log_looked_at:.3f} {self.log_size}\n")
+                file.write(f"{now:.3f} {size}\n")
+            self.log_size, self.log_looked_at = size, 0.0
+        except OSError:
+            pass  # a full disk or a removed folder costs the index, not the replica
+
+    def _write_exit(self, end: dict[str, Any]) -> None:
+        """Into the room reserved at the start: this must succeed on a full disk."""
+        reserved = os.path.join(self.folder, EXIT + ".tmp")
+        text = json.dumps(end).encode().ljust(_EXIT_BYTES)
+        file = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
+        os.pwrite(file, text, 0)
+        os.close(file)
+        os.rename(reserved, os.path.join(self.folder, EXIT))
+
+
+def failed_at(folder: str) -> float | None:
+    """When the first rank failed, as the launcher noted it, Unix seconds; None when nobody noted anything."""
+    try:
+        with open(os.path.join(folder, FAILURE)) as file:
+            at = json.load(file)["failed_at"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return float(at) if type(at) in (int, float) and 0 < at < float("inf") else None
+
+
+def _start(what: dict[str, Any], umask: int) -> int:
+    """Fork and exec `what` in a session of its own, its output appended to its log, its end tied to ours."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)  # the shim died before the line above took effect
+        os.umask(umask)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(what["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        for number in (*_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+            signal.signal(number, signal.SIG_DFL)
+        # A collector that is told to stop before it can listen must hear of it later, not die of it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGTERM,) if what.get("holds_sigterm") else ())
+        os.chdir(what["cwd"])
+        os.execvpe(what["argv"][0], what["argv"], what["env"])
+    except BaseException as error:
+        code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        try:
+            os.write(2, f"muster: cannot start {what['argv'][0]} in {what['cwd']}: {error}\n".encode())
+        finally:
+            os._exit(code)
+
+
+def _children() -> list[int]:
+    """Pids of our children, those that wait to be reaped included."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == me]
+
+
+def _parent(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot."""
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _start_time() -> int:
+    """When this process started, in clock ticks since boot: with the pid it names a process for good."""
+    with open("/proc/self/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock; a daemon that looks whether it is taken holds it for a moment, so try for half a second."""
+    for _ in range(50):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.01)
+    return False
+
+
+def main(folder: str) -> NoReturn:
+    """Run the replica of FOLDER unless somebody does, or did."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # whoever reads started.json may signal us
+    lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _locked(lock):
+        sys.exit(ALREADY_RUNS)
+    started = os.path.join(folder, STARTED)
+    if os.path.exists(started) or os.path.exists(os.path.join(folder, EXIT)):
+        sys.exit(ALREADY_RAN)
+    try:
+        with open(os.path.join(folder, SPEC)) as file:
+            spec = json.load(file)
+        reserved = os.open(os.path.join(folder, EXIT + ".tmp"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(reserved, b" " * _EXIT_BYTES, 0)
+        os.close(reserved)
+        with open(started + ".tmp", "w") as file:
+            json.dump({"pid": os.getpid(), "start_time": _start_time(), "boot_id": spec["boot_id"]}, file)
+        os.rename(started + ".tmp", started)
+    except OSError as error:
+        print(f"muster: no room to run in {folder}: {error}", file=sys.stderr)
+        sys.exit(NO_ROOM)
+    Shim(folder, spec).run()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

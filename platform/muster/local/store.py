@@ -1,0 +1,246 @@
+"""Objects, pods and events in one SQLite file: the truth of the cluster on this host.
+
+Everything is also in memory, because a plan reads all of it many times a minute; what did not change keeps its
+identity. A write is one transaction: on disk first (fsync), then in memory, so that nobody acts on what a crash could
+take back. One process has it open: the daemon that holds the lock.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from muster.errors import ClusterError
+from muster.local.records import Event, PodRecord
+from muster.spec import Flavor, Queue, TrainingJob
+
+SCHEMA = 1
+MOST_EVENTS = 200  # kept of one job
+Object: TypeAlias = TrainingJob | Queue | Flavor
+T = TypeVar("T")
+_KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
+    "TrainingJob": TrainingJob,
+    "Queue": Queue,
+    "Flavor": Flavor,
+}
+_TABLES = """
+CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE objects (uid TEXT PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE pods (name TEXT PRIMARY KEY, job_uid TEXT NOT NULL, body BLOB NOT NULL);
+CREATE TABLE events (id INTEGER PRIMARY KEY, job_uid TEXT NOT NULL, at REAL NOT NULL, type TEXT NOT NULL,
+                     reason TEXT NOT NULL, message TEXT NOT NULL, count INTEGER NOT NULL);
+CREATE INDEX events_of_job ON events (job_uid, id);
+"""
+
+
+class Store:
+    """The open database. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._undo: list[Callable[[], None]] | None = None  # of the transaction in progress
+        self.version = 0  # the newest resourceVersion
+        self.settings: dict[str, str] = {}
+        self.jobs: dict[str, TrainingJob] = {}  # by uid, as all below but queues and flavors (by name)
+        self.queues: dict[str, Queue] = {}
+        self.flavors: dict[str, Flavor] = {}
+        self.pods: dict[str, dict[str, PodRecord]] = {}  # by job uid, then by name
+        self._load()
+
+    def _load(self) -> None:
+        self.settings = dict(self._connection.execute("SELECT name, value FROM settings"))
+        self.version = int(self.settings.get("resource_version", "0"))
+        for kind, body in self._connection.execute("SELECT kind, body FROM objects ORDER BY rowid"):
+            self._remember(_KINDS[kind].model_validate_json(body))
+        for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
+            pod = msgspec.json.decode(body, type=PodRecord)
+            self.pods.setdefault(pod.job_uid, {})[pod.name] = pod
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside reach the disk together, or none of them happened. Raises `ClusterError`."""
+        undo: list[Callable[[], None]] = []
+        version, self._undo = self.version, undo
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            if self.version != version:
+                self._set("resource_version", str(self.version))
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            for step in reversed(undo):
+                step()
+            self.version = version
+            if isinstance(error, sqlite3.Error):
+                raise ClusterError(f"the database cannot be written: {error}", reason="StoreUnwritable") from error
+            raise
+        finally:
+            self._undo = None
+
+    def put(self, item: Object) -> None:
+        """Write an object under a new resourceVersion."""
+        self.version += 1
+        metadata = item.metadata.model_copy(update={"resource_version": str(self.version)})
+        stored = item.model_copy(update={"metadata": metadata})
+        self._connection.execute(
+            "INSERT INTO objects (uid, kind, body) VALUES (?, ?, ?)"
+            " ON CONFLICT (uid) DO UPDATE SET body = excluded.body",
+            (metadata.uid, stored.kind, stored.model_dump_json(by_alias=True, exclude_none=True)),
+        )
+        self._remember(stored)
+
+    def remove(self, item: Object) -> None:
+        """Forget an object; of a job also its events."""
+        self._connection.execute("DELETE FROM objects WHERE uid = ?", (item.metadata.uid,))
+        if isinstance(item, TrainingJob):
+            self._connection.execute("DELETE FROM events WHERE job_uid = ?", (item.metadata.uid,))
+            self._forget(self.jobs, item.metadata.uid)
+        elif isinstance(item, Queue):
+            self._forget(self.queues, item.metadata.name)
+        else:
+            self._forget(self.flavors, item.metadata.name)
+
+    def put_pod(self, pod: PodRecord) -> None:
+        """Write a pod."""
+        self._connection.execute(
+            "INSERT INTO pods (name, job_uid, body) VALUES (?, ?, ?)"
+            " ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+            (pod.name, pod.job_uid, msgspec.json.encode(pod)),
+        )
+        self._keep(self.pods.setdefault(pod.job_uid, {}), pod.name, pod)
+
+    def remove_pod(self, pod: PodRecord) -> None:
+        """Forget a pod."""
+        self._connection.execute("DELETE FROM pods WHERE name = ?", (pod.name,))
+        self._forget(self.pods[pod.job_uid], pod.name)
+
+    def set(self, name: str, value: str) -> None:
+        """Write a setting."""
+        self._set(name, value)
+        self._keep(self.settings, name, value)
+
+    def add_event(self, event: Event) -> None:
+        """Write an event; the same words twice in a row are one event that is counted."""
+        last = self._connection.execute(
+            "SELECT id, reason, message FROM events WHERE job_uid = ? ORDER BY id DESC LIMIT 1", (event.job_uid,)
+        ).fetchone()
+        if last is not None and last[1:] == (event.reason, event.message):
+            self._connection.execute("UPDATE events SET count = count + 1, at = ? WHERE id = ?", (event.at, last[0]))
+            return
+        self._connection.execute(
+            "INSERT INTO events (job_uid, at, type, reason, message, count) VALUES (?, ?, ?, ?, ?, ?)",
+            (event.job_uid, event.at, event.type, event.reason, event.message, event.count),
+        )
+        self._connection.execute(
+            "DELETE FROM events WHERE job_uid = ?1 AND id <= "
+            "(SELECT id FROM events WHERE job_uid = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+            (event.job_uid, MOST_EVENTS),
+        )
+
+    def events(self, job_uid: str) -> list[Event]:
+        """The events of a job, oldest first."""
+        rows = self._connection.execute(
+            "SELECT job_uid, at, type, reason, message, count FROM events WHERE job_uid = ? ORDER BY id", (job_uid,)
+        )
+        return [Event(*row) for row in rows]
+
+    def close(self) -> None:
+        """Close the file; its write-ahead log is folded in."""
+        self._connection.close()
+
+    def _set(self, name: str, value: str) -> None:
+        self._connection.execute(
+            "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+
+    def _remember(self, item: Object) -> None:
+        if isinstance(item, TrainingJob):
+            self._keep(self.jobs, item.metadata.uid, item)
+        elif isinstance(item, Queue):
+            self._keep(self.queues, item.metadata.name, item)
+        else:
+            self._keep(self.flavors, item.metadata.name, item)
+
+    def _keep(self, where: dict[str, T], key: str, value: T) -> None:
+        if self._undo is not None:
+            self._undo.append(_restorer(where, key))
+        where[key] = value
+
+    def _forget(self, where: dict[str, T], key: str) -> None:
+        if self._undo is not None:
+            self._undo.append(_restorer(where, key))
+        where.pop(key, None)
+
+
+def _restorer(where: dict[str, T], key: str) -> Callable[[], None]:
+    """What puts back the value that `key` has now."""
+    missing = key not in where
+    before = where.get(key)
+
+    def restore() -> None:
+        if missing or before is None:
+            where.pop(key, None)
+        else:
+            where[key] = before
+
+    return restore
+
+
+def open_store(path: Path) -> Store:
+    """Open the database, or make it.
+
+    Raises `ClusterError`: reason NewerDatabase when a newer Muster made it (it is left untouched), StoreUnreadable
+    when it is no database or damaged, StoreUnwritable when it cannot be made.
+    """
+    if path.exists() and path.stat().st_size:
+        _check_schema(path)
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        _refuse_newer(_schema(connection), path)  # it may have come since the look above
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if _schema(connection) == 0:
+            connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        return Store(connection)
+    except sqlite3.OperationalError as error:
+        raise ClusterError(f"{path} cannot be opened: {error}", reason="StoreUnwritable") from error
+    except (sqlite3.DatabaseError, ValueError) as error:
+        raise ClusterError(
+            f"{path} cannot be read: {error}; move it away to begin with an empty one", reason="StoreUnreadable"
+        ) from error
+
+
+def _check_schema(path: Path) -> None:
+    """Look at the version without writing a byte."""
+    try:
+        connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)
+        try:
+            found = _schema(connection)
+        finally:
+            connection.close()
+    except sqlite3.DatabaseError as error:
+        raise ClusterError(
+            f"{path} cannot be read: {error}; move it away to begin with an empty one", reason="StoreUnreadable"
+        ) from error
+    _refuse_newer(found, path)
+
+
+def _refuse_newer(found: int, path: Path) -> None:
+    if found > SCHEMA:
+        raise ClusterError(
+            f"{path} was made by a newer Muster (schema {found}; this one reads up to {SCHEMA}): use that version,"
+            " or set MUSTER_HOME to another folder. It was left as it is",
+            reason="NewerDatabase",
+        )
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

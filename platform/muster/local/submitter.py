@@ -1,0 +1,47 @@
+"""What a client notes on a job about whoever submits it, so that it means on this host what it meant to them.
+
+Relative paths are relative to where they stood, and `python` is the interpreter they use, not the one that happened to
+start the daemon. The notes are annotations; a job that comes without them starts in / with the daemon's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster import spec
+
+WORKING_DIRECTORY = "muster.dev/working-directory"
+INTERPRETER = "muster.dev/interpreter"  # the folder of `python`
+SUBMISSION = "muster.dev/submission"  # the same for all tries of one submit, in case the daemon broke off
+NOTES = frozenset({WORKING_DIRECTORY, INTERPRETER, SUBMISSION})
+
+
+def noted(job: spec.TrainingJob) -> spec.TrainingJob:
+    """The job with our notes. What it has already stays, but for the mark: a job that was written out with it and is
+    submitted again is another submission."""
+    notes = {WORKING_DIRECTORY: os.getcwd(), INTERPRETER: str(Path(sys.executable).parent)}
+    annotations = notes | job.metadata.annotations | {SUBMISSION: uuid.uuid4().hex}
+    metadata = job.metadata.model_copy(update={"annotations": annotations})
+    return job.model_copy(update={"metadata": metadata})
+
+
+def working_directory(job: spec.TrainingJob, container: spec.Container) -> str:
+    """Where a replica starts: workingDir, relative to where its user stood."""
+    stood = job.metadata.annotations.get(WORKING_DIRECTORY, "/")
+    return os.path.normpath(os.path.join(stood, container.working_dir or "."))
+
+
+def interpreter_environment(base: Mapping[str, str], job: spec.TrainingJob) -> dict[str, str]:
+    """`base` with the user's interpreter first on PATH, and its virtual environment if it is one."""
+    folder = job.metadata.annotations.get(INTERPRETER)
+    if folder is None:
+        return dict(base)
+    others = [other for other in base["PATH"].split(os.pathsep) if other != folder]
+    environment = {name: value for name, value in base.items() if name != "VIRTUAL_ENV"}
+    if (Path(folder).parent / "pyvenv.cfg").exists():
+        environment["VIRTUAL_ENV"] = str(Path(folder).parent)
+    return environment | {"PATH": os.pathsep.join([folder, *others])}

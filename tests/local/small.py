@@ -1,0 +1,67 @@
+"""Small worlds for the engine on this host: jobs of one shell line, patience, and a look at what really runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from muster import spec
+from muster.local.client import LocalClient
+
+
+def shell_job(name: str, line: str, **changes: Any) -> spec.TrainingJob:
+    """A job of one role whose replicas run `sh -c line`; changes: replicas, grace, env, gpus, fields of the spec."""
+    replicas, grace, gpus = changes.pop("replicas", 1), changes.pop("grace", 5), changes.pop("gpus", 0)
+    env = [{"name": key, "value": value} for key, value in changes.pop("env", {}).items()]
+    container: dict[str, Any] = {"name": "main", "command": ["/bin/sh", "-c", line], "env": env}
+    if gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    role = {
+        "name": "trainer",
+        "replicas": replicas,
+        "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": grace}},
+    }
+    body = {"metadata": {"name": name, "namespace": "default"}, "spec": {"roles": [role], **changes}}
+    return spec.TrainingJob.model_validate(body)
+
+
+def eventually(what: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """The first true answer of `what`; fails when there is none in time."""
+    until = time.monotonic() + timeout_s
+    while True:
+        answer = what()
+        if answer:
+            return answer
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+def phase_of(client: LocalClient, name: str) -> str:
+    """The phase of a job now."""
+    return client.job(name).status.phase
+
+
+def ended(client: LocalClient, name: str) -> spec.TrainingJob:
+    """The job once it is over."""
+    return list(client.watch(name))[-1]
+
+
+def processes_of(home: Path) -> list[int]:
+    """Pids of everything that runs on behalf of a home: its daemon, its shims, its replicas. Asks only the kernel."""
+    mark, folder = b"MUSTER_RUN_DIR=" + os.fsencode(home), os.fsencode(home)
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            arguments = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(v.startswith(mark) for v in variables) or any(a.startswith(folder) for a in arguments):
+            found.append(int(entry))
+    return found

@@ -1,0 +1,104 @@
+"""What a host offers: its own limits, its GPUs, or a pretended shape."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from muster.errors import InvalidSpec
+from muster.local.capacity import Capacity, cpu_milli, measure, memory_bytes, visible_gpus
+from muster.local.shape import host_node, parse_shape, pretended_nodes
+
+_SMI = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA H200\n"
+
+
+def a_root(path: Path, files: dict[str, str]) -> Path:
+    for name, text in ({"proc/meminfo": "MemTotal:       8388608 kB\n"} | files).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+def test_this_host_has_what_the_kernel_lets_us_use() -> None:
+    found = measure()
+    assert 0 < found.cpu_milli <= len(os.sched_getaffinity(0)) * 1000
+    assert found.memory_bytes > 2**27
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n",
+         "sys/fs/cgroup/a/memory.max": "1073741824\n"},
+        {"proc/self/cgroup": "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "1073741824\n"},
+    ],
+    ids=["cgroup v2, limited further up", "cgroup v1"],
+)  # fmt: skip
+def test_a_cgroup_bounds_the_memory(tmp_path: Path, files: dict[str, str]) -> None:
+    assert memory_bytes(a_root(tmp_path, files)) == 2**30
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"},
+        {"proc/self/cgroup": "2:cpu,cpuacct:/a\n", "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "50000\n",
+         "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"},
+    ],
+    ids=["cgroup v2", "cgroup v1"],
+)  # fmt: skip
+def test_a_cgroup_bounds_the_cpus(tmp_path: Path, files: dict[str, str]) -> None:
+    assert cpu_milli(a_root(tmp_path, files)) == 500
+
+
+def test_without_a_limit_all_memory_counts(tmp_path: Path) -> None:
+    root = a_root(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
+    assert memory_bytes(root) == 8 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("visible", "indexes"),
+    [(None, ["0", "1", "2"]), ("1", ["1"]), ("GPU-cccc", ["2"]), ("2,0", ["0", "2"]), ("", []), ("7", [])],
+)
+def test_gpus_are_those_that_cuda_visible_devices_leaves_us(visible: str | None, indexes: list[str]) -> None:
+    assert [index for index, _ in visible_gpus(_SMI, visible)] == indexes
+
+
+def test_a_shape_has_nodes_racks_and_blocks() -> None:
+    nodes = pretended_nodes(parse_shape("4x8:rack=2,block=4 + 1x0:cpu=16,memory=8Gi,disk=fast"))
+    places = [(node.labels["muster.dev/block"], node.labels["muster.dev/rack"]) for node in nodes]
+    assert places == [("b0", "r0"), ("b0", "r0"), ("b0", "r1"), ("b0", "r1"), ("b1", "r2")]
+    assert [node.allocatable.get("nvidia.com/gpu") for node in nodes] == [8, 8, 8, 8, 0]
+    assert (nodes[4].allocatable.get("cpu"), nodes[4].allocatable.get("memory")) == (16_000, 8 * 2**30)
+    assert nodes[4].labels["disk"] == "fast"
+    assert [node.name for node in nodes] == [f"node-{number}" for number in range(5)]
+    assert all(node.labels["muster.dev/pretended"] == "true" for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("four", "'four': not NODESxGPUS"),
+        ("0x8", "'0x8': not NODESxGPUS"),
+        ("4x9999", "GPUs at most 1024"),
+        ("4x8:rack", "'rack' is not key=value"),
+        ("4x8:rack=two", "'two' is not a quantity"),
+        ("8x8:rack=3,block=4", "block=4 is no multiple of rack=3"),
+        ("99999x1", "99999 nodes are too many"),
+        ("4x8:", "'' is not key=value"),
+        ("4x8+", "'': not NODESxGPUS"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_the_part_that_is_wrong(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        parse_shape(text)
+    assert complaint in str(refusal.value)
+
+
+def test_the_host_is_one_node_with_its_gpus_and_their_model() -> None:
+    node = host_node(Capacity("box", 2000, 2**30, ("0", "1"), "NVIDIA H200"))
+    assert dict(node.allocatable) == {"cpu": 2000, "memory": 2**30, "nvidia.com/gpu": 2, "pods": 110}
+    assert node.labels["kubernetes.io/hostname"] == "box"
+    assert node.labels["nvidia.com/gpu.product"] == "NVIDIA-H200"

@@ -1,0 +1,190 @@
+"""How the daemon comes and goes, and who may reach it: each test with a daemon of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
+
+from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
+from muster.local.client import LocalClient
+from muster.local.connection import NobodyThere, request
+from muster.local.daemon import ALREADY_RUNS
+from muster.local.home import open_home
+from muster.local.submitter import noted
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def own(home: Path) -> LocalClient:
+    """A daemon of the test's own."""
+    return LocalClient.up(home, nodes="4x8", idle_s=60)
+
+
+def test_secrets_of_whoever_started_the_daemon_reach_neither_it_nor_a_replica(home: Path) -> None:
+    os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["NCCL_DEBUG"] = "do-not-tell", "WARN"
+    try:
+        client = LocalClient.up(home, idle_s=60)
+    finally:
+        del os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["NCCL_DEBUG"]
+    client.submit(shell_job("curious", "env; cat /proc/$PPID/environ /proc/$PPID/cmdline", env={"MINE": "a-b"}))
+    ended(client, "curious")
+    seen = "\n".join(client.log_lines("curious", "default", "trainer", 0))
+    assert "do-not-tell" not in seen
+    assert {"MINE=a-b", "NCCL_DEBUG=WARN"} <= set(seen.splitlines())
+    assert b"do-not-tell" not in Path(f"/proc/{client.status()['pid']}/environ").read_bytes()
+    assert "a-b" not in Path(home, "daemon.log").read_text()
+
+
+def test_log_lines_can_be_asked_for_by_time(own: LocalClient) -> None:
+    own.submit(shell_job("clock", "echo early; sleep 2.2; date +%s; sleep 2.2; echo late"))
+    ended(own, "clock")
+    lines = list(own.log_lines("clock", "default", "trainer", 0))
+    middle = float(lines[1])
+    assert list(own.log_lines("clock", "default", "trainer", 0, since=middle + 2.05)) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, until=middle - 1.1)) == ["early"]
+
+
+def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient, home: Path) -> None:
+    command = [sys.executable, "-m", "muster.local.daemon", "--home", str(home)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert second.returncode == ALREADY_RUNS
+    assert f"a daemon already runs for {home} (pid {own.status()['pid']})" in second.stderr
+
+
+def test_clients_that_start_at_once_share_one_daemon(home: Path) -> None:
+    code = "import sys; from muster.local.client import LocalClient as C; print(C.connect(sys.argv[1]).status()['pid'])"
+    starts = [subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE) for _ in range(3)]
+    assert len({start.communicate(timeout=60)[0] for start in starts}) == 1
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) -> None:
+    open_home(home)
+    with sqlite3.connect(home / "muster.db") as database:
+        database.execute("PRAGMA user_version = 99")
+        database.execute("CREATE TABLE later (x)")
+    database.close()
+    before = (home / "muster.db").read_bytes()
+    with pytest.raises(MusterError, match="made by a newer Muster") as refusal:
+        LocalClient.connect(home)
+    assert refusal.value.reason == "NewerDatabase"
+    assert (home / "muster.db").read_bytes() == before
+
+
+def test_a_damaged_database_is_named_and_left_as_it_is(home: Path) -> None:
+    open_home(home)
+    (home / "muster.db").write_bytes(b"not a database, but long enough to be taken for one" * 50)
+    with pytest.raises(ClusterError, match=r"muster\.db cannot be read"):
+        LocalClient.connect(home)
+
+
+def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_jobs(home: Path) -> None:
+    client = LocalClient.up(home, idle_s=0.5)
+    first = client.status()["pid"]
+    client.submit(shell_job("kept", "sleep 1.5"))
+    eventually(lambda: not Path(f"/proc/{first}").exists())
+    with pytest.raises(NobodyThere):
+        LocalClient.connect(home, start=False)
+    client = LocalClient.connect(home)
+    assert (client.job("kept").status.phase, client.status()["pid"] != first) == ("Succeeded", True)
+
+
+def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(own: LocalClient, home: Path) -> None:
+    own.submit(shell_job("long", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"))
+    eventually(lambda: list(own.log_lines("long", "default", "trainer", 0)))
+    with pytest.raises(Refused, match="1 job run") as refusal:
+        own.down()
+    assert refusal.value.reason == "JobsRunning"
+    own.down(force=True)
+    assert processes_of(home) == []
+    own = LocalClient.up(home)
+    eventually(lambda: own.job("long").status.attempt == 1 and phase_of(own, "long") == "Running")
+    assert list(own.log_lines("long", "default", "trainer", 0, attempt=0)) == ["up", "saved"]
+    assert own.job("long").status.restarts == 0
+
+
+def test_other_nodes_are_refused_while_a_job_runs(own: LocalClient, home: Path) -> None:
+    own.submit(shell_job("there", "sleep 60", grace=0))
+    eventually(lambda: phase_of(own, "there") == "Running")
+    with pytest.raises(Refused, match="jobs run on the present nodes"):
+        LocalClient.up(home, nodes="2x8")
+    own.cancel("there")
+    ended(own, "there")
+    assert len(LocalClient.up(home, nodes="2x8").nodes()) == 2
+
+
+def test_no_tcp_port_is_opened_and_the_socket_is_for_its_user_alone(own: LocalClient, home: Path) -> None:
+    pid = own.status()["pid"]
+    inodes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    sockets = {name[8:-1] for name in inodes if name.startswith("socket:[")}
+    listening = [
+        line.split()[9]
+        for table in ("tcp", "tcp6", "udp", "udp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
+    assert not sockets & set(listening)
+    assert (home / "daemon.sock").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_client_of_another_language_is_told(own: LocalClient, home: Path) -> None:
+    with pytest.raises(NotFound, match="this daemon speaks v1, not v9"):
+        request(home / "daemon.sock", "GET", "/v9/jobs")
+
+
+def test_a_home_that_is_removed_takes_its_daemon_and_replicas_along(own: LocalClient, home: Path) -> None:
+    own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
+    eventually(lambda: phase_of(own, "homeless") == "Running")
+    home.rename(home.with_name("moved"))
+    eventually(lambda: processes_of(home) == [], timeout_s=20)
+
+
+def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: LocalClient, home: Path) -> None:
+    own.submit(shell_job("watched", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
+    watcher = LocalClient.connect(home)
+    seen = watcher.watch("watched")
+    next(seen)
+    own.down(force=True)
+    with pytest.raises(NobodyThere, match="was stopped"):
+        list(seen)
+    assert processes_of(home) == []
+    assert LocalClient.connect(home).job("watched").metadata.name == "watched"
+
+
+def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Path) -> None:
+    own.submit(shell_job("survives", "sleep 2; echo done"))
+    phases = []
+    for job in own.watch("survives"):
+        phases.append(job.status.phase)
+        if phases == ["Running"] or phases[-2:] == ["Admitted", "Running"]:
+            os.kill(own.status()["pid"], signal.SIGKILL)
+    assert phases[-1] == "Succeeded"
+    assert list(own.log_lines("survives", "default", "trainer", 0)) == ["done"]
+
+
+def test_a_submit_that_got_no_answer_is_known_when_it_comes_again(own: LocalClient, home: Path) -> None:
+    body = noted(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
+    first, second = (request(home / "daemon.sock", "POST", "/v1/jobs", body) for _ in range(2))
+    assert first["metadata"]["uid"] == second["metadata"]["uid"]
+
+
+def test_a_job_that_was_written_out_and_is_submitted_again_is_another_submission(own: LocalClient) -> None:
+    own.submit(shell_job("once", "sleep 0.1"))
+    with pytest.raises(Conflict, match="'once' exists already"):
+        own.submit(own.job("once"))
+
+
+def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path) -> None:
+    client = LocalClient.up(home, idle_s=0.5)
+    first = client.status()["pid"]
+    client.submit(shell_job("asleep", "echo awake", suspend=True))
+    eventually(lambda: not Path(f"/proc/{first}").exists())
+    client.resume("asleep")
+    assert ended(client, "asleep").status.phase == "Succeeded"

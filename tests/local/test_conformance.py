@@ -1,0 +1,108 @@
+"""The scenarios that every cluster has to pass, with real processes on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.harness import FLAVOR, GPUS, NODES, Script, Start, queues
+from tests.conformance.scenarios import SCENARIOS, Scenario, play
+
+from muster import spec
+from muster.engine import Engine
+from muster.lifecycle import LIVE_PHASES, Bounds
+from muster.local.cluster import LocalCluster
+from muster.local.home import open_home
+from muster.local.objects import Objects
+from muster.local.pod_folder import Live, PodFolder
+from muster.local.replicas import Host, Replicas
+from muster.local.shape import parse_shape, pretended_nodes
+from muster.local.store import open_store
+
+ENVIRONMENT = {"PATH": os.environ["PATH"]}
+PATIENCE = 3  # times what a scenario asks for: real processes on a busy machine
+
+
+class LocalHarness:
+    """The parts of the daemon without the daemon: rounds are made while someone waits."""
+
+    # A replica here is ready as soon as it runs; nothing it could do would keep it from that.
+    cannot = frozenset({"a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again"})
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.home = open_home(path / "home")
+        self.store = open_store(self.home.database)
+        nodes = pretended_nodes(parse_shape(f"{NODES}x{GPUS}"))
+        host = Host(self.home, "boot", ENVIRONMENT, 0o022, ("/bin/true",))
+        gpus = tuple(str(number) for number in range(GPUS))
+        self.replicas = Replicas(host, self.store, {node.name: gpus for node in nodes})
+        self.cluster = LocalCluster(self.home, self.store, self.replicas, nodes)
+        self.objects = Objects(self.store, nodes, ENVIRONMENT, time.time)
+        self.engine = Engine(self.cluster, bounds=Bounds(backoff_s=0.2))
+        flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
+        self.objects.apply([flavor, *queues()])
+
+    def submit(self, job: spec.TrainingJob, script: Script) -> str:
+        body = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for role in body["spec"]["roles"]:
+            container = role["template"]["spec"]["containers"][0]
+            container["command"] = script.command()
+            container["env"] = [{"name": "CONFORMANCE_LOG", "value": str(self._notes(job.metadata.name))}]
+        return self.objects.submit(spec.TrainingJob.model_validate(body), dry_run=False).metadata.uid
+
+    def edit(self, uid: str, **fields: Any) -> None:
+        self.objects.change("default", self.store.jobs[uid].metadata.name, fields)
+
+    def delete(self, uid: str) -> None:
+        self.objects.delete("TrainingJob", "default", self.store.jobs[uid].metadata.name)
+
+    def job(self, uid: str) -> spec.TrainingJob | None:
+        return self.store.jobs.get(uid)
+
+    def live_pods(self, uid: str) -> int:
+        return sum(pod.phase in LIVE_PHASES for pod in self.store.pods.get(uid, {}).values())
+
+    def starts(self, uid: str) -> list[Start]:
+        notes = self._notes(self.store.jobs[uid].metadata.name)
+        words = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
+        return [Start(int(word[2]), word[1]) for word in words if word[0] == "start"]
+
+    def _notes(self, job: str) -> Path:
+        """Where the replicas of one job note what they do."""
+        return self.path / f"notes-{job}"
+
+    def lose_pod(self, uid: str, index: int) -> None:
+        pod = next(pod for pod in self.store.pods[uid].values() if pod.index == index)
+        state = PodFolder(self.home.pod(uid, pod.role, pod.index, pod.attempt)).state()
+        assert isinstance(state, Live)
+        assert state.pid is not None
+        os.kill(state.pid, signal.SIGKILL)
+
+    def wait(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
+        end = time.monotonic() + PATIENCE * seconds
+        while True:
+            self.replicas.pass_over()
+            self.engine.step()
+            if holds():
+                return
+            assert time.monotonic() < end, f"not within {PATIENCE * seconds} s"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def harness(home: Path) -> Iterator[LocalHarness]:
+    harness = LocalHarness(home.parent)
+    yield harness
+    harness.store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_on_this_host(scenario: Scenario, harness: LocalHarness) -> None:
+    play(scenario, harness)

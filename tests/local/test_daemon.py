@@ -1,0 +1,238 @@
+"""The daemon as users meet it: jobs from submit to their end, queues, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
+
+from muster import spec
+from muster.errors import Conflict, InvalidSpec, NotFound, Refused
+from muster.local.client import LocalClient
+from muster.local.connection import request
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
+    """One daemon for all tests that take nothing from each other but names of jobs."""
+    home = tmp_path_factory.mktemp("shared") / "home"
+    client = LocalClient.up(home, nodes="4x8", idle_s=60)
+    yield client
+    client.down(force=True)
+    assert processes_of(home) == []
+
+
+@pytest.fixture
+def client(shared: LocalClient) -> Iterator[LocalClient]:
+    """The shared daemon, without jobs and with its first queue alone."""
+    yield shared
+    for job in shared.jobs():
+        shared.delete("TrainingJob", job.metadata.name)
+    eventually(lambda: not shared.jobs())
+    for row in shared.queues():
+        if row["name"] != "default":
+            shared.delete("Queue", row["name"])
+
+
+def test_a_job_runs_to_its_end_and_leaves_log_and_events(client: LocalClient) -> None:
+    client.submit(shell_job("first", "echo hello; echo from $MUSTER_REPLICA of $MUSTER_REPLICAS", replicas=2))
+    job = ended(client, "first")
+    assert job.status.phase == "Succeeded"
+    assert list(client.log_lines("first", "default", "trainer", 1)) == ["hello", "from 1 of 2"]
+    assert [event["reason"] for event in client.events("first")] == ["Admitted", "Completed"]
+    assert (client.run_dir("first") / "logs" / "trainer-0.attempt-0.log").exists()
+
+
+def test_a_gang_meets_at_one_free_port_of_this_host(client: LocalClient) -> None:
+    client.submit(shell_job("meet", "echo $MUSTER_RANK0_HOST:$MUSTER_RANK0_PORT", replicas=3))
+    ended(client, "meet")
+    said = {line for index in range(3) for line in client.log_lines("meet", "default", "trainer", index)}
+    assert len(said) == 1
+    host, _, port = said.pop().partition(":")
+    assert (host, 1024 < int(port) < 65536) == ("127.0.0.1", True)
+
+
+def test_replicas_on_one_node_get_gpus_of_their_own(client: LocalClient) -> None:
+    line = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e go ]; do sleep 0.05; done"
+    job = shell_job("gpus", line, replicas=4, gpus=2, topology={"required": "host"})
+    job.spec.roles[0].template.spec.containers[0].__dict__["working_dir"] = str(client.status()["home"])
+    client.submit(job)
+    eventually(lambda: phase_of(client, "gpus") == "Running")
+    assert len({pod["node"] for pod in client.pods("gpus")}) == 1
+    seen = eventually(
+        lambda: (
+            [lines for index in range(4) if (lines := list(client.log_lines("gpus", "default", "trainer", index)))]
+            if all(list(client.log_lines("gpus", "default", "trainer", index)) for index in range(4))
+            else None
+        )
+    )
+    assert sorted(number for (line,) in seen for number in line.split(",")) == list("01234567")
+    Path(client.status()["home"], "go").touch()
+    assert ended(client, "gpus").status.phase == "Succeeded"
+
+
+def test_a_job_without_gpus_sees_none(client: LocalClient) -> None:
+    client.submit(shell_job("none", 'echo "[${CUDA_VISIBLE_DEVICES-unset}]"'))
+    ended(client, "none")
+    assert list(client.log_lines("none", "default", "trainer", 0)) == ["[]"]
+
+
+def test_a_failed_gang_restarts_whole_with_backoff_and_fails_when_restarts_are_used_up(home: Path) -> None:
+    client = LocalClient.up(home, idle_s=60)
+    client.submit(shell_job("bad", "echo no luck; exit 9", failurePolicy={"maxRestarts": 0}))
+    job = ended(client, "bad")
+    assert job.status.phase == "Failed"
+    assert job.status.last_failure is not None
+    assert (job.status.last_failure.exit_code, job.status.last_failure.log_tail) == (9, "no luck\n")
+
+
+def test_a_failure_rule_decides_by_the_exit_code(client: LocalClient) -> None:
+    rules = [{"onExitCodes": [42], "action": "FailJob"}]
+    client.submit(shell_job("ruled", "exit 42", failurePolicy={"maxRestarts": 3, "rules": rules}))
+    job = ended(client, "ruled")
+    assert (job.status.phase, job.status.restarts) == ("Failed", 0)
+
+
+def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(client: LocalClient) -> None:
+    client.submit(
+        shell_job("nap", "trap 'echo saved; exit 0' TERM; echo $MUSTER_ATTEMPT; while :; do sleep 0.05; done")
+    )
+    eventually(lambda: phase_of(client, "nap") == "Running")
+    client.suspend("nap")
+    eventually(lambda: phase_of(client, "nap") == "Suspended" and not client.pods("nap"))
+    client.resume("nap")
+    eventually(lambda: phase_of(client, "nap") == "Running")
+    assert client.job("nap").status.attempt > 0
+    client.cancel("nap")
+    assert ended(client, "nap").status.phase == "Failed"
+    assert list(client.log_lines("nap", "default", "trainer", 0, attempt=0)) == ["0", "saved"]
+
+
+def test_a_follower_reads_what_comes_until_the_attempt_is_over(client: LocalClient) -> None:
+    client.submit(shell_job("talk", "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"))
+    assert list(client.log_lines("talk", "default", "trainer", 0, follow=True)) == list("12345")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"queue": "reserch"}, "QueueNotFound"),
+        ({"flavors": ["h100"]}, "UnknownFlavor"),
+        ({"topology": {"required": "galaxy"}}, "UnknownTopologyLevel"),
+        ({"gpus": 9}, "LargerThanCluster"),
+        ({"gpus": 8, "replicas": 5}, "LargerThanCluster"),
+        ({"gpus": 8, "replicas": 2, "topology": {"required": "host"}}, "LargerThanCluster"),
+    ],
+)  # fmt: skip
+def test_what_could_never_start_is_refused_at_submit(
+    client: LocalClient, change: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        client.submit(shell_job("never", "true", **change))
+    assert refusal.value.reason == reason
+    assert client.jobs() == []
+
+
+def test_a_name_that_is_taken_is_refused(client: LocalClient) -> None:
+    client.submit(shell_job("twice", "true"))
+    with pytest.raises(Conflict, match="exists already"):
+        client.submit(shell_job("twice", "true"))
+
+
+def test_a_dry_run_checks_and_keeps_nothing(client: LocalClient) -> None:
+    assert client.submit(shell_job("maybe", "true"), dry_run=True).metadata.name == "maybe"
+    with pytest.raises(NotFound):
+        client.job("maybe")
+
+
+def test_queues_are_applied_shown_and_deleted_with_a_finalizer(client: LocalClient) -> None:
+    tree = [
+        spec.Queue.model_validate(body)
+        for body in (
+            {"metadata": {"name": "company"}, "spec": {"namespaceSelector": {}}},
+            {"metadata": {"name": "research"}, "spec": {"parent": "company", "resources": [
+                {"flavor": "local", "guaranteed": {"nvidia.com/gpu": "16"}}]}},
+            {"metadata": {"name": "product"}, "spec": {"parent": "company", "resources": [
+                {"flavor": "local", "guaranteed": {"nvidia.com/gpu": "16"}, "limit": {"nvidia.com/gpu": "24"}}]}},
+        )
+    ]  # fmt: skip
+    assert [entry["result"] for entry in client.apply(tree)] == ["created"] * 3
+    assert [entry["result"] for entry in client.apply(tree)] == ["unchanged"] * 3
+    client.submit(
+        shell_job("big", "trap 'exit 0' TERM; while :; do sleep 0.05; done", queue="product", gpus=8, replicas=3)
+    )
+    eventually(lambda: phase_of(client, "big") == "Running")
+    rows = {row["name"]: row for row in client.queues()}
+    (product,) = rows["product"]["resources"]
+    assert (rows["company"]["depth"], rows["product"]["depth"], rows["product"]["admitted"]) == (0, 1, 1)
+    gpu = {word: product[word]["nvidia.com/gpu"] for word in ("guaranteed", "limit", "used", "borrowed", "available")}
+    assert gpu == {"guaranteed": "16", "limit": "24", "used": "24", "borrowed": "8", "available": "0"}
+    assert client.delete("Queue", "product")["result"] == "deleting"
+    assert client.delete("Queue", "product")["result"] == "deleting"
+    with pytest.raises(Refused, match="inactive"):
+        client.submit(shell_job("late", "true", queue="product"))
+    assert phase_of(client, "big") == "Running"
+    client.cancel("big")
+    eventually(lambda: "product" not in {row["name"] for row in client.queues()})
+
+
+@pytest.mark.parametrize(
+    ("bodies", "reason"),
+    [
+        ([{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}], "QueueCycle"),
+        ([{"name": "a", "parent": "nobody"}], "ParentNotFound"),
+        ([{"name": "a", "gpus": 4}, {"name": "b", "parent": "a", "gpus": 8}], "Overcommitted"),
+    ],
+)  # fmt: skip
+def test_a_queue_tree_that_cannot_work_is_refused_whole(
+    client: LocalClient, bodies: list[dict[str, object]], reason: str
+) -> None:
+    def queue(name: str, parent: str | None = None, gpus: int = 0) -> spec.Queue:
+        resources = [{"flavor": "local", "guaranteed": {"nvidia.com/gpu": gpus}}] if gpus else []
+        body = {"metadata": {"name": name}, "spec": {"parent": parent, "resources": resources}}
+        return spec.Queue.model_validate(body)
+
+    with pytest.raises(Refused) as refusal:
+        client.apply([queue(**body) for body in bodies])  # type: ignore[arg-type]
+    assert refusal.value.reason == reason
+    assert [row["name"] for row in client.queues()] == ["default"]
+
+
+def test_an_admitted_jobs_queue_cannot_be_changed_but_a_waiting_ones_can(client: LocalClient) -> None:
+    other = spec.Queue.model_validate({
+        "metadata": {"name": "other"},
+        "spec": {"namespaceSelector": {}, "resources": [{"flavor": "local", "guaranteed": {"pods": 10}}]},
+    })  # fmt: skip
+    client.apply([other])
+    client.submit(shell_job("fixed", "sleep 60", grace=0))
+    eventually(lambda: phase_of(client, "fixed") == "Running")
+    with pytest.raises(InvalidSpec, match=r"spec\.queue: cannot be changed while job 'fixed' is admitted"):
+        client.apply([shell_job("fixed", "sleep 60", grace=0, queue="other")])
+    client.submit(shell_job("idle", "true", suspend=True))
+    assert client.apply([shell_job("idle", "true", queue="other", suspend=True)])[0]["result"] == "configured"
+
+
+def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -> None:
+    client.submit(shell_job("gone", "trap 'exit 0' TERM; while :; do sleep 0.05; done"))
+    eventually(lambda: phase_of(client, "gone") == "Running")
+    folder = client.run_dir("gone")
+    assert client.delete("TrainingJob", "gone")["result"] == "deleting"
+    eventually(lambda: not client.jobs())
+    assert folder.is_dir()
+    assert not list(Path(client.status()["home"], "pods").iterdir())
+
+
+def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) -> None:
+    client.submit(shell_job("fixed", "true", suspend=True))
+    with pytest.raises(InvalidSpec, match="'bogus' cannot be set here"):
+        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs/default/fixed", {"queue": "bogus"})
+
+
+def test_a_request_that_is_no_object_is_refused_with_its_field(client: LocalClient) -> None:
+    body = json.loads(shell_job("x", "true").model_dump_json(by_alias=True))
+    body["spec"]["roles"][0]["replicas"] = -3
+    with pytest.raises(InvalidSpec, match="replicas"):
+        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs", body)

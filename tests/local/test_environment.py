@@ -1,0 +1,174 @@
+"""What a replica finds in its environment, and what is refused before it could."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.small import shell_job
+
+from muster import spec
+from muster.errors import InvalidSpec
+from muster.local.environment import PodIdentity, Slot, command_line, daemon_environment, expand, kept, pod_environment
+from muster.local.restrictions import check_runs_here, named_script
+from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
+
+BASE = {"PATH": "/usr/bin:/bin"}
+POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)
+SLOT = Slot("/runs/job", ("2", "3"), 23456)
+
+
+def job_with(container: dict[str, Any], pod: dict[str, Any] | None = None, **fields: Any) -> spec.TrainingJob:
+    whole = {"name": "main", "command": ["true"], **container}
+    role = {"name": "trainer", "template": {"spec": {"containers": [whole], **(pod or {})}}}
+    return spec.TrainingJob.model_validate({"metadata": {"name": "job"}, "spec": {"roles": [role], **fields}})
+
+
+def test_only_what_is_named_is_passed_on() -> None:
+    environ = {
+        "HOME": "/h", "LC_ALL": "C", "NCCL_DEBUG": "INFO", "TORCH_LOGS": "x", "TORCHINDUCTOR_CACHE_DIR": "/c",
+        "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "t", "SSH_AUTH_SOCK": "/s", "PYTHONPATH": "/p", "MUSTER_HOME": "/m",
+        "CUDA_VISIBLE_DEVICES": "5", "PATH": "/bin:/venv/bin",
+    }  # fmt: skip
+    assert kept(environ, "/venv/bin") == {
+        "HOME": "/h", "LC_ALL": "C", "NCCL_DEBUG": "INFO", "TORCH_LOGS": "x", "TORCHINDUCTOR_CACHE_DIR": "/c",
+        "PATH": "/venv/bin:/bin",
+    }  # fmt: skip
+    assert set(daemon_environment(environ, "/venv/bin")) - set(kept(environ, "/venv/bin")) == {
+        "MUSTER_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES",
+    }  # fmt: skip
+
+
+def test_a_pod_gets_the_contract_of_the_run_folder() -> None:
+    job = shell_job("job", "true", grace=40, trace={"startStep": 20, "steps": 5, "ranks": [0, 3]}, queue="research")
+    job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u1", "namespace": "team"})})
+    environment = pod_environment(BASE, job, POD, SLOT)
+    assert {name: value for name, value in environment.items() if name.startswith(("MUSTER_", "CUDA_"))} == {
+        "MUSTER_JOB": "job", "MUSTER_NAMESPACE": "team", "MUSTER_JOB_UID": "u1", "MUSTER_QUEUE": "research",
+        "MUSTER_POD": "job-trainer-1-abcde", "MUSTER_ROLE": "trainer", "MUSTER_REPLICA": "1", "MUSTER_REPLICAS": "4",
+        "MUSTER_ATTEMPT": "2", "MUSTER_RUN_DIR": "/runs/job", "MUSTER_RANK0_HOST": "127.0.0.1",
+        "MUSTER_RANK0_PORT": "23456", "MUSTER_GRACE_SECONDS": "40", "MUSTER_TRACE_STEPS": "20:25",
+        "MUSTER_TRACE_RANKS": "0,3", "CUDA_VISIBLE_DEVICES": "2,3",
+    }  # fmt: skip
+
+
+def test_without_a_trace_nothing_is_said_of_one_and_without_gpus_none_is_seen() -> None:
+    environment = pod_environment(BASE, shell_job("job", "true"), POD, Slot("/runs/job", (), 1))
+    assert "MUSTER_TRACE_STEPS" not in environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_template_adds_and_replaces_but_the_contract_wins() -> None:
+    job = shell_job(
+        "job", "true", env={"MY": "1", "PATH": "/opt", "MUSTER_RUN_DIR": "/evil", "TWO": "$(MY)$(MUSTER_JOB)"}
+    )
+    environment = pod_environment(BASE, job, POD, SLOT)
+    wanted = {"MY": "1", "PATH": "/opt", "MUSTER_RUN_DIR": "/runs/job", "TWO": "1job"}
+    assert {name: environment[name] for name in wanted} == wanted
+
+
+def test_references_are_replaced_as_a_kubelet_does() -> None:
+    values = {"A": "1"}
+    assert [expand(text, values) for text in ("$(A)", "$$(A)", "$(B)", "$A", "$$$$")] == [
+        "1",
+        "$(A)",
+        "$(B)",
+        "$A",
+        "$$",
+    ]
+    assert command_line(spec.Container(command=["run", "$(A)"], args=["--x=$(A)"]), values) == ["run", "1", "--x=1"]
+
+
+def test_python_is_the_interpreter_of_whoever_submitted() -> None:
+    job = noted(shell_job("job", "true"))
+    environment = interpreter_environment({"PATH": "/other/venv/bin:/bin", "VIRTUAL_ENV": "/other/venv"}, job)
+    folder = Path(sys.executable).parent
+    assert environment["PATH"].split(os.pathsep) == [str(folder), "/other/venv/bin", "/bin"]
+    assert environment.get("VIRTUAL_ENV") == (str(folder.parent) if (folder.parent / "pyvenv.cfg").exists() else None)
+
+
+@pytest.mark.parametrize(
+    ("container", "pod", "complaint"),
+    [
+        ({}, {"volumes": [{"name": "data"}]}, "spec.volumes: 'data': there are no volumes on this host"),
+        ({"volumeMounts": [{"name": "data"}]}, {}, "containers[0].volumeMounts: there are no volumes"),
+        ({}, {"initContainers": [{"name": "fetch"}]}, "spec.initContainers: 'fetch': init containers do not run"),
+        ({}, {"containers": [{"command": ["true"]}] * 2}, "spec.containers: 2 containers"),
+        (
+            {"env": [{"name": "T", "valueFrom": {"secretKeyRef": {}}}]},
+            {},
+            "env[0].valueFrom: 'T': there are no secrets",
+        ),
+        ({"envFrom": [{"secretRef": {}}]}, {}, "containers[0].envFrom: there are no secrets"),
+        ({"lifecycle": {"preStop": {}}}, {}, "containers[0].lifecycle: hooks do not run"),
+        ({"command": []}, {}, "containers[0].command: empty"),
+        ({"command": ["no-such-program"]}, {}, "command: 'no-such-program' is no program found"),
+        ({"command": ["/no/such/program"]}, {}, "command: '/no/such/program' is no program found"),
+        ({"workingDir": "/no/such/folder"}, {}, "workingDir: '/no/such/folder' is no folder"),
+        ({"args": ["nowhere.py", "--out", "new.py"]}, {}, "args: the script 'nowhere.py' does not exist in "),
+    ],
+)
+def test_what_this_host_cannot_give_is_refused_by_name(
+    container: dict[str, Any], pod: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        check_runs_here(job_with(container, pod), BASE)
+    assert complaint in str(refusal.value)
+    assert refusal.value.field.startswith("spec.roles[0].template.spec.")
+
+
+def test_priority_classes_are_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"spec\.priorityClassName: 'high'"):
+        check_runs_here(job_with({}, priorityClassName="high"), BASE)
+
+
+def test_what_only_a_container_needs_is_ignored_with_a_notice() -> None:
+    notices = check_runs_here(
+        job_with({"image": "torch:2.13", "readinessProbe": {"exec": {}}}, {"hostNetwork": True}), BASE
+    )
+    assert [notice.split(".")[-1] for notice in notices] == [
+        f"{field} is ignored on this host" for field in ("hostNetwork", "image", "readinessProbe")
+    ]
+
+
+def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> None:
+    first = noted(shell_job("job", "true")).metadata.annotations | {WORKING_DIRECTORY: "/elsewhere"}
+    job = shell_job("job", "true")
+    again = noted(job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": first})}))
+    assert again.metadata.annotations[SUBMISSION] != first[SUBMISSION]
+    assert again.metadata.annotations[WORKING_DIRECTORY] == "/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        (["python", "train.py", "--config", "new.py"], "train.py"),
+        (["python", "-m", "muster_components.launch", "--nproc", "2", "--", "a/b.py"], "a/b.py"),
+        (["python", "-m", "muster_components.launch", "--", "-m", "gen", "out.py"], None),
+        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.attach", "a.py"], "a.py"),
+        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.attach", "-m", "a"], None),
+        (["python", "-m", "gen", "out.py"], None),
+        (["python", "-m", "gen", "--", "out.py"], None),
+        (["python", "-u", "-c", "pass", "out.py"], None),
+        (["python", "-u", "train.py"], "train.py"),
+        (["python", "-m", "train"], None),
+        (["sh", "-c", "python train.py"], None),
+        (["python", "-c", "import x;print('a.py')"], None),
+        (["python", "$(SCRIPT).py"], None),
+        (["python", "--file=x.py"], None),
+    ],
+)
+def test_the_script_is_the_first_argument_that_names_a_python_file(line: list[str], script: str | None) -> None:
+    assert named_script(line) == script
+
+
+def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)
+    monkeypatch.chdir("/")
+    with pytest.raises(InvalidSpec, match=r"'train\.py' does not exist in /;"):
+        check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)

@@ -1,0 +1,216 @@
+"""kill -9 of the daemon at random moments, and what an independent reader of the replicas' own notes finds.
+
+Every replica writes a line when it begins and one when it ends, into one file, by itself. So whether anything ran
+twice, in part or not at all does not depend on what the daemon believes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.local.small import eventually, processes_of, shell_job
+
+from muster import spec
+from muster.errors import ClusterError, Conflict, DaemonError
+from muster.local.client import LocalClient
+
+_NOTE = 'note() { echo "$1 $MUSTER_JOB $MUSTER_ATTEMPT $MUSTER_REPLICA ${CUDA_VISIBLE_DEVICES:--}" >> "$NOTES"; }; '
+_JOBS = {  # name: (line, replicas, gpus, restarts allowed)
+    "quick": ("note begin; note end", 3, 1, 0),
+    "gang": ("note begin; sleep 0.7; note end", 4, 1, 0),
+    "wide": ("note begin; sleep 0.4; note end", 2, 3, 0),
+    "alone": ("note begin; sleep 1.5; note end", 1, 2, 0),
+    "again": (
+        "trap 'note end; exit 143' TERM; note begin; sleep 0.2; trap '' TERM; note end; [ $MUSTER_ATTEMPT = 1 ]",
+        2,
+        1,
+        1,
+    ),
+    "bad": ("trap 'note end; exit 143' TERM; note begin; trap '' TERM; note end; exit 3", 2, 0, 0),
+    "many": ("note begin; sleep 0.1; note end", 6, 0, 0),
+}
+
+
+def kill_daemon(home: Path) -> None:
+    with suppress(OSError, ValueError):
+        os.kill(int((home / "daemon.lock").read_text()), signal.SIGKILL)
+
+
+def submit(client: LocalClient, job: spec.TrainingJob) -> None:
+    """As a patient user would: again when the daemon broke off, until it is there."""
+    while True:
+        try:
+            client.submit(job)
+            return
+        except Conflict:
+            return  # the one that broke off had kept it
+        except DaemonError:
+            time.sleep(0.02)
+
+
+def submit_until_refused(client: LocalClient) -> None:
+    for number in range(200):
+        client.submit(shell_job(f"more-{number}", "true", suspend=True))
+
+
+def phases(client: LocalClient) -> dict[str, str]:
+    with suppress(DaemonError):
+        return {job.metadata.name: job.status.phase for job in client.jobs()}
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_kill_9_at_random_moments_runs_nothing_twice_loses_nothing_and_leaves_nothing(home: Path, seed: int) -> None:
+    seed += int(os.environ.get("MUSTER_TEST_SEED") or 0)
+    print(f"seed {seed}: repeat with MUSTER_TEST_SEED={seed - 1} and the first case")
+    chance = random.Random(seed)
+    notes = home.parent / "notes"
+    client = LocalClient.up(home, nodes="1x8", idle_s=120)
+    env = {"NOTES": str(notes)}
+    waiting = [
+        shell_job(name, _NOTE + line, replicas=replicas, gpus=gpus, failurePolicy={"maxRestarts": most}, env=env)
+        for name, (line, replicas, gpus, most) in _JOBS.items()
+    ]
+    chance.shuffle(waiting)
+    kills = 0
+    while waiting or kills < 12:
+        if waiting:
+            submit(client, waiting.pop())
+        time.sleep(chance.choice([0.0, 0.01, 0.05, 0.1, 0.3]))
+        kill_daemon(home)
+        kills += 1
+        with suppress(DaemonError):
+            client.status()  # starts the next one
+    done = eventually(lambda: (now := phases(client)) and set(now.values()) <= {"Succeeded", "Failed"} and now, 60)
+
+    assert done == {name: "Failed" if name == "bad" else "Succeeded" for name in _JOBS}
+    check_notes([line.split() for line in notes.read_text().splitlines()])
+    client.down()
+    assert processes_of(home) == []
+
+
+def check_notes(notes: list[list[str]]) -> None:
+    """Each replica of each attempt began once and ended once; no GPU was two replicas' at a time.
+
+    In an attempt that failed, a replica may be missing: the first one's failure can come before the last one's start.
+    """
+    begun, ended = (
+        {(note[1], int(note[2]), int(note[3])) for note in notes if note[0] == word} for word in ("begin", "end")
+    )
+    assert len(notes) == len(begun) + len(ended)
+    assert begun == ended
+    possible = {
+        (name, attempt, index)
+        for name, (_, replicas, _, most) in _JOBS.items()
+        for attempt in range(most + 1)
+        for index in range(replicas)
+    }
+    may_be_missing = {one for one in possible if one[0] == "bad" or one[:2] == ("again", 0)}
+    assert possible - may_be_missing <= begun <= possible
+    held: dict[str, tuple[str, ...]] = {}
+    for word, *who, devices in notes:
+        for device in devices.replace("-", "").split(","):
+            if word == "begin" and device:
+                assert device not in held, f"GPU {device} belongs to {held[device]} and {who}"
+                held[device] = tuple(who)
+            elif device:
+                del held[device]
+
+
+@pytest.mark.slow
+def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: Path, tmp_path: Path) -> None:
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("first\n")
+    os.environ["MUSTER_BOOT_ID_FILE"] = str(boot_id)
+    try:
+        client = LocalClient.up(home, idle_s=120)
+        line = "echo attempt $MUSTER_ATTEMPT; [ $MUSTER_ATTEMPT = 1 ] || sleep 60"
+        client.submit(shell_job("job", line, replicas=2, failurePolicy={"maxRestarts": 0}))
+        eventually(lambda: client.job("job").status.phase == "Running")
+        daemon = client.status()["pid"]
+        for pid in [daemon, *processes_of(home)]:  # shims before their replicas: no end is written
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        boot_id.write_text("second\n")
+        eventually(lambda: not processes_of(home))
+        client = LocalClient.up(home)
+        eventually(lambda: client.job("job").status.phase == "Succeeded")
+        job = client.job("job")
+        assert (job.status.restarts, job.status.node_losses, job.status.attempt) == (0, 1, 1)
+    finally:
+        del os.environ["MUSTER_BOOT_ID_FILE"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("this host does not allow a mount")
+    try:
+        client = LocalClient.up(disk, idle_s=120)
+        client.submit(shell_job("runs", "while [ ! -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")}))
+        eventually(lambda: client.job("runs").status.phase == "Running")
+        with suppress(OSError), open(disk / "fill", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(ClusterError, match="the database cannot be written: database or disk is full"):
+            submit_until_refused(client)
+        (tmp_path / "go").touch()
+        time.sleep(0.5)
+        (disk / "fill").unlink()
+        eventually(lambda: client.job("runs").status.phase == "Succeeded", 40)
+        client.down()
+    finally:
+        for pid in processes_of(disk):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+_SAVES = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(os.environ["MUSTER_RUN_DIR"])
+def save(number, frame):
+    (folder / f"saving-{os.environ['RANK']}").touch()
+    time.sleep(3.0)
+    (folder / f"saved-{os.environ['RANK']}").write_text("whole")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+(folder / f"up-{os.environ['RANK']}").touch()
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_daemon_killed_during_the_grace_costs_nobody_the_checkpoint(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "saves.py").write_text(_SAVES)
+    client = LocalClient.up(home, idle_s=60)
+    line = f"exec {sys.executable} -m muster_components.launch --nproc 2 -- {tmp_path}/saves.py"
+    client.submit(shell_job("saver", line, grace=20))
+    folder = client.run_dir("saver")
+
+    def both(word: str) -> bool:
+        return all((folder / f"{word}-{rank}").exists() for rank in (0, 1))
+
+    eventually(lambda: both("up"))
+    client.suspend("saver")
+    eventually(lambda: both("saving"))
+    for _ in range(2):
+        kill_daemon(home)
+        eventually(lambda: client.status()["running"] >= 0)  # starts the next one, which presses again
+        time.sleep(0.3)
+    eventually(lambda: phases(client)["saver"] == "Suspended" and not client.pods("saver"))
+    assert [(folder / f"saved-{rank}").read_text() for rank in (0, 1)] == ["whole"] * 2
+    client.down()

@@ -1,0 +1,148 @@
+"""What is read back: logs by time, beats, rows of the queue tree."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster import model, spec
+from muster.local.logs import TAIL_BYTES, byte_range, lines, tail
+from muster.local.progress import Beats, all_beats
+from muster.local.queue_rows import queue_rows
+
+TIMES = [(10.0, 5), (19.0, 5), (20.0, 9), (29.0, 9), (30.0, 14)]  # "earl\n", "mid\n", "late\n"
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "expected"),
+    [(None, None, (0, None)), (15.0, None, (5, None)), (25.0, None, (9, None)), (40.0, None, (14, None)),
+     (None, 5.0, (0, 5)), (None, 15.0, (0, 5)), (None, 25.0, (0, 9)), (15.0, 25.0, (5, 9)), (0.0, 99.0, (0, None))],
+)  # fmt: skip
+def test_times_become_places_in_a_log(
+    since: float | None, until: float | None, expected: tuple[int, int | None]
+) -> None:
+    assert byte_range(TIMES, since, until) == expected
+
+
+def test_lines_of_a_part_of_a_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"one\ntw\xff\nthree")
+    assert list(lines(tmp_path / "log", 0, None, None)) == ["one", "tw�", "three"]
+    assert list(lines(tmp_path / "log", 4, 8, None)) == ["tw�"]
+    assert list(lines(tmp_path / "missing", 0, None, None)) == []
+
+
+def test_a_long_log_is_read_in_blocks_and_whole(tmp_path: Path) -> None:
+    log, line = tmp_path / "log", "x" * 1022
+    log.write_text(f"{line}\n" * 16_384)  # 16 MiB, and no block ends with a line
+    tracemalloc.start()
+    try:
+        count = sum(1 for one in lines(log, 0, None, None) if one == line)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 16_384
+    assert peak < 4 * 2**20
+    assert sum(len(one) + 1 for one in lines(log, 1023, 1023 * 10_001, None)) == 1023 * 10_000
+
+
+def test_what_is_written_until_the_end_is_followed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    asked: list[int] = []
+
+    def ended() -> bool:
+        asked.append(len(asked))
+        with log.open("a") as file:
+            file.write(f"{asked[-1]}\n")
+        return len(asked) == 3
+
+    assert list(lines(log, 0, None, ended)) == ["0", "1", "2"]
+
+
+def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {number}\n" for number in range(2000)))
+    text = tail(tmp_path / "log")
+    assert len(text) <= TAIL_BYTES
+    assert text.endswith("line 1999\n")
+    assert all(line.startswith("line ") for line in text.splitlines())
+    assert tail(tmp_path / "missing") == ""
+
+
+def say(run_dir: Path, name: str, content: dict[str, Any]) -> None:
+    path = run_dir / name
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.with_suffix(".tmp").write_text(json.dumps(content))
+    path.with_suffix(".tmp").replace(path)
+
+
+def test_a_beat_is_parsed_when_it_changed_and_tells_when_the_step_last_moved(tmp_path: Path) -> None:
+    beats = Beats()
+    assert beats.read([("u", tmp_path)]) == {}
+    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
+    first = beats.read([("u", tmp_path)])["u"]
+    assert (first.at, first.step, first.step_at, first.checkpoint_step) == (100.0, 3, 100.0, None)
+    assert beats.read([("u", tmp_path)])["u"] is first
+    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 130.0, "step": 3})
+    assert beats.read([("u", tmp_path)])["u"].step_at == 100.0
+    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 140.0, "step": 4})
+    say(tmp_path, "checkpoints/latest", {"step": 2, "at": 90.0, "attempt": 0, "path": "x"})
+    last = beats.read([("u", tmp_path)])["u"]
+    assert (last.step_at, last.checkpoint_step, last.checkpoint_at) == (140.0, 2, 90.0)
+
+
+def test_a_beat_that_is_no_json_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / "beats").mkdir()
+    (tmp_path / "beats" / "rank-0.json").write_text('{"rank": 0, "at"')
+    assert Beats().read([("u", tmp_path)]) == {}
+    say(tmp_path, "beats/rank-1.json", {"rank": 1, "step": 5})
+    assert all_beats(tmp_path) == [{"rank": 1, "step": 5}]
+
+
+def queue(name: str, parent: str | None = None, **words: int) -> spec.Queue:
+    entry = {"flavor": "h200", **{word: {"gpu": str(amount)} for word, amount in words.items()}}
+    body = {"metadata": {"name": name}, "spec": {"parent": parent, "resources": [entry] if words else []}}
+    return spec.Queue.model_validate(body)
+
+
+def running(uid: str, queue: str, gpus: int) -> model.Running:
+    role = model.Role("trainer", gpus, gpus, model.Resources.of({"gpu": 1, "pods": 1}))
+    gang = model.Gang(uid, uid, queue, 0, 0.0, (role,))
+    return model.Running(gang, (model.RolePlacement("trainer", "h200", (("n1", gpus),)),), 0.0)
+
+
+def amounts(row: dict[str, Any]) -> dict[str, str]:
+    (entry,) = row["resources"]
+    return {word: entry[word].get("gpu") for word in ("guaranteed", "limit", "used", "borrowed", "available")}
+
+
+def test_rows_tell_what_a_queue_uses_borrows_and_may_still_take() -> None:
+    tree = [queue("b", "root", guaranteed=8, limit=12), queue("a", "root", guaranteed=8, lend=2), queue("root")]
+    jobs = (running("j1", "b", 9), running("j2", "a", 3))
+    snapshot = model.Snapshot(0.0, (), (), (), (), jobs, usage=(model.Usage("b", "h200", "gpu", 160.0),))
+    rows = queue_rows(tree, snapshot, {"a": 2})
+    assert [(row["name"], row["depth"], row["waiting"], row["admitted"]) for row in rows] == [
+        ("root", 0, 2, 2), ("a", 1, 2, 1), ("b", 1, 0, 1),
+    ]  # fmt: skip
+    root, a, b = rows
+    # a keeps 6 for itself and lends 2; b lends all of its 8. The root has 10 to share, of which b uses 9 and a none.
+    assert amounts(root) == {"guaranteed": "16", "limit": None, "used": "12", "borrowed": "0", "available": "1"}
+    assert amounts(a) == {"guaranteed": "8", "limit": None, "used": "3", "borrowed": "0", "available": "4"}
+    assert amounts(b) == {"guaranteed": "8", "limit": "12", "used": "9", "borrowed": "1", "available": "1"}
+    assert (b["share"], a["share"]) == (16.0, 0.0)
+
+
+def test_room_held_for_a_gang_that_backs_off_is_used() -> None:
+    one = running("j1", "a", 3)
+    hold = model.Hold("j1", one.placement, (), 100.0, holder=one.gang)
+    (row,) = queue_rows([queue("a", guaranteed=8)], model.Snapshot(0.0, (), (), (), (), (), (hold,)), {})
+    assert (amounts(row)["used"], amounts(row)["available"]) == ("3", "5")
+
+
+def test_queues_in_a_cycle_are_shown_without_numbers() -> None:
+    rows = queue_rows([queue("a", "b", guaranteed=1), queue("b", "a"), queue("c", "a")], None, {})
+    assert [(row["name"], row["active"], row["reason"], row["resources"]) for row in rows] == [
+        ("a", False, "Cycle", []), ("b", False, "Cycle", []), ("c", False, "ParentInactive", []),
+    ]  # fmt: skip

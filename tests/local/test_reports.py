@@ -1,0 +1,116 @@
+"""The report of a traced job: built when all is over, shown to whoever waits, with what dead collectors left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.local.small import ended, eventually, processes_of, shell_job
+from tests.tracing.kineto import trace_text, training_steps
+
+from muster.local.client import LocalClient
+from muster.tracing.manifest import manifests
+
+pytestmark = pytest.mark.slow
+
+TRACE = {"startStep": 20, "steps": 5}
+WRITE = (
+    'spool="$MUSTER_RUN_DIR/traces/spool"; mkdir -p "$spool"; '
+    'name="rank-$MUSTER_REPLICA.attempt-$MUSTER_ATTEMPT.steps-20-25.json"; '
+    'cp "$SOURCE" "$spool/$name.tmp"; mv "$spool/$name.tmp" "$spool/$name"; '
+)
+
+
+@pytest.fixture
+def client(home: Path) -> Iterator[LocalClient]:
+    client = LocalClient.up(home, nodes="1x8", idle_s=60)
+    yield client
+    client.down(force=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace_text(training_steps(5), rank=None))
+    return path
+
+
+def muster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"MUSTER_HOME": str(home), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", "from muster.cli import main; main()", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: LocalClient, source: Path) -> None:
+    """Though the pods end before their collectors have started."""
+    client.submit(shell_job("shared", WRITE, replicas=4, env={"SOURCE": str(source)}, trace=TRACE))
+    assert ended(client, "shared").status.phase == "Succeeded"
+    traces = eventually(lambda: client.job("shared").status.traces, 60)
+    run_dir = client.run_dir("shared")
+    listed = [entry for manifest in manifests(run_dir / "traces") for entry in manifest.traces]
+    assert sorted(entry.rank for entry in listed) == [0, 1, 2, 3]
+    assert (traces.files, traces.report) == (4, str(run_dir / "report" / "report.html"))
+    assert json.loads((run_dir / "report" / "report.json").read_text())["facts"]["name"] == "shared"
+
+
+def test_who_watches_sees_the_path_of_the_report_as_the_last_line(
+    home: Path, client: LocalClient, source: Path
+) -> None:
+    client.submit(shell_job("seen", WRITE, replicas=2, env={"SOURCE": str(source)}, trace=TRACE))
+    watched = muster(home, "watch", "seen")
+    assert (watched.returncode, watched.stderr) == (0, "")
+    assert watched.stdout.splitlines()[-1] == str(client.run_dir("seen") / "report" / "report.html")
+    assert client.job("seen").status.traces is not None
+
+
+def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: Path, client: LocalClient) -> None:
+    client.submit(shell_job("bare", "true", trace=TRACE))
+    watched = muster(home, "watch", "bare")
+    assert (watched.returncode, "no report: it could not be built; see " in watched.stderr) == (0, True)
+
+
+def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(
+    home: Path, client: LocalClient, source: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    line = f'{WRITE} while [ ! -e "$GO" ]; do sleep 0.05; done'
+    env = {"SOURCE": str(source), "GO": str(go)}
+    client.submit(shell_job("killed", line, replicas=2, env=env, trace=TRACE))
+    traces = client.run_dir("killed") / "traces"
+    eventually(lambda: len(list(traces.glob("rank-*.json.gz"))) == 2)
+    collectors = [pid for pid in processes_of(home) if b"muster.tracing.collector" in command_line(pid)]
+    assert len(collectors) == 2
+    for pid in collectors:
+        os.kill(pid, signal.SIGKILL)
+    claimed = traces / "claimed" / "trainer-1" / "rank-9.attempt-0.steps-20-25.json"
+    claimed.parent.mkdir(parents=True, exist_ok=True)  # the second one may not have come that far
+    claimed.write_bytes(source.read_bytes())
+    go.touch()
+    assert ended(client, "killed").status.phase == "Succeeded"
+    assert eventually(lambda: client.job("killed").status.traces, 60).files == 3
+    assert not claimed.exists()
+    reasons = [event["reason"] for event in client.events("killed")]
+    assert reasons.count("CollectorFailed") == 2
+
+
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def test_torchx_log_ends_with_the_path_of_the_report(home: Path, client: LocalClient, source: Path) -> None:
+    client.submit(shell_job("told", WRITE, env={"SOURCE": str(source)}, trace=TRACE))
+    environment = os.environ | {"MUSTER_HOME": str(home)}
+    command = [sys.executable, "-m", "torchx.cli.main", "log", "--tail", "muster_local://torchx/default:told/trainer"]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    last = told.stdout.splitlines()[-1] if told.stdout else told.stderr
+    assert re.search(rf"muster: report {re.escape(str(client.run_dir('told')))}/report/report\.html$", last), last

@@ -1,0 +1,201 @@
+"""The shim alone: one replica, its tree, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.small import eventually
+
+from muster.local import shim
+from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, Vanished
+
+
+def write_spec(folder: Path, line: str, grace_s: float = 5.0, **changes: Any) -> PodFolder:
+    what = {
+        "argv": ["/bin/sh", "-c", line],
+        "env": {"PATH": "/usr/bin:/bin", "MUSTER_POD": "test-pod"},
+        "cwd": str(folder.parent),
+        "log": str(folder.parent / "log"),
+        "grace_s": grace_s,
+        "umask": 0o022,
+        "boot_id": "this-boot",
+    }
+    pod = PodFolder(folder)
+    pod.write_spec(what | changes)
+    return pod
+
+
+def start(pod: PodFolder) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-I", "-S", shim.__file__, str(pod.path)], start_new_session=True)
+
+
+def end_of(pod: PodFolder) -> Ended:
+    state = pod.state()
+    assert isinstance(state, Ended)
+    return state
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("line", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("kill -11 $$", 139)])
+def test_the_exit_code_is_that_of_the_replica_and_128_more_than_a_signal(tmp_path: Path, line: str, code: int) -> None:
+    pod = write_spec(tmp_path / "pod", line)
+    assert pod.state() == Fresh()
+    assert start(pod).wait(10) == 0
+    assert end_of(pod).exit_code == code
+
+
+def test_output_of_both_kinds_is_in_the_log_in_order(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo one; echo two >&2; echo three")
+    start(pod).wait(10)
+    assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
+    assert pod.log_times()[-1][1] == len("one\ntwo\nthree\n")
+
+
+def test_a_program_that_does_not_exist_ends_with_127_and_says_so(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "", argv=["/no/such/program"])
+    start(pod).wait(10)
+    assert end_of(pod).exit_code == 127
+    assert "cannot start /no/such/program" in (tmp_path / "log").read_text()
+
+
+def test_nothing_a_replica_started_outlives_it(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    line = f"(setsid sh -c 'echo $$ >> {pids}; trap \"\" TERM; sleep 100' &) ; sleep 100 & echo $! >> {pids}; sleep 0.2"
+    pod = write_spec(tmp_path / "pod", line)
+    start(pod).wait(10)
+    started = [int(line) for line in pids.read_text().split()]
+    assert len(started) == 2
+    assert not any(alive(pid) for pid in started)
+
+
+def test_sigterm_reaches_the_replica_which_may_end_well_within_its_grace(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "trap 'echo saved; exit 7' TERM; echo up; while :; do sleep 0.05; done")
+    process = start(pod)
+    eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    assert (end_of(pod).exit_code, end_of(pod).stopped) == (7, True)
+    assert (tmp_path / "log").read_text().endswith("saved\n")
+
+
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_that_was_asked_for(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "trap '' TERM; echo up; sleep 100", grace_s=100.0)
+    process = start(pod)
+    eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    pod.write_stop(0.3)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+    assert end_of(pod).exit_code == 137
+    assert 0.25 < time.monotonic() - asked < 5
+
+
+def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(tmp_path: Path) -> None:
+    line = "trap 'echo told' TERM; echo up; while :; do sleep 0.02; done"
+    pod = write_spec(tmp_path / "pod", line, grace_s=100.0)
+    process = start(pod)
+    eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    asked = time.monotonic()
+    for grace_s in (1.0, 50.0, 0.6):
+        pod.write_stop(grace_s)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.15)
+    process.wait(10)
+    assert (tmp_path / "log").read_text() == "up\ntold\n"
+    assert (end_of(pod).exit_code, time.monotonic() - asked < 5) == (137, True)
+
+
+def test_two_shims_at_once_run_the_replica_once(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo ran; sleep 1")
+    processes = [start(pod) for _ in range(5)]
+    codes = sorted(process.wait(15) for process in processes)
+    assert codes == [0, *[shim.ALREADY_RUNS] * 4]
+    assert (tmp_path / "log").read_text() == "ran\n"
+
+
+def test_a_replica_that_has_run_never_runs_again(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo ran")
+    assert [start(pod).wait(10), start(pod).wait(10)] == [0, shim.ALREADY_RAN]
+    assert (tmp_path / "log").read_text() == "ran\n"
+
+
+def test_a_shim_that_is_killed_takes_its_replica_along_and_is_seen_to_have_vanished(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo $$; exec sleep 100")
+    process = start(pod)
+    main = int(eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()))
+    state = pod.state()
+    assert isinstance(state, Live)
+    assert state.pid == process.pid
+    process.kill()
+    process.wait(10)
+    eventually(lambda: not alive(main))
+    assert pod.state() == Vanished("this-boot")
+
+
+def test_the_collector_starts_with_the_replica_and_is_drained_before_the_end(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    line = f"trap 'sleep 0.3; echo drained; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
+    collector = {
+        "argv": ["/bin/sh", "-c", line],
+        "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "log": str(tmp_path / "collector"), "drain_s": 10,
+    }  # fmt: skip
+    pod = write_spec(tmp_path / "pod", f"while [ ! -e {ready} ]; do sleep 0.02; done", collector=collector)
+    start(pod).wait(10)
+    assert (tmp_path / "collector").read_text() == "drained\n"
+    assert end_of(pod).collector_status == 0
+
+
+def test_a_collector_that_does_not_end_is_killed_and_the_replicas_exit_code_stays(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    collector = {
+        "argv": ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; sleep 100"],
+        "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "log": str(tmp_path / "collector"), "drain_s": 0.3,
+    }  # fmt: skip
+    pod = write_spec(tmp_path / "pod", f"while [ ! -e {ready} ]; do sleep 0.02; done; exit 3", collector=collector)
+    start(pod).wait(10)
+    assert (end_of(pod).exit_code, end_of(pod).collector_status) == (3, -9)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a small disk needs root")
+def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("this host does not allow a mount")
+    try:
+        pod = write_spec(disk / "pod", f"head -c 1000000 /dev/zero > {disk}/full; exit 5")
+        start(pod).wait(10)
+        assert end_of(pod).exit_code == 5
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_shim_without_room_starts_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
+    pod = write_spec(tmp_path / "pod", "echo ran")
+    (tmp_path / "pod" / shim.SPEC).unlink()
+    assert start(pod).wait(10) == shim.NO_ROOM
+    assert pod.state() == Fresh()
+    assert not (tmp_path / "log").exists()
+
+
+def test_the_shim_imports_nothing_of_muster_and_little_else() -> None:
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(sorted(sys.modules))"
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, shim.__file__], capture_output=True, text=True, check=True
+    )
+    modules = json.loads(answer.stdout.replace("'", '"'))
+    assert not {"muster", "subprocess", "asyncio", "logging", "pathlib", "psutil"} & set(modules)

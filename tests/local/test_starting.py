@@ -1,0 +1,41 @@
+"""What a client hears of a daemon that cannot start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.errors import DaemonError
+from muster.local.daemon import idle_seconds
+from muster.local.home import open_home
+from muster.local.start import start_daemon
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", "inf"])
+def test_idle_seconds_that_are_no_such_number_are_named(text: str) -> None:
+    with pytest.raises(DaemonError, match=f"MUSTER_IDLE_SECONDS='{text}' is no number of seconds"):
+        idle_seconds(None, {"MUSTER_IDLE_SECONDS": text})
+    with pytest.raises(DaemonError, match=f"--idle-seconds='{text}' is no number of seconds"):
+        idle_seconds(text, {})
+
+
+def test_idle_seconds_are_those_asked_for_else_the_variables_else_600() -> None:
+    assert idle_seconds("5", {"MUSTER_IDLE_SECONDS": "7"}) == 5.0
+    assert idle_seconds(None, {"MUSTER_IDLE_SECONDS": "0"}) == 0.0
+    assert idle_seconds(None, {}) == 600.0
+
+
+def test_a_client_hears_of_a_bad_variable_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "abc")
+    with pytest.raises(DaemonError, match="MUSTER_IDLE_SECONDS='abc'"):
+        start_daemon(open_home(home))
+
+
+def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) -> None:
+    opened = open_home(home)
+    opened.stopped.mkdir()  # cannot be unlinked
+    with pytest.raises(DaemonError, match=r"cannot start: IsADirectoryError: .*; see daemon\.log") as failure:
+        start_daemon(opened)
+    assert failure.value.reason == "CannotStart"
+    assert "IsADirectoryError" in opened.log.read_text()

@@ -1,0 +1,174 @@
+"""The database: what survives, what does not happen by halves, what keeps its identity."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.local.small import shell_job
+
+from muster import spec
+from muster.errors import ClusterError
+from muster.local import store
+from muster.local.first_objects import ensure_first_objects
+from muster.local.records import Event, PodRecord
+from muster.local.shape import parse_shape, pretended_nodes
+from muster.local.store import MOST_EVENTS, Store, open_store
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "muster.db"
+
+
+def job(uid: str = "u1") -> spec.TrainingJob:
+    one = shell_job("job", "true")
+    return one.model_copy(
+        update={"metadata": one.metadata.model_copy(update={"uid": uid, "creation_timestamp": 12.25})}
+    )
+
+
+def pod(uid: str = "u1") -> PodRecord:
+    return PodRecord("job-trainer-0-x", uid, "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("0", "1"))
+
+
+def contents(store: Store) -> tuple[object, ...]:
+    return (
+        store.jobs,
+        store.queues,
+        store.flavors,
+        {uid: pods for uid, pods in store.pods.items() if pods},
+        store.version,
+    )
+
+
+def test_what_was_written_is_there_after_opening_again(path: Path) -> None:
+    store = open_store(path)
+    ensure_first_objects(store, pretended_nodes(parse_shape("2x8")), 1.0)
+    with store.transaction():
+        store.put(job())
+        store.put_pod(pod())
+        store.add_event(Event("u1", 3.0, "Normal", "Admitted", "1 pod"))
+    before = contents(store)
+    store.close()
+    again = open_store(path)
+    assert contents(again) == before
+    assert again.events("u1") == [Event("u1", 3.0, "Normal", "Admitted", "1 pod")]
+    assert again.queues["default"].spec.resources[0].guaranteed == {"pods": "220"}
+
+
+def change_much_and_fail(store: Store) -> None:
+    with store.transaction():
+        store.put(store.jobs["u1"].model_copy(update={"status": spec.TrainingJobStatus(phase="Running")}))
+        store.put(job("u2"))
+        store.remove_pod(pod())
+        store.set("name", "value")
+        raise RuntimeError("halfway")
+
+
+def test_a_transaction_that_fails_leaves_no_trace_on_disk_or_in_memory(path: Path) -> None:
+    store = open_store(path)
+    with store.transaction():
+        store.put(job())
+        store.put_pod(pod())
+    before = contents(store)
+    kept = store.jobs["u1"], store.pods["u1"]["job-trainer-0-x"]
+    with pytest.raises(RuntimeError):
+        change_much_and_fail(store)
+    assert contents(store) == before
+    assert (store.jobs["u1"], store.pods["u1"]["job-trainer-0-x"]) == kept
+    assert store.jobs["u1"] is kept[0]
+    assert "name" not in store.settings
+    store.close()
+    assert contents(open_store(path)) == before
+
+
+def test_every_write_has_a_version_of_its_own_and_others_keep_their_identity(path: Path) -> None:
+    store = open_store(path)
+    with store.transaction():
+        store.put(job("u1"))
+        store.put(job("u2"))
+    other = store.jobs["u2"]
+    with store.transaction():
+        store.put(store.jobs["u1"])
+    assert store.jobs["u2"] is other
+    assert [int(one.metadata.resource_version) for one in store.jobs.values()] == [3, 2]
+
+
+def test_removing_a_job_takes_its_events_along(path: Path) -> None:
+    store = open_store(path)
+    with store.transaction():
+        store.put(job())
+        store.add_event(Event("u1", 3.0, "Normal", "Admitted", "1 pod"))
+    with store.transaction():
+        store.remove(store.jobs["u1"])
+    assert (store.jobs, store.events("u1")) == ({}, [])
+
+
+def test_the_same_event_again_is_counted_and_old_ones_make_room(path: Path) -> None:
+    store = open_store(path)
+    with store.transaction():
+        for at in (1.0, 2.0, 3.0):
+            store.add_event(Event("u1", at, "Warning", "Late", "again"))
+    assert store.events("u1") == [Event("u1", 3.0, "Warning", "Late", "again", count=3)]
+    with store.transaction():
+        for number in range(MOST_EVENTS + 50):
+            store.add_event(Event("u1", number, "Normal", "Step", str(number)))
+    assert len(store.events("u1")) == MOST_EVENTS
+    assert store.events("u1")[-1].message == str(MOST_EVENTS + 49)
+
+
+def test_a_database_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"muster\.db cannot be opened") as refusal:
+        open_store(tmp_path / "nowhere" / "muster.db")
+    assert refusal.value.reason == "StoreUnwritable"
+
+
+def make_newer(path: Path) -> bytes:
+    open_store(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = DELETE")
+    connection.execute(f"PRAGMA user_version = {store.SCHEMA + 1}")
+    connection.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a b"])
+def test_any_name_of_a_home_is_opened_again_and_a_newer_database_in_it_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    open_store(folder / "muster.db").close()
+    open_store(folder / "muster.db").close()
+    before = make_newer(folder / "muster.db")
+    with pytest.raises(ClusterError) as refusal:
+        open_store(folder / "muster.db")
+    assert refusal.value.reason == "NewerDatabase"
+    assert (folder / "muster.db").read_bytes() == before
+
+
+def test_a_database_that_gets_newer_after_the_first_look_is_refused_and_left_as_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = make_newer(path)
+    monkeypatch.setattr(store, "_check_schema", lambda path: None)
+    with pytest.raises(ClusterError) as refusal:
+        open_store(path)
+    assert (refusal.value.reason, path.read_bytes() == before) == ("NewerDatabase", True)
+
+
+def test_the_first_queue_follows_the_nodes_until_someone_changes_it(path: Path) -> None:
+    store = open_store(path)
+    ensure_first_objects(store, pretended_nodes(parse_shape("1x8")), 1.0)
+    ensure_first_objects(store, pretended_nodes(parse_shape("3x8")), 2.0)
+    assert store.queues["default"].spec.resources[0].guaranteed == {"pods": "330"}
+    assert store.queues["default"].metadata.generation == 2
+    mine = store.queues["default"].model_copy(update={"spec": spec.QueueSpec(weight=2.0)})
+    with store.transaction():
+        store.put(mine)
+    ensure_first_objects(store, pretended_nodes(parse_shape("5x8")), 3.0)
+    assert store.queues["default"].spec == spec.QueueSpec(weight=2.0)
+    with store.transaction():
+        store.remove(store.queues["default"])
+    ensure_first_objects(store, pretended_nodes(parse_shape("5x8")), 4.0)
+    assert "default" not in store.queues
