@@ -1,0 +1,1 @@
+"""What runs in the container: TorchX components, the launcher and the trainer."""

@@ -1,0 +1,57 @@
+"""`python -m muster_components.launch --nproc N [--nnodes M] -- (SCRIPT | -m MODULE) [ARGS...]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from muster_components.launch.place import BadPlace, place_of
+from muster_components.launch.watch import launch, say
+
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str]) -> int:
+    """Start the ranks of this pod; the exit code of the one that failed first, or 0."""
+    try:
+        options, program = _parse(argv)
+        place = place_of(os.environ, options.nproc, options.nnodes)
+    except (BadPlace, FileNotFoundError) as error:
+        say(str(error))
+        return EXIT_USAGE
+    return launch(place, [sys.executable, *program], os.environ)
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
+    """Our options, and what each rank runs. Exits with a usage message; raises FileNotFoundError."""
+    parser = argparse.ArgumentParser(
+        prog="python -m muster_components.launch",
+        usage="%(prog)s [--nproc N] [--nnodes M] -- (SCRIPT | -m MODULE) [ARGS...]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nproc", type=_positive, default=1, help="ranks of this pod (default 1)")
+    parser.add_argument("--nnodes", type=_positive, help="pods of the role (default MUSTER_REPLICAS, else 1)")
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse_args(argv[:cut])
+    program = argv[cut + 1 :]
+    if not program or list(program) == ["-m"]:
+        parser.error("what each rank runs is missing; write it after `--`: a script, or -m and a module")
+    if program[0] != "-m" and not Path(program[0]).is_file():
+        raise FileNotFoundError(f"script {program[0]} does not exist in {Path.cwd()}; give its path from there")
+    return options, program
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Not sys.exit: a thread may still be importing torch, and a finalizing interpreter under it may crash.
+    os._exit(code)

@@ -1,0 +1,138 @@
+"""Where this pod stands in its gang, and what each of its ranks finds in its environment.
+
+The variables of a rank are those of torchrun, so that any script made for torchrun runs unchanged.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LEAST_GRACE_SHARE = 0.5
+GRACE_KEPT_S = 10.0
+DEFAULT_GRACE_S = 30.0
+
+
+class BadPlace(ValueError):
+    """The environment or an option contradicts itself; the text names it, its value and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Pod `replica` of `replicas`, `nproc` ranks each. `port` 0: any free one."""
+
+    nproc: int
+    replica: int = 0
+    replicas: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    run_id: str = "local"
+    role: str = "default"
+    grace_s: float = DEFAULT_GRACE_S
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang."""
+        return self.nproc * self.replicas
+
+    @property
+    def patience_s(self) -> float:
+        """How long ranks may take to stop: the pod's grace less 10 s, at least half of it."""
+        return max(self.grace_s - GRACE_KEPT_S, self.grace_s * LEAST_GRACE_SHARE)
+
+    def rank(self, local_rank: int) -> int:
+        """The global rank of a local one."""
+        return self.replica * self.nproc + local_rank
+
+
+def place_of(environ: Mapping[str, str], nproc: int, replicas: int | None = None) -> Place:
+    """The place that the environment tells (docs/run-folder.md). Raises BadPlace."""
+    replicas = replicas if replicas is not None else _whole(environ, "MUSTER_REPLICAS", 1, least=1)
+    replica = _whole(environ, "MUSTER_REPLICA", 0)
+    if replica >= replicas:
+        raise BadPlace(f"MUSTER_REPLICA={replica}, but the role has {replicas} pods; write 0 to {replicas - 1}")
+    host = environ.get("MUSTER_RANK0_HOST", "")
+    port = _whole(environ, "MUSTER_RANK0_PORT", 0)
+    if port > 65535:
+        raise BadPlace(f"MUSTER_RANK0_PORT={port} is no port; write 1 to 65535")
+    if replicas > 1 and not (host and port):
+        raise BadPlace(f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both")
+    grace = environ.get("MUSTER_GRACE_SECONDS", "") or str(DEFAULT_GRACE_S)
+    try:
+        grace_s = max(0.0, float(grace))
+    except ValueError:
+        raise BadPlace(f"MUSTER_GRACE_SECONDS={grace!r} is no number of seconds; write one such as 30") from None
+    job = environ.get("MUSTER_JOB_UID") or environ.get("MUSTER_JOB") or "local"
+    return Place(
+        nproc=nproc,
+        replica=replica,
+        replicas=replicas,
+        host=host or "127.0.0.1",
+        port=port,
+        run_id=f"{job}-{environ.get('MUSTER_ATTEMPT', '0')}",
+        role=environ.get("MUSTER_ROLE", "default"),
+        grace_s=grace_s,
+    )
+
+
+def rank_environment(
+    place: Place, local_rank: int, environ: Mapping[str, str], *, threads: int, error_file: str = ""
+) -> dict[str, str]:
+    """What one rank finds in its environment: what the pod has, what torchrun sets, threads that fit the host."""
+    rank = str(place.rank(local_rank))
+    world = str(place.world_size)
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **environ,
+        "RANK": rank,
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(place.nproc),
+        "GROUP_RANK": str(place.replica),
+        "GROUP_WORLD_SIZE": str(place.replicas),
+        "ROLE_NAME": place.role,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": place.host,
+        "MASTER_PORT": str(place.port),
+        "TORCHELASTIC_RUN_ID": place.run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": str(shares_store(place)),
+        **({"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}),
+    }
+
+
+def shares_store(place: Place) -> bool:
+    """Whether the launcher of pod 0 keeps the store that ranks meet at; one rank alone needs none, nor does a
+    script in an environment without torch."""
+    return place.world_size > 1 and importlib.util.find_spec("torch") is not None
+
+
+def threads_per_rank(cores: int, nproc: int) -> int:
+    """Threads for one rank so that all together do not exceed the cores; at least 1."""
+    return max(1, cores // nproc)
+
+
+def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this pod may use: those it may run on, or fewer when its cgroup (v2) grants less CPU time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no such cgroup, or "max": no limit
+        return cores
+
+
+def _whole(environ: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < least:
+        raise BadPlace(f"{name}={text!r} is no whole number from {least} up")
+    return int(text)

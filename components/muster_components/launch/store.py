@@ -1,0 +1,108 @@
+"""The store at which ranks meet, kept by the launcher of pod 0 so that it outlives rank 0.
+
+A rank that leaves early must not take the store away from the others, and pod 0 must not end before the other pods
+have: torchrun's agent does the same. The port is taken before any rank starts, so that a port in use is said at
+once and nobody else can take it meanwhile; torch is imported beside the running ranks, which need seconds for
+their own import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from muster_components.launch.place import Place
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported by assignment only
+
+OTHERS_TIMEOUT = timedelta(seconds=300)
+CONNECT_TIMEOUT = timedelta(seconds=10)
+
+
+class PortInUse(OSError):
+    """Nobody can listen at rank 0's port; the text says which and what to do."""
+
+
+def listen(place: Place) -> socket.socket:
+    """A listening socket at the place's port (0: any free one), on loopback when ranks look for it there.
+
+    Raises PortInUse.
+    """
+    loopback = _is_loopback(place.host)
+    try:
+        if loopback or not socket.has_dualstack_ipv6():
+            return socket.create_server(("127.0.0.1" if loopback else "", place.port), backlog=2048)
+        return socket.create_server(("", place.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=2048)
+    except OSError as error:
+        raise PortInUse(
+            f"port {place.port} of {socket.gethostname()} cannot be used for rendezvous ({error.strerror or error}); "
+            "end what listens there or set MUSTER_RANK0_PORT to another"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class GangStore:
+    """The store as the launcher of one pod sees it. Calls go to threads: blocked in C++ they would hold off signals."""
+
+    def __init__(self, place: Place, listener: socket.socket | None) -> None:
+        self._place = place
+        self._listener = listener
+        self._store: TCPStore | None = None
+        self._ready = threading.Event()
+
+    def open(self, failed: Callable[[str], None]) -> None:
+        """Serve in pod 0, import in the others, both in the background; `failed` is told what went wrong."""
+        threading.Thread(target=self._open, args=(failed,), name="store", daemon=True).start()
+
+    def _open(self, failed: Callable[[str], None]) -> None:
+        try:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            if self._listener is not None:
+                host = "127.0.0.1" if _is_loopback(self._place.host) else "localhost"
+                self._store = TCPStore(
+                    host,
+                    self._place.port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    timeout=OTHERS_TIMEOUT,
+                    master_listen_fd=self._listener.detach(),
+                )
+        except Exception as error:  # whatever torch raises: the ranks could only wait in vain
+            failed(f"the rendezvous store at port {self._place.port} cannot be served: {error}")
+        finally:
+            self._ready.set()
+
+    def leave_together(self, then: Callable[[], None]) -> None:
+        """Call `then` once pod 0 may end: the other pods have said that their ranks are done, or 300 s are over."""
+        threading.Thread(target=self._leave, args=(then,), name="leave", daemon=True).start()
+
+    def _leave(self, then: Callable[[], None]) -> None:
+        # A store that is gone means that pod 0 is: nothing is left to agree on.
+        with contextlib.suppress(Exception):
+            self._ready.wait()
+            if self._place.replica == 0 and self._store is not None:
+                others = [_done(replica) for replica in range(1, self._place.replicas)]
+                self._store.wait(others, OTHERS_TIMEOUT)
+            elif self._place.replica > 0:
+                from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+                store = TCPStore(self._place.host, self._place.port, is_master=False, timeout=CONNECT_TIMEOUT)
+                store.set(_done(self._place.replica), "1")
+        then()
+
+
+def _done(replica: int) -> str:
+    return f"muster/done/{replica}"

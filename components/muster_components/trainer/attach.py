@@ -1,0 +1,110 @@
+"""Run any training script unchanged, with Muster's heartbeat and traces added.
+
+    torchrun ... -m muster_components.trainer.attach [--trace_steps 20:25 ...] SCRIPT args...
+    torchrun ... -m muster_components.trainer.attach -m MODULE args...
+
+A script need not know of Muster to be watched: its optimizer steps are counted from outside (see watch.py). A script
+without torch runs all the same. Either way the script's exit code is the process's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster_components.trainer.beats import Reporter
+from muster_components.trainer.config import TraceConfig, trace_config
+from muster_components.trainer.context import run_context
+from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
+from muster_components.trainer.tracing_environment import quiet_profiler
+from muster_components.trainer.watch import Watcher, watch_optimizers
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to run: a script's path or a module's name, and its arguments."""
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def parse(arguments: Sequence[str]) -> tuple[Target, TraceConfig]:
+    """Our flags end at SCRIPT or `-m MODULE`; all that follows belongs to it. Raises InputError."""
+    parser = FlagParser(prog="python -m muster_components.trainer.attach", allow_abbrev=False, description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add_trace_flags(parser)
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the name that follows is a module, not a script"
+    )
+    parser.add_argument("target", nargs=argparse.REMAINDER, metavar="SCRIPT|MODULE args...")
+    flags = parser.parse_args(list(arguments))
+    if not flags.target:
+        raise InputError("nothing to run: give a Python script, or -m MODULE")
+    trace = trace_config(
+        os.environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
+        os.environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
+        shapes=flags.trace_shapes,
+        stack=flags.trace_stack,
+    )
+    return Target(flags.target[0], flags.module, tuple(flags.target[1:])), trace
+
+
+def check_target(target: Target) -> None:
+    """Raises InputError if there is nothing of that name."""
+    if target.is_module:
+        try:
+            found = importlib.util.find_spec(target.name) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise InputError(f"module {target.name!r} does not exist; give one that `python -m` would run")
+    elif not Path(target.name).exists():
+        raise InputError(
+            f"script {target.name!r} does not exist (looked in {Path.cwd()}); "
+            "give the path of a Python file, or -m MODULE"
+        )
+    elif not Path(target.name).is_file():
+        raise InputError(f"script {target.name!r} is a folder; give the path of a Python file, or -m MODULE")
+
+
+def run(target: Target) -> None:
+    """Run it as `python SCRIPT` or `python -m MODULE` would, in this process."""
+    sys.argv = [target.name, *target.arguments]
+    if target.is_module:
+        runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(target.name).resolve().parent)
+        runpy.run_path(target.name, run_name="__main__")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the target; its own exit goes through as it is, this code is only of a target that cannot be run."""
+    try:
+        target, trace = parse(arguments)
+        check_target(target)
+        context = run_context(os.environ)
+    except TrainerError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"attach: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    quiet_profiler(os.environ)
+    watcher = Watcher(context, trace, Reporter(context))
+    watch_optimizers(watcher)
+    watcher.started()
+    try:
+        run(target)
+    finally:
+        watcher.finished()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

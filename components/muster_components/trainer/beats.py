@@ -1,0 +1,144 @@
+"""What a rank tells the outside: the newest heartbeat, one metrics line a step, and rare events.
+
+Telling must never stop training. A beat replaces the file atomically and at most once a second; a metrics line is one
+write, and a line that a full disk cut short is taken back, so that the file stays lines of JSON. When the disk refuses,
+training goes on and standard error says so once for each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from muster_components.trainer.context import RunContext
+
+Phase = Literal["setup", "compile", "train", "checkpoint", "done"]
+Clock = Callable[[], float]
+
+BEAT_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A heartbeat; what is not known is None. `tokens_per_s` is of the whole job, times are Unix seconds."""
+
+    rank: int
+    world_size: int
+    attempt: int
+    step: int
+    steps: int | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    step_time_s: float | None = None
+    eta_s: float | None = None
+    mfu: float | None = None
+    peak_memory_bytes: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+    phase: Phase = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """One step, after it ended. `tokens` counts the whole job's tokens in this step; None where not known."""
+
+    step: int
+    step_time_s: float | None
+    data_time_s: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+
+
+class Reporter:
+    """Writes beats, metrics and events of one rank into the run folder."""
+
+    def __init__(self, context: RunContext, clock: Clock = time.time) -> None:
+        self._context = context
+        self._clock = clock
+        self._last_beat_at = float("-inf")
+        self._last_phase: Phase | None = None
+        self._complained: set[Path] = set()
+
+    def beat(self, beat: Beat) -> None:
+        """Replace the heartbeat, unless one of the same phase is younger than a second."""
+        now = self._clock()
+        if beat.phase == self._last_phase and now - self._last_beat_at < BEAT_INTERVAL_S:
+            return
+        self._last_beat_at, self._last_phase = now, beat.phase
+        self._attempt(self._context.beat_path, lambda path: replace_file(path, encode({**asdict(beat), "at": now})))
+
+    def metrics(self, metrics: Metrics) -> None:
+        """Append one line."""
+        line = {**asdict(metrics), "attempt": self._context.attempt, "at": self._clock()}
+        self._attempt(self._context.metrics_path, lambda path: append_line(path, encode(line)))
+
+    def event(self, kind: str, message: str, *, step: int | None = None, say: bool = True) -> None:
+        """Rank 0 appends an event; every rank says it on standard error, unless told not to."""
+        if say:
+            self.say(message)
+        if self._context.is_first:
+            event = {"at": self._clock(), "attempt": self._context.attempt, "step": step}
+            line = encode({**event, "kind": kind, "message": message})
+            self._attempt(self._context.events_path, lambda path: append_line(path, line))
+
+    def say(self, message: str) -> None:
+        """One line on standard error; ranks other than 0 name themselves."""
+        prefix = "" if self._context.is_first else f"[rank {self._context.rank}] "
+        with contextlib.suppress(OSError):
+            print(f"{prefix}{message}", file=sys.stderr, flush=True)
+
+    def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            if path not in self._complained:
+                self._complained.add(path)
+                self.say(f"cannot write {path}: {error.strerror or error}; training goes on")
+
+
+def encode(value: Mapping[str, object]) -> bytes:
+    """One line of JSON; numbers that JSON does not have (nan, inf) become null."""
+    finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
+    return json.dumps(finite, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write under another name, then rename: a reader sees the old file or the new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append in one write, or leave the file as it was. Raises OSError."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        before = os.fstat(handle).st_size
+        try:
+            written = os.write(handle, line)
+        except OSError:
+            os.ftruncate(handle, before)
+            raise
+        if written < len(line):
+            os.ftruncate(handle, before)
+            raise OSError(errno.ENOSPC, "no space left on device")
+    finally:
+        os.close(handle)

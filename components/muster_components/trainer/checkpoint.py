@@ -1,0 +1,228 @@
+"""Checkpoints that training does not wait for, and going on from the newest good one.
+
+Saving: weights and optimizer state are copied to host memory at once (torch.distributed.checkpoint's stager), then a
+thread writes them while training goes on. That thread talks to the other ranks over a process group of its own:
+sharing the training's would mix up the order of collectives. A disk that fills up costs this checkpoint: it is removed,
+said, and the one before stays.
+
+Loading: tensors are read by name and cut to this run's shards, so the world size, and FSDP or DDP, may change.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from muster_components.trainer.beats import Reporter
+from muster_components.trainer.checkpoint_store import DESCRIPTION, Candidate, CheckpointStore, describe_mismatch
+from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.models import Transformer
+
+# What several ranks raised is gathered into an exception that is no Exception.
+_FAILURES: Final = (Exception, CheckpointException)
+
+
+class Checkpointer:
+    """Saves and restores one model and its optimizer. Every rank calls every method in the same order."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        model: Transformer,
+        optimizer: torch.optim.Optimizer,
+        reporter: Reporter,
+        must_agree: dict[str, object],
+    ) -> None:
+        """`must_agree`: what a later run has to have in common with this one to go on from its checkpoints."""
+        self._store = store
+        self._model = model
+        self._optimizer = optimizer
+        self._reporter = reporter
+        self._must_agree = must_agree
+        self._group = dist.new_group(backend="gloo")
+        self._first = dist.get_rank() == 0
+        # Publishing (rename, fsync, removal of old ones) takes its time, too: a thread of rank 0 does it.
+        self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._saving: Future[Any] | None = None
+        self.begun_step: int | None = None
+        self.saved_step: int | None = None
+        self.saved_at: float | None = None
+
+    def save(self, step: int) -> None:
+        """Begin to save the state after `step`; waits for a save that is still being written."""
+        self.finish()
+        self.begun_step = step
+        if not self._agreed(self._begin(step)):
+            return
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        written = async_save(
+            self._state(),
+            storage_writer=FileSystemWriter(self._store.temporary(step), single_file_per_rank=True),
+            process_group=self._group,
+            async_stager=stager,
+        )
+        assert isinstance(written, Future)  # an AsyncSaveResponse comes with asynchronous stagers only
+        self._saving = self._publisher.submit(self._complete, step, written) if self._first else written
+
+    def finish(self) -> None:
+        """Wait until what was begun is published, or given up."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        failure = saving.exception()
+        if self._first and failure is not None:
+            raise failure  # not of the storage: `_complete` takes care of those
+
+    def restore(self) -> int:
+        """Load the newest good checkpoint; the step after which it was taken, or 0 where there is none.
+
+        One that cannot be read is named and passed over. Raises InputError if the newest readable one belongs to
+        another run, TrainerError if there are checkpoints and none can be read.
+        """
+        candidates = self._candidates()
+        if not candidates:
+            return 0
+        for candidate in candidates:
+            mismatch, failure = self._read_description(candidate)
+            if mismatch:
+                raise InputError(
+                    f"checkpoint {candidate.path} does not fit this run: {'; '.join(mismatch)}. "
+                    "Use the old values, another --output, or --resume never"
+                )
+            failure = failure or self._load(candidate)
+            if failure is None:
+                self._reporter_once(
+                    "resumed", f"resumed after step {candidate.step} from {candidate.path}", candidate.step
+                )
+                return candidate.step
+            self._reporter_once(
+                "checkpoint_unreadable", f"checkpoint {candidate.path} cannot be read: {failure}", candidate.step
+            )
+        raise TrainerError(
+            f"none of the {len(candidates)} checkpoints in {self._store.folder} can be read; "
+            "--resume never starts from the beginning"
+        )
+
+    def _begin(self, step: int) -> OSError | None:
+        """Rank 0 makes the folder; the others hear how it went."""
+        if not self._first:
+            return None
+        try:
+            self._store.begin(step)
+        except OSError as error:
+            self._failed(step, error)
+            return error
+        return None
+
+    def _agreed(self, failure: OSError | None) -> bool:
+        went_well = [failure is None]
+        dist.broadcast_object_list(went_well, src=0, group=self._group)
+        return went_well[0]
+
+    def _complete(self, step: int, written: Future[Any]) -> None:
+        """Publish once all ranks have written, or remove what there is."""
+        try:
+            written.result()
+            self._publish(step)
+        except _FAILURES as error:  # whatever a storage raises must not stop training
+            self._store.abandon(step)
+            self._failed(step, error)
+
+    def _publish(self, step: int) -> None:
+        at = time.time()
+        if self._store.publish(step, {"step": step, **self._must_agree}, at):
+            self.saved_step, self.saved_at = step, at
+            self._reporter.event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, say=False)
+        else:
+            self._reporter.event(
+                "checkpoint_refused", "a newer attempt owns the checkpoints; this one is dropped", step=step
+            )
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        free = _free_bytes(self._store.folder)
+        room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
+        self._reporter.event(
+            "checkpoint_failed",
+            f"checkpoint of step {step} failed: {_root_cause(error)}{room}; training goes on, the last good one stays",
+            step=step,
+        )
+
+    def _candidates(self) -> list[Candidate]:
+        found: list[object] = [None]
+        if self._first:
+            try:
+                self._store.latest()
+            except ValueError as error:
+                self._reporter.event("checkpoint_unreadable", f"{error}; the newest whole checkpoint is used")
+            found = [self._store.candidates()]
+        dist.broadcast_object_list(found, src=0, group=self._group)
+        assert isinstance(found[0], list)
+        return found[0]
+
+    def _read_description(self, candidate: Candidate) -> tuple[list[str], BaseException | None]:
+        """Rank 0 reads, all get: what does not fit, or why it cannot be read."""
+        result: list[object] = [None]
+        if self._first:
+            try:
+                described = json.loads((candidate.path / DESCRIPTION).read_bytes())
+                result = [(describe_mismatch(described, self._must_agree), None)]
+            except (OSError, ValueError, AttributeError) as error:
+                result = [([], TrainerError(f"{DESCRIPTION}: {error}"))]
+        dist.broadcast_object_list(result, src=0, group=self._group)
+        return cast(tuple[list[str], BaseException | None], result[0])
+
+    def _load(self, candidate: Candidate) -> BaseException | None:
+        state = self._state()
+        try:
+            load(state, storage_reader=FileSystemReader(candidate.path), process_group=self._group)
+        except _FAILURES as error:  # a corrupt file surfaces as whatever its reader trips over
+            return TrainerError(str(_root_cause(error)))
+        # Flags win over what the checkpoint remembers of them; the learning rate is set in every step anyway.
+        chosen = [{k: v for k, v in group.items() if k != "params"} for group in self._optimizer.param_groups]
+        set_state_dict(
+            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        for group, options in zip(self._optimizer.param_groups, chosen, strict=True):
+            group.update(options)
+        self.begun_step = self.saved_step = candidate.step
+        return None
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def _reporter_once(self, kind: str, message: str, step: int) -> None:
+        if self._first:
+            self._reporter.event(kind, message, step=step)
+
+
+def _root_cause(error: BaseException) -> str:
+    """The first failure inside a checkpoint error, which gathers those of all ranks."""
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:
+        rank, wrapped = next(iter(sorted(failures.items())))
+        inner = wrapped[0] if isinstance(wrapped, tuple) else wrapped
+        return f"rank {rank}: {_root_cause(inner)}"
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -1,0 +1,168 @@
+"""The folder of checkpoints: which are whole, which one is `latest`, which may go. Files only, no tensors.
+
+    checkpoints/.step-00000040.attempt-1.tmp/    being written; never chosen
+    checkpoints/step-00000040/                   whole: renamed once every rank has written its part
+    checkpoints/latest                           {"step", "attempt", "path", "at"}
+
+A checkpoint carries `muster.json`, what the run must agree on to go on from it. An attempt that lost its job but still
+runs (a node cut off from the rest) must not move `latest` back: only an attempt at least as new as the recorded one
+may, and only it removes old checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from muster_components.trainer.beats import encode, replace_file
+
+DESCRIPTION: Final = "muster.json"
+_WHOLE: Final = re.compile(r"step-(\d{8,})")
+_TEMPORARY: Final = re.compile(r"\.step-\d{8,}\.attempt-(\d+)\.(?:tmp|old)")
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The file `latest`: `path` is relative to the run folder."""
+
+    step: int
+    attempt: int
+    path: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole checkpoint that a run may go on from."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStore:
+    """The checkpoints of one run, as one attempt sees them."""
+
+    folder: Path
+    attempt: int
+    keep: int
+
+    def temporary(self, step: int) -> Path:
+        """Where this attempt writes the checkpoint of `step`."""
+        return self.folder / f".{_name(step)}.attempt-{self.attempt}.tmp"
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into, and room made by what earlier attempts left half-written. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.remove_leftovers()
+        temporary = self.temporary(step)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        return temporary
+
+    def publish(self, step: int, description: dict[str, object], at: float) -> bool:
+        """Give a whole checkpoint its name, move `latest`, remove old ones. False: a newer attempt owns the folder.
+
+        Raises OSError; then `latest` is as it was.
+        """
+        temporary, final = self.temporary(step), self.folder / _name(step)
+        if not self._is_ours():
+            shutil.rmtree(temporary, ignore_errors=True)
+            return False
+        (temporary / DESCRIPTION).write_text(json.dumps(description, indent=1))
+        _sync(temporary / DESCRIPTION)
+        if final.exists():  # an earlier attempt came this far, too
+            os.rename(final, self.folder / f".{final.name}.attempt-{self.attempt}.old")
+        os.rename(temporary, final)
+        _sync(self.folder)
+        latest = Latest(step, self.attempt, f"{self.folder.name}/{final.name}", at)
+        replace_file(self.folder / "latest", encode(asdict(latest)))
+        self.remove_leftovers()
+        self._remove_old(newest=step)
+        return True
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written of `step`, so that a full disk has room again."""
+        shutil.rmtree(self.temporary(step), ignore_errors=True)
+
+    def latest(self) -> Latest | None:
+        """What `latest` says; None if there is none. Raises ValueError if it cannot be understood."""
+        try:
+            value = json.loads((self.folder / "latest").read_bytes())
+            return Latest(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
+
+    def candidates(self) -> list[Candidate]:
+        """Whole checkpoints, the one to try first in front: `latest`'s, then the newest."""
+        newest_first = sorted(self._whole(), key=lambda found: found.step, reverse=True)
+        with contextlib.suppress(ValueError):
+            latest = self.latest()
+            if latest is not None:
+                newest_first.sort(key=lambda found: found.step != latest.step)
+        return newest_first
+
+    def remove_leftovers(self) -> None:
+        """Remove what this and earlier attempts left half-done."""
+        for entry in self._entries():
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and int(match[1]) <= self.attempt:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def _remove_old(self, newest: int) -> None:
+        older = sorted((found for found in self._whole() if found.step <= newest), key=lambda found: found.step)
+        for found in older[: -self.keep]:
+            # Renamed first: a checkpoint that is half removed must not look whole.
+            doomed = self.folder / f".{found.path.name}.attempt-{self.attempt}.old"
+            with contextlib.suppress(OSError):
+                os.rename(found.path, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            latest = self.latest()
+        except ValueError:
+            return True
+        return latest is None or latest.attempt <= self.attempt
+
+    def _whole(self) -> list[Candidate]:
+        return [
+            Candidate(int(match[1]), entry)
+            for entry in self._entries()
+            if (match := _WHOLE.fullmatch(entry.name)) and (entry / DESCRIPTION).exists()
+        ]
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.folder.iterdir())
+        except OSError:
+            return []
+
+
+def describe_mismatch(described: dict[str, object], wanted: dict[str, object]) -> list[str]:
+    """One phrase for each field in which a checkpoint and this run differ: name, its value, ours."""
+    return [
+        f"{field} was {described.get(field)!r}, is {value!r}"
+        for field, value in wanted.items()
+        if described.get(field) != value
+    ]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""Progress for people, on rank 0's standard output: a header, a line every few steps, a last line.
+
+    step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 0:21
+
+On a device whose peak is known the line goes on with `MFU 48.8%`, on a GPU with `peak 50.3 GiB`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+GIB = 1024**3
+
+
+def progress_line(
+    *,
+    step: int,
+    steps: int,
+    loss: float,
+    tokens_per_s: float,
+    step_time_s: float,
+    eta_s: float,
+    mfu: float | None = None,
+    peak_memory_bytes: int | None = None,
+) -> str:
+    """One line; `peak_memory_bytes` is given on GPUs only."""
+    parts = [
+        f"step {step}/{steps}",
+        f"loss {loss:.2f}",
+        f"{tokens_per_s:,.0f} tok/s",
+        f"{step_time_s:.2f} s/step" if step_time_s >= 0.1 else f"{step_time_s * 1000:.1f} ms/step",
+        f"ETA {duration(eta_s)}",
+    ]
+    if mfu is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    if peak_memory_bytes is not None:
+        parts.append(f"peak {peak_memory_bytes / GIB:.1f} GiB")
+    return "  ".join(parts)
+
+
+def first_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str:
+    """The first step of an attempt: it compiles and warms up, so it says nothing about the speed to come."""
+    return f"step {step}/{steps}  loss {loss:.2f}  first step {step_time_s:.1f} s"
+
+
+def duration(seconds: float) -> str:
+    """`0:21`, `12:05`, `3:20:00`."""
+    total = max(0, round(seconds))
+    hours, rest = divmod(total, 3600)
+    minutes, second = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+
+
+def count(number: int) -> str:
+    """`10.8M`, `8.03B`, `512`."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def say(line: str) -> None:
+    """Print and flush; a full disk under the log does not stop training."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)

@@ -1,0 +1,80 @@
+"""Who this process is: its rank among the others, the attempt, and the run folder. Read once from the environment.
+
+Nothing else in the trainer reads torchrun's or Muster's variables. Without torchrun a process is the only rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster_components.trainer.errors import InputError
+
+DEFAULT_OUTPUT = "muster-run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """This process among the ranks of the job. `job` is empty outside Muster."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    attempt: int
+    job: str
+    run_dir: Path
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 writes for all: console, events, `latest`."""
+        return self.rank == 0
+
+    @property
+    def beat_path(self) -> Path:
+        """The newest heartbeat of this rank."""
+        return self.run_dir / "beats" / f"rank-{self.rank}.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One line a step."""
+        return self.run_dir / "metrics" / f"rank-{self.rank}.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        """Rare events, for people; rank 0 appends."""
+        return self.run_dir / "events.jsonl"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Complete checkpoints and `latest`."""
+        return self.run_dir / "checkpoints"
+
+    def trace_path(self, start: int, end: int) -> Path:
+        """Where the trace of the steps `start` <= k < `end` goes."""
+        return self.run_dir / "traces" / "spool" / f"rank-{self.rank}.attempt-{self.attempt}.steps-{start}-{end}.json"
+
+
+def run_context(environ: Mapping[str, str], output: str | None = None) -> RunContext:
+    """From torchrun's variables and Muster's; the run folder is $MUSTER_RUN_DIR, else `output`. Raises InputError."""
+    world_size = _count(environ, "WORLD_SIZE", 1)
+    context = RunContext(
+        rank=_count(environ, "RANK", 0),
+        world_size=world_size,
+        local_rank=_count(environ, "LOCAL_RANK", 0),
+        local_world_size=_count(environ, "LOCAL_WORLD_SIZE", world_size),
+        attempt=_count(environ, "MUSTER_ATTEMPT", 0),
+        job=environ.get("MUSTER_JOB", ""),
+        run_dir=Path(environ.get("MUSTER_RUN_DIR") or output or DEFAULT_OUTPUT).absolute(),
+    )
+    if context.rank >= world_size:
+        raise InputError(f"RANK={context.rank} does not fit WORLD_SIZE={world_size}: ranks count from 0")
+    return context
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if text and not text.isdecimal():
+        raise InputError(f"environment variable {name}={text!r} is no count: give a whole number of at least 0")
+    return int(text) if text else default

@@ -1,0 +1,279 @@
+"""Text files to one array of byte tokens that all ranks of a host share.
+
+A token is a byte, so the vocabulary has 256 entries and needs no download. Byte 0 occurs in no text; it separates the
+files. Files that cannot be read, hold byte 0 or are not UTF-8 are named and skipped (empty ones silently); a set
+without text is refused.
+
+The tokens are written once to a cache file, which every rank maps into memory: reading a folder of thousands of files
+again in every rank and attempt would cost more than the copy. The cache's name is a hash of the files' names, sizes and
+times, so that a changed folder gives a new one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster_components.trainer.beats import replace_file
+from muster_components.trainer.errors import InputError
+
+SEPARATOR: Final = b"\0"
+EMPTY: Final = "empty"
+_CHUNK_BYTES: Final = 8 * 1024**2
+_CACHED_CORPORA: Final = 8
+_FORMAT: Final = "muster-tokens-1"
+_IGNORED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that is no text, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The token array of a set of files. `digest` is of the tokens: equal on every host that sees the same text."""
+
+    tokens_path: Path
+    tokens: int
+    files: int
+    skipped: tuple[Skipped, ...]
+    digest: str
+
+    def open(self) -> NDArray[np.uint8]:
+        """Map the tokens, read-only and shared."""
+        return np.memmap(self.tokens_path, dtype=np.uint8, mode="r", shape=(self.tokens,))
+
+
+def find_files(path: str, *, leave_out: Path | None = None) -> list[Path]:
+    """The regular files of a folder (recursively), a file or a glob, in an order that depends on names alone.
+
+    Hidden files and folders, `__pycache__`, installed packages and everything under `leave_out` (the run folder) are
+    passed over silently. Raises InputError when nothing is there.
+    """
+    root = Path(path).expanduser()
+    if root.is_dir():
+        found = sorted(_walk(root, leave_out), key=lambda file: file.relative_to(root).as_posix())
+    elif root.exists():
+        found = [root]
+    elif glob.has_magic(path):
+        found = sorted(Path(match) for match in glob.iglob(str(root), recursive=True) if os.path.isfile(match))
+    else:
+        raise InputError(f"--data {path!r} does not exist: give a folder, a file, or a glob such as 'texts/**/*.txt'")
+    if not found:
+        raise InputError(f"--data {path!r} holds no file: give a folder, a file, or a glob with text in it")
+    return found
+
+
+def build_corpus(path: str, cache_dir: Path, *, leave_out: Path | None = None) -> Corpus:
+    """Read the files into the cache, or find them there. Raises InputError if there is no text, or no room for it."""
+    files = find_files(path, leave_out=leave_out)
+    tokens_path = cache_dir / f"{_listing_digest(files)}.tokens"
+    cached = _read_cached(tokens_path)
+    if cached is not None:
+        return cached
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        corpus = _write_tokens(files, tokens_path)
+    except OSError as error:
+        raise InputError(
+            f"cannot keep the tokens of --data {path!r} in {cache_dir}: {error.strerror}; "
+            "set MUSTER_CACHE_DIR to a folder with room"
+        ) from error
+    if corpus.files == 0:
+        reasons = "; ".join(f"{file.path}: {file.reason}" for file in corpus.skipped[:3]) or "all are empty"
+        raise InputError(f"--data {path!r} holds no text in its {len(files)} files ({reasons})")
+    return corpus
+
+
+class Samples:
+    """Windows of `seq_len` + 1 tokens: each target is the next token, and no target belongs to two windows."""
+
+    def __init__(self, tokens: NDArray[np.uint8], seq_len: int) -> None:
+        self._tokens = tokens
+        self._seq_len = seq_len
+        self._offsets = np.arange(seq_len + 1)
+        if len(self) < 1:
+            raise InputError(
+                f"--data has {len(tokens)} bytes of text; --seq_len {seq_len} needs at least {seq_len + 1}"
+            )
+
+    def __len__(self) -> int:
+        return max(0, len(self._tokens) - 1) // self._seq_len
+
+    def read(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of the given samples, one row each; a row for -1 (padding) is all -1."""
+        rows = self._tokens[np.maximum(samples, 0)[:, None] * self._seq_len + self._offsets].astype(np.int64)
+        rows[samples < 0] = -1
+        return rows
+
+
+def token_cache_dir(environ: Mapping[str, str]) -> Path:
+    """$MUSTER_CACHE_DIR/tokens, or the user's cache folder."""
+    return cache_root(environ) / "tokens"
+
+
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """Where things that can be made again are kept between runs."""
+    chosen = environ.get("MUSTER_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "muster"
+    try:
+        return Path.home() / ".cache" / "muster"
+    except RuntimeError:  # a user without a home, as containers have them
+        return Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
+
+
+def _walk(root: Path, leave_out: Path | None) -> Iterator[Path]:
+    # Links to folders are not followed: they may lead in a circle.
+    for folder, names, files in os.walk(root):
+        here = Path(folder)
+        names[:] = [
+            name
+            for name in names
+            if not name.startswith(".") and name not in _IGNORED_FOLDERS and (here / name).absolute() != leave_out
+        ]
+        yield from (here / name for name in files if not name.startswith(".") and (here / name).is_file())
+
+
+def _listing_digest(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(_FORMAT.encode())
+    for file in files:
+        try:
+            status = file.stat()
+            digest.update(
+                f"{file.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape")
+            )
+        except OSError as error:
+            digest.update(f"{file.absolute()}\0{error.errno}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()[:24]
+
+
+def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
+    temporary = tokens_path.with_name(f"{tokens_path.name}.{secrets.token_hex(8)}.tmp")  # hosts may share the cache
+    skipped: list[Skipped] = []
+    empty = 0
+    digest = hashlib.sha256()
+    try:
+        with temporary.open("wb") as out:
+            for file in files:
+                before, trial = out.tell(), digest.copy()
+                reason = _append_text(file, out, trial.update)
+                if not reason:
+                    digest = trial
+                else:
+                    out.seek(before)
+                    out.truncate()
+                if reason == EMPTY:
+                    empty += 1
+                elif reason:
+                    skipped.append(Skipped(str(file), reason))
+            tokens = out.tell()
+        corpus = Corpus(tokens_path, tokens, len(files) - len(skipped) - empty, tuple(skipped), digest.hexdigest())
+        if corpus.files:
+            # The description goes first: the tokens' name is what says that both are whole.
+            description = {**asdict(corpus), "tokens_path": str(tokens_path)}
+            replace_file(_description_path(tokens_path), json.dumps(description).encode())
+            os.replace(temporary, tokens_path)
+            _forget_oldest(tokens_path.parent)
+        return corpus
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> str:
+    """Append the file and a separator; or append nothing and say what is wrong with it."""
+    try:
+        reason = _reason_against(file)
+        if reason:
+            return reason
+        with file.open("rb") as source:
+            while chunk := _read(source):
+                out.write(chunk)
+                update(chunk)
+    except _UnreadableError as error:
+        return f"cannot be read: {error}"
+    except OSError as error:
+        if str(error.filename) != str(file):  # the cache is full, say
+            raise
+        return f"cannot be read: {error.strerror}"
+    out.write(SEPARATOR)
+    update(SEPARATOR)
+    return ""
+
+
+class _UnreadableError(Exception):
+    """A file that could be opened, and then not read."""
+
+
+def _read(source: BinaryIO) -> bytes:
+    try:
+        return source.read(_CHUNK_BYTES)
+    except OSError as error:
+        raise _UnreadableError(error.strerror) from error
+
+
+def _reason_against(file: Path) -> str:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position = 0
+    with file.open("rb") as source:
+        while chunk := _read(source):
+            if (zero := chunk.find(SEPARATOR)) >= 0:
+                return f"binary (byte 0 at offset {position + zero})"
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return f"not UTF-8 (near offset {position + error.start})"
+            position += len(chunk)
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "not UTF-8 (ends in the middle of a character)"
+    return "" if position else EMPTY
+
+
+def _description_path(tokens_path: Path) -> Path:
+    return tokens_path.with_suffix(".json")
+
+
+def _forget_oldest(cache_dir: Path) -> None:
+    """Keep the newest token arrays only. Who has one mapped keeps it: the file lives until it is closed."""
+    by_age = sorted(cache_dir.glob("*.tokens"), key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
+    for old in by_age[_CACHED_CORPORA:]:
+        old.unlink(missing_ok=True)
+        _description_path(old).unlink(missing_ok=True)
+
+
+def _read_cached(tokens_path: Path) -> Corpus | None:
+    try:
+        described = json.loads(_description_path(tokens_path).read_text())
+        corpus = Corpus(
+            tokens_path,
+            int(described["tokens"]),
+            int(described["files"]),
+            tuple(Skipped(**file) for file in described["skipped"]),
+            str(described["digest"]),
+        )
+        if tokens_path.stat().st_size != corpus.tokens:
+            return None
+        os.utime(tokens_path)  # used now: the last to be forgotten
+        return corpus
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

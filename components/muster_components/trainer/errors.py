@@ -1,0 +1,42 @@
+"""What the trainer refuses, and the exit codes by which a failure rule can tell one end from another."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+"""An error nobody foresaw; its traceback is in the log."""
+EXIT_BAD_INPUT: Final = 2
+"""A flag, the data or a checkpoint does not fit; the log says which and what would be right. A retry does not help."""
+EXIT_DIVERGED: Final = 3
+"""Loss or gradients are no longer finite. The order of samples is fixed, so a retry would end here again."""
+EXIT_INTERRUPTED: Final = 130
+"""128 + SIGINT: Ctrl-C; a checkpoint was written."""
+EXIT_STOPPED: Final = 143
+"""128 + SIGTERM: told to stop, a checkpoint was written. A preempted job ends with this, and it is no failure."""
+
+
+class TrainerError(Exception):
+    """Ends the run with `exit_code`; the text is meant for a person.
+
+    `alike`: all ranks fail with the same words, so it is enough that rank 0 says them.
+    """
+
+    exit_code: int = EXIT_FAILED
+
+    def __init__(self, message: str, *, alike: bool = True) -> None:
+        super().__init__(message)
+        self.alike = alike
+
+
+class InputError(TrainerError):
+    """Something the user gave: the text names the field, the value and what would be right."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class DivergedError(TrainerError):
+    """Loss or gradient norm is not finite; names the step."""
+
+    exit_code = EXIT_DIVERGED

@@ -1,0 +1,191 @@
+"""The command line of the trainer: flags to a checked TrainConfig.
+
+Flags may be written with underscores or dashes. A mistake ends with exit code 2 and one line that names the flag, the
+value and what would be right; torchrun starts many ranks with the same flags, so only rank 0 says it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from muster_components.trainer.config import (
+    CheckpointConfig,
+    DataConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+    check,
+    trace_config,
+)
+from muster_components.trainer.errors import InputError
+from muster_components.trainer.recipes import RECIPES, model_config
+
+TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
+TRACE_RANKS_VARIABLE = "MUSTER_TRACE_RANKS"
+
+
+class FlagParser(argparse.ArgumentParser):
+    """argparse that raises InputError with the nearest known flag instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exit."""
+        raise InputError(f"{message}; --help lists the flags")
+
+    def parse_known_or_refuse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse; an unknown flag is refused by name."""
+        namespace, unknown = self.parse_known_args([with_underscores(argument) for argument in arguments])
+        if unknown:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+            hint = f"; did you mean {near[0]}" if near else ""
+            self.error(f"{unknown[0]!r} is no flag of this command{hint}")
+        return namespace
+
+
+def with_underscores(argument: str) -> str:
+    """`--seq-len=8` as `--seq_len=8`; values stay as they are."""
+    if not argument.startswith("--"):
+        return argument
+    flag, equals, value = argument[2:].partition("=")
+    return "--" + flag.replace("-", "_") + equals + value
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
+    """Flags, and MUSTER_TRACE_STEPS and MUSTER_TRACE_RANKS where the flags say nothing. Raises InputError."""
+    flags = _parser().parse_known_or_refuse(arguments)
+    return check(
+        TrainConfig(
+            model=model_config(flags.model, vocab_size=flags.vocab_size),
+            data=DataConfig(
+                path=flags.data, seq_len=flags.seq_len, global_batch=flags.global_batch, micro_batch=flags.micro_batch
+            ),
+            steps=flags.steps,
+            seed=flags.seed,
+            output=flags.output,
+            log_every=flags.log_every,
+            optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
+            parallel=ParallelConfig(
+                mode=flags.parallel,
+                compile=flags.compile,
+                compiled_autograd=flags.compiled_autograd,
+                precision=None if flags.precision == "auto" else flags.precision,
+                recompute=flags.activation_checkpointing,
+                reshard={"auto": None, "always": True, "never": False}[flags.reshard],
+            ),
+            checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
+            trace=trace_config(
+                environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
+                environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
+                shapes=flags.trace_shapes,
+                stack=flags.trace_stack,
+            ),
+        )
+    )
+
+
+def add_trace_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that the trainer and `attach` share."""
+    group = parser.add_argument_group("traces")
+    group.add_argument("--trace_steps", metavar="A:B", help=f"trace steps A to B-1 (default: ${TRACE_STEPS_VARIABLE})")
+    group.add_argument(
+        "--trace_ranks", metavar="R,R", help=f"only these ranks (default: ${TRACE_RANKS_VARIABLE}, or all)"
+    )
+    _switch(group, "trace_shapes", default=True, what="record the shapes of operators' inputs (default)")
+    _switch(group, "trace_stack", default=False, what="record Python stacks (slow, large)")
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(
+        prog="python -m muster_components.trainer",
+        description="Train a decoder-only language model on the bytes of text files.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="recipe: " + ", ".join(RECIPES))
+    add("--data", required=True, metavar="PATH", help="a folder (searched through), a file, or a glob of text")
+    add("--steps", type=_integer, default=100, help="optimizer steps (default: 100)")
+    add("--output", metavar="FOLDER", help="run folder outside Muster (default: muster-run; $MUSTER_RUN_DIR wins)")
+    add("--seed", type=_integer, default=0, help="of the weights and of the sample order (default: 0)")
+    add(
+        "--log_every",
+        type=_integer,
+        metavar="STEPS",
+        help="progress line every so many steps (default: a tenth, at most 10)",
+    )
+    group = parser.add_argument_group("model and data")
+    group.add_argument("--vocab_size", type=_integer, help="at least 256 (default: the recipe's)")
+    group.add_argument("--seq_len", type=_integer, help="tokens in a sequence (default: 128 on CPU, 1024 on GPU)")
+    group.add_argument(
+        "--global_batch", type=_integer, help="sequences a step over all ranks (default: 16 on CPU, 64 on GPU)"
+    )
+    group.add_argument("--micro_batch", type=_integer, help="sequences at once on a rank (default: its whole share)")
+    group = parser.add_argument_group("optimizer")
+    group.add_argument("--lr", type=_number, help="peak learning rate (default: the recipe's)")
+    group.add_argument("--warmup", type=_integer, metavar="STEPS", help="default: a sixth of the steps, at most 100")
+    group.add_argument(
+        "--weight_decay", type=_number, default=0.1, help="of matrices; vectors do not decay (default: 0.1)"
+    )
+    group.add_argument("--clip", type=_number, default=1.0, help="largest norm of the gradient (default: 1.0)")
+    group = parser.add_argument_group("parallelism")
+    group.add_argument(
+        "--parallel", choices=("fsdp", "ddp"), default="fsdp", help="shard (FSDP2, the default) or replicate (DDP)"
+    )
+    _switch(group, "compile", default=None, what="torch.compile (default: where a C++ compiler is there)")
+    _switch(group, "compiled_autograd", default=False, what="with ddp: capture the backward pass too")
+    group.add_argument(
+        "--precision",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="auto (the default): bf16 on GPUs, else fp32",
+    )
+    group.add_argument(
+        "--activation_checkpointing",
+        choices=("none", "selective", "full"),
+        default="none",
+        help="make activations again in the backward pass (default: none)",
+    )
+    group.add_argument(
+        "--reshard",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="fsdp: free gathered weights after forward (auto: where they are large)",
+    )
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--checkpoint_every",
+        type=_integer,
+        metavar="STEPS",
+        help="0: only at the end (default: a quarter, at most 500)",
+    )
+    group.add_argument("--keep", type=_integer, default=2, help="newest checkpoints that stay (default: 2)")
+    group.add_argument(
+        "--resume",
+        choices=("auto", "never"),
+        default="auto",
+        help="auto (the default): from the newest good checkpoint",
+    )
+    add_trace_flags(parser)
+    return parser
+
+
+def _switch(group: argparse._ArgumentGroup, name: str, *, default: bool | None, what: str) -> None:
+    """A pair of flags, --name and --no_name."""
+    group.add_argument(f"--{name}", dest=name, action="store_true", default=default, help=what)
+    group.add_argument(f"--no_{name}", dest=name, action="store_false", default=default, help="the opposite")
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

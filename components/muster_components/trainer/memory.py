@@ -1,0 +1,26 @@
+"""Memory of this process: of the GPU's allocator where there is one, else what the host says is resident."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+
+def used_bytes(device: torch.device) -> int | None:
+    """In use now; None where the host does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most in use so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,227 @@
+"""A decoder-only transformer, from a ModelConfig.
+
+Names of tensors carry their dimensions: B batch, L position, D model width, N query heads, K key-value heads,
+H head width, F feed-forward width, V vocabulary.
+
+The head computes the loss too: logits of B x L x V in float32 are the largest tensor of a training step, and only when
+the projection and the cross-entropy are compiled together are they never written out in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from muster_components.trainer.config import Recompute
+from muster_components.trainer.recipes import ModelConfig
+
+PADDING = -1
+"""A target that counts nothing."""
+
+
+class Attention(nn.Module):
+    """Causal self-attention; groups of query heads share a key-value head where `kv_heads` < `heads`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        bias = config.style == "gpt2"
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.dim, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=bias)
+        self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=bias)
+
+    def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
+        """Attend each position to itself and those before it."""
+        B, L, _ = x_BLD.shape
+        split = (self.heads, self.kv_heads, self.kv_heads)
+        q_BNLH, k_BKLH, v_BKLH = (
+            part.transpose(1, 2) for part in self.qkv(x_BLD).view(B, L, sum(split), self.head_dim).split(split, dim=2)
+        )
+        if rope_LH is not None:
+            q_BNLH, k_BKLH = rotate(q_BNLH, rope_LH), rotate(k_BKLH, rope_LH)
+        y_BNLH = F.scaled_dot_product_attention(
+            q_BNLH, k_BKLH, v_BKLH, is_causal=True, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.out(y_BNLH.transpose(1, 2).reshape(B, L, -1))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (Shazeer, 2020) in modern style, GELU in GPT-2's."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gated = config.style == "modern"
+        self.up = nn.Linear(config.dim, config.hidden * (2 if self.gated else 1), bias=not self.gated)
+        self.down = nn.Linear(config.hidden, config.dim, bias=not self.gated)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """Each position on its own."""
+        h_BLF = self.up(x_BLD)
+        if self.gated:
+            gate_BLF, value_BLF = h_BLF.chunk(2, dim=-1)
+            h_BLF = F.silu(gate_BLF) * value_BLF
+        else:
+            h_BLF = F.gelu(h_BLF, approximate="tanh")
+        return self.down(h_BLF)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normalised input and added to it.
+
+    All blocks are alike and hold nothing that differs between them, so that one compiled graph serves them all.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = norm(config)
+        self.attention = Attention(config)
+        self.feed_forward_norm = norm(config)
+        self.feed_forward = FeedForward(config)
+        self.recompute: Recompute = "none"
+
+    def forward(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
+        """One layer; with `recompute`, activations are thrown away and made again in the backward pass."""
+        if self.recompute == "none":
+            return self.layer(x_BLD, rope_LH)
+        result: Tensor
+        if self.recompute == "full":
+            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False)
+        else:
+            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False, context_fn=_keep_expensive)
+        return result
+
+    def layer(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
+        """The layer itself."""
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rope_LH)
+        x_BLD = x_BLD + self.feed_forward(self.feed_forward_norm(x_BLD))
+        return x_BLD
+
+
+class Head(nn.Module):
+    """Hidden states and targets to the summed cross-entropy of the targets that count."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = norm(config)
+        self.out = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, x_BLD: Tensor, target_BL: Tensor) -> Tensor:
+        """Sum of the losses in nats, in float32."""
+        logits_BLV = self.out(self.norm(x_BLD)).float()
+        return F.cross_entropy(logits_BLV.flatten(0, 1), target_BL.flatten(), ignore_index=PADDING, reduction="sum")
+
+
+class Transformer(nn.Module):
+    """The whole model. Build it on the meta device, then `materialise` it."""
+
+    rope_LH: Tensor | None
+
+    def __init__(self, config: ModelConfig, seq_len: int) -> None:
+        super().__init__()
+        self.config = config
+        self.seq_len = seq_len
+        self.embed = nn.Embedding(config.vocab_size, config.dim)
+        self.positions = nn.Embedding(seq_len, config.dim) if config.style == "gpt2" else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = Head(config)
+        self.register_buffer("rope_LH", None, persistent=False)
+
+    def forward(self, token_BL: Tensor, target_BL: Tensor) -> Tensor:
+        """Summed loss of predicting `target_BL` (PADDING where nothing is asked) after each of `token_BL`."""
+        x_BLD = self.embed(token_BL)
+        if self.positions is not None:
+            x_BLD = x_BLD + self.positions(torch.arange(token_BL.shape[1], device=token_BL.device))
+        for block in self.blocks:
+            x_BLD = block(x_BLD, self.rope_LH)
+        return self.head(x_BLD, target_BL)  # type: ignore[no-any-return]
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """RMSNorm or LayerNorm, by style."""
+    return nn.RMSNorm(config.dim, eps=1e-5) if config.style == "modern" else nn.LayerNorm(config.dim, eps=1e-5)
+
+
+def rope_table(seq_len: int, head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """Cosines, then sines, of the rotary angles: shape (L, H), half of H each, float32 (Su et al., 2021)."""
+    frequency_h = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angle_Lh = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency_h)
+    return torch.cat((angle_Lh.cos(), angle_Lh.sin()), dim=-1)
+
+
+def rotate(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
+    """Rotate each pair (i, i + H/2) by its position's angle, in float32 whatever the dtype of `x_BNLH`."""
+    cos_Lh, sin_Lh = rope_LH.chunk(2, dim=-1)
+    a_BNLh, b_BNLh = x_BNLH.float().chunk(2, dim=-1)
+    rotated = torch.cat((a_BNLh * cos_Lh - b_BNLh * sin_Lh, a_BNLh * sin_Lh + b_BNLh * cos_Lh), dim=-1)
+    return rotated.type_as(x_BNLH)
+
+
+@torch.no_grad()
+def materialise(model: Transformer, device: torch.device, seed: int) -> None:
+    """Give a model on the meta device (sharded or not) its first weights.
+
+    Every parameter is drawn whole from a generator seeded by (seed, name) and then cut to this rank's shard, one at a
+    time: the weights are the same on any world size, and no rank ever holds the whole model.
+    """
+    model.to_empty(device=device)
+    if model.config.style == "modern":
+        model.rope_LH = rope_table(model.seq_len, model.config.head_dim, model.config.rope_theta, device)
+    for name, parameter in model.named_parameters():
+        whole = torch.empty(parameter.shape, device=device, dtype=parameter.dtype)
+        _draw(name, whole, model.config.layers, seed)
+        if isinstance(parameter, DTensor):
+            # src_data_rank=None: all ranks drew the same, nothing has to be sent.
+            shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
+        else:
+            parameter.copy_(whole)
+
+
+def _draw(name: str, whole: Tensor, layers: int, seed: int) -> None:
+    """Initial values as in GPT-2: N(0, 0.02), less for what is added to the residual stream 2 x layers times."""
+    if name.endswith("bias"):
+        whole.zero_()
+    elif "norm" in name:
+        whole.fill_(1.0)
+    else:
+        number = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]
+        generator = torch.Generator(device=whole.device).manual_seed(int.from_bytes(number, "big"))
+        adds_to_residual = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+        whole.normal_(std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02, generator=generator)
+
+
+def _keep_expensive() -> Any:
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+_EXPENSIVE = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+    if hasattr(torch.ops.aten, name)
+)
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keep what costs most to make again, matrix products and attention; make the rest again."""
+    return CheckpointPolicy.MUST_SAVE if operator in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Parameters of the whole model, sharded or not."""
+    return sum(math.prod(parameter.shape) for parameter in model.parameters())

@@ -1,0 +1,67 @@
+"""Which sample is at which place of which step: a pure function of (seed, step, place).
+
+A generator that shuffles has a state, and a state has to be saved, split among ranks and joined again when the world
+size changes. Here there is none: step and place give a running number, the running number gives an epoch and a position
+in it, and a keyed permutation gives the sample at that position. Every sample comes once an epoch, whoever reads it.
+
+The permutation is a Feistel network on the next even power of two, applied again while it leaves the range (cycle
+walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+_ROUNDS: Final = 6
+
+
+def samples_at(*, seed: int, step: int, places: range, global_batch: int, samples: int) -> NDArray[np.int64]:
+    """The samples (0 <= i < `samples`) at `places` of the global batch of `step` (both from 0).
+
+    Places at or beyond `global_batch` are padding: -1.
+    """
+    place = np.arange(places.start, places.stop, dtype=np.int64)
+    number = step * global_batch + place
+    chosen = np.empty_like(number)
+    for epoch in np.unique(number // samples):
+        mine = number // samples == epoch
+        chosen[mine] = permute((number[mine] % samples).astype(np.uint64), samples, _mix_key(seed, int(epoch)))
+    chosen[place >= global_batch] = -1
+    return chosen
+
+
+def permute(index: U64, size: int, key: int) -> U64:
+    """Where a keyed permutation of 0..size-1 sends `index`."""
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    result = _feistel(index, half, key)
+    outside = result >= size
+    while outside.any():
+        result[outside] = _feistel(result[outside], half, key)
+        outside = result >= size
+    return result
+
+
+def _feistel(value: U64, half: int, key: int) -> U64:
+    mask = np.uint64((1 << half) - 1)
+    left, right = value >> np.uint64(half), value & mask
+    for round_ in range(_ROUNDS):
+        salt = np.uint64(_mix_key(key, round_))
+        left, right = right, left ^ (_mix(right ^ salt) & mask)
+    return (left << np.uint64(half)) | right
+
+
+def _mix(value: U64) -> U64:
+    """The finaliser of splitmix64: every bit of the input moves half the bits of the output."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _mix_key(first: int, second: int) -> int:
+    golden = 0x9E3779B97F4A7C15
+    number = (first * golden + (second + 1) * 0xD1B54A32D192ED03) & 0xFFFFFFFFFFFFFFFF
+    return int(_mix(np.array([number], dtype=np.uint64))[0])

@@ -1,0 +1,144 @@
+"""From a model on the meta device to one that is recomputed, compiled, spread over the ranks and given its weights.
+
+The order is the point (the same as in torchtitan):
+
+1. recompute is set inside the blocks, so that the compiler sees it and can partition forward and backward by it;
+2. each block is compiled on its own: all blocks share one graph, so compile time does not grow with depth, and the
+   graph holds no collective, so that nothing breaks it;
+3. FSDP2 wraps the compiled blocks: its hooks gather a block's weights before and free them after, outside the graph;
+   DDP wraps the model last, since it wants to see all parameters at once;
+4. weights are made only now, each rank its shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parallel import DistributedDataParallel
+
+from muster_components.trainer.config import Plan
+from muster_components.trainer.models import Transformer, materialise
+
+KEEP_GATHERED_BYTES: Final = 4 * 1024**3
+"""Models whose gathered weights take less than this keep them between forward and backward on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The model as the loop calls it, and the plain model whose parameters the optimizer and checkpoints see."""
+
+    module: nn.Module
+    model: Transformer
+    device: torch.device
+    autocast: bool
+
+    def forward_context(self) -> AbstractContextManager[object]:
+        """Around forward: autocast where the weights stay float32 (DDP in bf16)."""
+        if self.autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def gradients_wait(self, *, last: bool) -> AbstractContextManager[object]:
+        """Around a micro-step that is not the last of its step: DDP sends nothing yet.
+
+        FSDP reduces in every micro-step: to wait would mean to hold the gradients of the whole model on every rank.
+        """
+        if not last and isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return contextlib.nullcontext()
+
+
+def parallelize(plan: Plan, device: torch.device, world_size: int) -> Parallel:
+    """The story of the module's docstring."""
+    parallel = plan.config.parallel
+    with torch.device("meta"):
+        model = Transformer(plan.config.model, plan.seq_len)
+    for block in model.blocks:
+        block.recompute = parallel.recompute  # type: ignore[assignment]
+    if plan.compile and not parallel.compiled_autograd:
+        compile_parts(model)
+    if parallel.mode == "fsdp":
+        shard(model, plan, device, world_size)
+        materialise(model, device, plan.config.seed)
+        return Parallel(model, model, device, autocast=False)
+    materialise(model, device, plan.config.seed)
+    return Parallel(replicate(model, plan, device), model, device, autocast=plan.precision == "bf16")
+
+
+def compile_parts(model: Transformer) -> None:
+    """Compile each block and the head in place (`Module.compile` keeps the parameters' names as they are)."""
+    for block in model.blocks:
+        block.compile(fullgraph=True, dynamic=False)
+    model.head.compile(fullgraph=True, dynamic=False)
+
+
+def shard(model: Transformer, plan: Plan, device: torch.device, world_size: int) -> None:
+    """FSDP2: a group for each block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
+    mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    low = torch.bfloat16 if plan.precision == "bf16" else None
+    # Inputs are not cast: activations already have the weights' dtype, and the rotary table must stay float32.
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    reshard = plan.config.parallel.reshard
+    if reshard is None:
+        reshard = device.type == "cuda" and _gathered_bytes(model, plan) > KEEP_GATHERED_BYTES
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def replicate(model: Transformer, plan: Plan, device: torch.device) -> nn.Module:
+    """DDP; with compiled autograd the whole step is captured, the all-reduces of the gradients included."""
+    devices = [device.index] if device.type == "cuda" else None
+    if not plan.config.parallel.compiled_autograd:
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    torch._dynamo.config.compiled_autograd = True
+    replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    replicated.compile(dynamic=False)
+    return replicated
+
+
+@contextlib.contextmanager
+def fast_kernels(device: torch.device, precision: str) -> Iterator[None]:
+    """Choose kernels for everything inside: on Hopper and newer cuDNN's attention, which is a fifth faster than flash.
+
+    TF32 for what float32 products remain beside bf16; with `--precision fp32` they stay float32.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if torch.cuda.get_device_capability(device)[0] >= 9:
+        backends.insert(0, SDPBackend.CUDNN_ATTENTION)
+    with sdpa_kernel(backends, set_priority=True):
+        yield
+
+
+def start_process_group(device: torch.device, *, alone: bool) -> None:
+    """gloo for CPU tensors on every machine (checkpoints use it), NCCL for CUDA tensors.
+
+    `alone`: not under torchrun, so there is no rendezvous to ask.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    device_id = device if device.type == "cuda" else None
+    if alone:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=device_id)
+    else:
+        dist.init_process_group(backend, device_id=device_id)
+
+
+def _gathered_bytes(model: Transformer, plan: Plan) -> int:
+    width = 2 if plan.precision == "bf16" else 4
+    return sum(parameter.numel() for parameter in model.parameters()) * width

@@ -1,0 +1,162 @@
+"""Traces of the agreed steps, by torch.profiler, into the run folder's spool.
+
+The file is written under another name and renamed once it is whole, so that the collector never reads half a trace.
+Recording starts one step early to warm up: the first step under the profiler pays for its set-up. A disk that fills up
+costs the trace, not the training.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import warnings
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from muster_components.trainer.beats import Reporter
+from muster_components.trainer.config import TraceConfig
+from muster_components.trainer.context import RunContext
+
+
+class StepTracer:
+    """Call `begin(step)` before each step (from 1) and `close(last)` at the end; the rest follows from the config."""
+
+    def __init__(self, config: TraceConfig, context: RunContext, reporter: Reporter) -> None:
+        self._config = config
+        self._context = context
+        self._reporter = reporter
+        self._profiler: profile | None = None
+        self._recorded_from: int | None = None
+        self._over = not config.covers(context.rank)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything left to record."""
+        return not self._over
+
+    def switches(self, step: int) -> bool:
+        """Whether `begin(step)` will start the profiler or write the trace, which takes its time."""
+        if self._over:
+            return False
+        return step >= self._config.end or (self._profiler is None and step >= self._config.start - 1)
+
+    def begin(self, step: int) -> None:
+        """The step `step` is about to start; the one before it has ended."""
+        if self._over:
+            return
+        if self._profiler is None:
+            if step >= self._config.end:
+                self._over = True
+            elif step >= self._config.start - 1:
+                self._start(step)
+        elif step >= self._config.end:
+            self._finish(step)
+        else:
+            self._profiler.step()
+        if self._profiler is not None and self._recorded_from is None and step >= self._config.start:
+            self._recorded_from = step
+
+    def close(self, last: int) -> None:
+        """Training ended with step `last`; a trace that is still being recorded is written with the steps it has."""
+        if self._profiler is not None:
+            self._finish(last + 1)
+        elif not self._over and self._config.start > last:
+            self._missed(last)
+        self._over = True
+
+    def _start(self, step: int) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        try:
+            profiler = profile(
+                activities=activities,
+                schedule=self._action,
+                record_shapes=self._config.shapes,
+                with_stack=self._config.stack,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that only one cycle is kept: there is only one
+                profiler.start()
+                # Step 0 is not recorded, so that the first call of `step` opens the annotation with the true number.
+                profiler.step_num = step - 1
+                profiler.step()
+        except RuntimeError as error:
+            self._over = True
+            self._reporter.event("trace_failed", f"no trace: the profiler does not start: {error}", step=step)
+            return
+        self._profiler = profiler
+
+    def _action(self, step: int) -> ProfilerAction:
+        if self._config.start <= step < self._config.end:
+            return ProfilerAction.RECORD
+        return ProfilerAction.WARMUP if 0 < step == self._config.start - 1 else ProfilerAction.NONE
+
+    def _finish(self, end: int) -> None:
+        """Write the steps from the first recorded one to `end` - 1."""
+        profiler, start = self._profiler, self._recorded_from
+        self._profiler, self._over = None, True
+        if profiler is None:
+            return
+        if start is None or start >= end:
+            profiler.stop()
+            self._missed(end - 1)
+            return
+        path = self._context.trace_path(start, end)
+        try:
+            self._describe(profiler, start, end)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of events still open when the profiler stops
+                profiler.stop()
+            write_trace(profiler, path)
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._reporter.event(
+                "trace_failed", f"no trace of steps {start}:{end}: {reason}; training goes on", step=end - 1
+            )
+            return
+        self._reporter.event("trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, say=False)
+
+    def _missed(self, last: int) -> None:
+        steps = f"{self._config.start}:{self._config.end}"
+        message = f"no trace: steps {steps} lie beyond the last step {last}"
+        self._reporter.event("trace_missed", message, step=last, say=self._context.is_first)
+
+    def _describe(self, profiler: profile, start: int, end: int) -> None:
+        """Say in the trace whose it is, for tools that read several."""
+        context = self._context
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            # With a process group the profiler adds the same entry itself.
+            alone = {"backend": "none", "rank": context.rank, "world_size": context.world_size}
+            profiler.add_metadata_json("distributedInfo", json.dumps(alone))
+        owner = {
+            "job": context.job,
+            "rank": context.rank,
+            "world_size": context.world_size,
+            "attempt": context.attempt,
+            "start_step": start,
+            "end_step": end,
+            "host": socket.gethostname(),
+        }
+        profiler.add_metadata_json("muster", json.dumps(owner))
+
+
+def write_trace(profiler: profile, path: Path) -> None:
+    """Export to `path`, whole or not at all. Raises OSError, also for a short file that the exporter did not notice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        profiler.export_chrome_trace(str(temporary))
+        with temporary.open("rb") as trace:
+            trace.seek(max(0, os.fstat(trace.fileno()).st_size - 64))
+            if not trace.read().rstrip().endswith(b"}"):
+                raise OSError(errno.ENOSPC, "the file was cut short (disk full?)")
+            os.fsync(trace.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+        temporary.with_name(temporary.name + ".tmp").unlink(missing_ok=True)  # the exporter's own

@@ -1,0 +1,106 @@
+"""Model recipes: each a function that returns a complete shape, so that a name on the command line means one thing.
+
+The names are those of the published shapes with their own vocabularies. The default vocabulary here is the 256 bytes,
+so `gpt:124m` on text has 85M parameters; `--vocab_size 50304` gives the published size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from muster_components.trainer.errors import InputError
+
+BYTE_VOCAB: Final = 256
+
+Style = Literal["modern", "gpt2"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer.
+
+    `style` "modern" is RMSNorm, rotary positions and SwiGLU without biases; "gpt2" is LayerNorm, learned positions and
+    GELU with biases. `hidden` is the width of the feed-forward layer. `kv_heads` < `heads` shares keys and values among
+    groups of heads. `lr` is the peak learning rate that suits the shape.
+    """
+
+    name: str
+    layers: int
+    dim: int
+    heads: int
+    kv_heads: int
+    hidden: int
+    vocab_size: int = BYTE_VOCAB
+    style: Style = "modern"
+    rope_theta: float = 10_000.0
+    lr: float = 6e-4
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    def shape(self) -> dict[str, object]:
+        """What decides the parameters' names and shapes: what a checkpoint must agree on."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr")}
+
+
+def gpt_1m() -> ModelConfig:
+    """0.9M parameters: for tests, and to learn the commands."""
+    return ModelConfig(name="gpt:1m", layers=4, dim=128, heads=4, kv_heads=4, hidden=344, lr=2e-3)
+
+
+def gpt_10m() -> ModelConfig:
+    """10.8M parameters: learns the look of text within a minute on two CPU cores."""
+    return ModelConfig(name="gpt:10m", layers=6, dim=384, heads=6, kv_heads=6, hidden=1024, lr=1e-3)
+
+
+def gpt_124m() -> ModelConfig:
+    """The shape of GPT-2 small in modern form."""
+    return ModelConfig(name="gpt:124m", layers=12, dim=768, heads=12, kv_heads=12, hidden=2048)
+
+
+def gpt2_124m() -> ModelConfig:
+    """GPT-2 small: LayerNorm, learned positions, GELU, biases; but the head has a matrix of its own."""
+    return dataclasses.replace(gpt_124m(), name="gpt2:124m", hidden=3072, style="gpt2")
+
+
+def gpt_350m() -> ModelConfig:
+    """The shape of GPT-2 medium in modern form."""
+    return ModelConfig(name="gpt:350m", layers=24, dim=1024, heads=16, kv_heads=16, hidden=2752, lr=3e-4)
+
+
+def gpt_1b() -> ModelConfig:
+    """1.0B parameters, 20 layers of 2048."""
+    return ModelConfig(name="gpt:1b", layers=20, dim=2048, heads=16, kv_heads=16, hidden=5632, lr=2e-4)
+
+
+def llama_8b() -> ModelConfig:
+    """Llama 3 8B: grouped-query attention with 8 key-value heads; `--vocab_size 128256` gives the published size."""
+    return ModelConfig(
+        name="llama:8b", layers=32, dim=4096, heads=32, kv_heads=8, hidden=14_336, rope_theta=500_000.0, lr=3e-4
+    )
+
+
+RECIPES: Final[Mapping[str, Callable[[], ModelConfig]]] = MappingProxyType(
+    {recipe().name: recipe for recipe in (gpt_1m, gpt_10m, gpt_124m, gpt2_124m, gpt_350m, gpt_1b, llama_8b)}
+)
+
+
+def model_config(name: str, *, vocab_size: int | None = None) -> ModelConfig:
+    """The recipe called `name`, with another vocabulary if one is given. Raises InputError with the nearest name."""
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name.lower(), RECIPES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InputError(f"--model {name!r} is no recipe; {hint}There are: {', '.join(RECIPES)}")
+    config = RECIPES[name]()
+    if vocab_size is None:
+        return config
+    if vocab_size < BYTE_VOCAB:
+        raise InputError(f"--vocab_size {vocab_size} is too small: tokens are bytes, so it is at least {BYTE_VOCAB}")
+    return dataclasses.replace(config, vocab_size=vocab_size)

@@ -1,0 +1,1 @@
+"""The engine against Kubernetes: watch, plan, apply."""

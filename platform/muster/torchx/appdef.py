@@ -1,0 +1,134 @@
+"""An AppDef becomes one TrainingJob, whose size does not depend on the number of replicas (pure).
+
+What TorchX's macros mean to us: `app_id` is the job's name and `rank0_env` a variable of the contract in
+docs/run-folder.md; `replica_id` differs between pods that share one template, so it becomes `$(MUSTER_REPLICA)`, which
+every cluster replaces as a kubelet does. Everything else in an AppDef is literal, hence its dollars are doubled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
+
+from muster.documents.complaints import explain
+from muster.documents.located import Located
+from muster.spec import API_VERSION, TrainingJob
+from muster.torchx.forms import kubernetes_name
+from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.settings import settings_of
+
+RANK0_HOST = "MUSTER_RANK0_HOST"
+REPLICA = "MUSTER_REPLICA"
+APP_LABEL = "muster.dev/app"
+DEFAULT_NAMESPACE = "default"
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_REPLICA_TOKEN = "\0replica\0"
+
+
+def training_job(app: AppDef, name: str, cfg: Mapping[str, object], img_root: str = "") -> TrainingJob:
+    """The job that `app` asks for, called `name`. Raises SubmissionRefused."""
+    settings = settings_of(cfg, app.metadata)
+    namespace = settings.get(".namespace", DEFAULT_NAMESPACE)
+    values = macros.Values(
+        img_root=img_root, app_id=app_id(name, namespace), replica_id=_REPLICA_TOKEN, rank0_env=RANK0_HOST
+    )
+    roles = [values.apply(role) for role in app.roles]
+    spec = {field: value for field, value in settings.items() if not field.startswith(".")}
+    spec["roles"] = [_role(role, settings.get(".grace")) for role in roles]
+    spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
+    if ".rules" in settings:
+        spec["failurePolicy"]["rules"] = settings[".rules"]
+    if (window := settings.get(".window")) is not None:
+        spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
+    metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: kubernetes_name(app.name)}}
+    return _validated({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
+
+
+def app_id(name: str, namespace: str) -> str:
+    """What TorchX calls the job: its name, after `namespace:` unless that is the default one."""
+    return name if namespace == DEFAULT_NAMESPACE else f"{namespace}:{name}"
+
+
+def split_app_id(text: str) -> tuple[str, str]:
+    """(name, namespace) of an app id."""
+    namespace, colon, name = text.rpartition(":")
+    return (name, namespace) if colon else (text, DEFAULT_NAMESPACE)
+
+
+def _role(role: Role, grace_s: int | None) -> dict[str, Any]:
+    name = kubernetes_name(role.name)
+    container: dict[str, Any] = {
+        "name": name,
+        "image": role.image,
+        "command": [_literal(role.entrypoint)],
+        "args": [_literal(arg) for arg in role.args],
+        "env": [{"name": variable, "value": _literal(str(value))} for variable, value in role.env.items()],
+        "resources": _resources(role),
+        "ports": [
+            {"name": kubernetes_name(port, 15), "containerPort": number} for port, number in role.port_map.items()
+        ],
+    }
+    pod: dict[str, Any] = {"terminationGracePeriodSeconds": grace_s, "nodeSelector": _node_selector(role)}
+    pod["volumes"], container["volumeMounts"] = _volumes(role.mounts)
+    pod["containers"] = [_said(container)]
+    entry = {"name": name, "replicas": role.num_replicas, "minReplicas": role.min_replicas}
+    if role.min_replicas == role.num_replicas:
+        del entry["minReplicas"]
+    return _said(entry) | {"template": {"spec": _said(pod)}}
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields that say nothing, so that what is printed is what was asked for."""
+    return {key: value for key, value in fields.items() if value not in (None, [], {})}
+
+
+def _literal(text: str) -> str:
+    """`$` before `$` or `(` doubled, so that expansion gives the text back; the replica's index in its place."""
+    return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA_TOKEN, f"$({REPLICA})")
+
+
+def _resources(role: Role) -> dict[str, dict[str, str]]:
+    """Requests, and limits for what is given out whole. TorchX writes -1 or 0 for "not said"."""
+    resource = role.resource
+    whole = {"nvidia.com/gpu": resource.gpu, **{str(name): count for name, count in resource.devices.items()}}
+    limits = {name: str(count) for name, count in whole.items() if count > 0}
+    requests = dict(limits)
+    if resource.cpu > 0:
+        requests["cpu"] = str(resource.cpu)
+    if resource.memMB > 0:
+        requests["memory"] = limits["memory"] = f"{resource.memMB}Mi"
+    return {key: amounts for key, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def _node_selector(role: Role) -> dict[str, str]:
+    """Capabilities that are node labels, such as node.kubernetes.io/instance-type; others say nothing to us."""
+    capabilities = role.resource.capabilities
+    return {key: str(value) for key, value in capabilities.items() if "/" in key and _LABEL_VALUE.fullmatch(str(value))}
+
+
+def _volumes(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(volumes, volumeMounts) as TorchX's own Kubernetes scheduler writes them."""
+    volumes: list[dict[str, Any]] = []
+    mounted: list[dict[str, Any]] = []
+    for number, mount in enumerate(mounts):
+        source: dict[str, Any] = (
+            {"persistentVolumeClaim": {"claimName": mount.src}}
+            if isinstance(mount, VolumeMount)
+            else {"hostPath": {"path": mount.src_path}}
+        )
+        read_only = "w" not in mount.permissions if isinstance(mount, DeviceMount) else mount.read_only
+        volumes.append({"name": f"mount-{number}", **source})
+        mounted.append({"name": f"mount-{number}", "mountPath": mount.dst_path, "readOnly": read_only})
+    return volumes, mounted
+
+
+def _validated(document: dict[str, Any]) -> TrainingJob:
+    try:
+        return TrainingJob.model_validate(document)
+    except ValidationError as error:
+        complaints = [explain(finding, Located(document, {})) for finding in error.errors()]
+        raise SubmissionRefused("; ".join(f"{item.field}: {item.message}" for item in complaints)) from error

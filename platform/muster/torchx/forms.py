@@ -1,0 +1,93 @@
+"""The friendly forms in which people write options: `2h`, `20:25`, `block:rack`; and the names that Kubernetes takes.
+
+Every reader takes a text and returns a value of `muster.spec`, or raises ValueError that says what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+LONGEST_NAME = 52
+
+
+def read_duration(text: str) -> int:
+    """Seconds of `2h`, `1h30m`, `45s` or a plain number of seconds."""
+    if text.isdecimal():
+        seconds = int(text)
+    elif text and (match := _DURATION.fullmatch(text)):
+        seconds = sum(int(count) * unit for count, unit in zip(match.groups("0"), SECONDS.values(), strict=True))
+    else:
+        raise ValueError("is no duration; write one such as 2h, 1h30m, 45s or a number of seconds")
+    if seconds < 1:
+        raise ValueError("lasts no time; write at least 1s")
+    return seconds
+
+
+def read_whole(text: str) -> int:
+    """A whole number, negative ones included."""
+    if not re.fullmatch(r"[+-]?\d+", text):
+        raise ValueError("is no whole number; write one such as 0 or 100")
+    return int(text)
+
+
+def read_list(text: str) -> list[str]:
+    """`a,b` or `a;b`, or a JSON list of texts."""
+    if text.lstrip().startswith("["):
+        entries = read_json_list(text)
+        if not all(isinstance(entry, str) for entry in entries):
+            raise ValueError("holds something else than texts; write names such as h200,a100")
+        return [str(entry) for entry in entries]
+    return [entry.strip() for entry in re.split("[,;]", text) if entry.strip()]
+
+
+def read_json_list(text: str) -> list[object]:
+    """A JSON list."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error}); write a list such as []") from None
+    if not isinstance(value, list):
+        raise ValueError("is no JSON list; write one such as []")
+    return value
+
+
+def read_topology(text: str) -> dict[str, str]:
+    """`block` requires one domain of that level, `:rack` prefers one, `block:rack` does both."""
+    required, _, preferred = (part.strip() for part in text.partition(":"))
+    if ":" in preferred or not (required or preferred):
+        raise ValueError("is no topology; write REQUIRED, :PREFERRED or REQUIRED:PREFERRED, as block:rack")
+    return {key: level for key, level in (("required", required), ("preferred", preferred)) if level}
+
+
+def read_window(text: str) -> tuple[int, int]:
+    """(first step, number of steps) of `20:25`, which is steps 20 to 24."""
+    first, colon, end = (part.strip() for part in text.partition(":"))
+    if not (colon and first.isdecimal() and end.isdecimal()):
+        raise ValueError("is no range of steps; write FIRST:END, as 20:25 for steps 20 to 24")
+    if int(first) < 1:
+        raise ValueError("begins before the first step; steps count from 1, as in 1:6")
+    if int(end) <= int(first):
+        raise ValueError(f"ends before it begins; write FIRST:END, as {int(end)}:{int(first) + 1} or 20:25")
+    return int(first), int(end) - int(first)
+
+
+def read_ranks(text: str) -> list[int]:
+    """`0,3`; empty means all."""
+    parts = read_list(text)
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError("is no list of ranks; write numbers such as 0,3, or nothing for all")
+    return sorted({int(part) for part in parts})
+
+
+def kubernetes_name(text: str, longest: int = LONGEST_NAME) -> str:
+    """The text as a Kubernetes name: lower-case letters, digits and single dashes; `job` when nothing is left."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:longest].strip("-")
+    return name or "job"
+
+
+def unique_name(text: str, suffix: str) -> str:
+    """A Kubernetes name of at most 52 characters that ends with `-suffix`."""
+    return f"{kubernetes_name(text, LONGEST_NAME - len(suffix) - 1)}-{suffix}"

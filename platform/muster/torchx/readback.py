@@ -1,0 +1,105 @@
+"""A TrainingJob in the words of TorchX: state, message, roles, the failure in the form of torchelastic (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
+
+from muster.lifecycle.conditions import FAILED, find
+from muster.quantity import parse_quantity
+from muster.spec import LastFailure, RoleSpec, TrainingJob
+from muster.torchx.appdef import REPLICA, app_id
+from muster.torchx.story import doing
+
+_STATES = {
+    "Pending": AppState.PENDING,
+    "Suspended": AppState.PENDING,
+    "Admitted": AppState.PENDING,
+    "Running": AppState.RUNNING,
+    "Succeeded": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+}
+
+_ESCAPED = re.compile(rf"\$\$|\$\({REPLICA}\)")
+
+
+def app_state(job: TrainingJob) -> AppState:
+    """Where the job stands. A cancelled job is one that failed by its user's wish."""
+    failed = find(job.status, FAILED)
+    if failed is not None and failed.status == "True" and failed.reason == "Cancelled":
+        return AppState.CANCELLED
+    return _STATES[job.status.phase]
+
+
+def description(job: TrainingJob, run_dir: str) -> DescribeAppResponse:
+    """All that `torchx status` and `torchx describe` show."""
+    state = app_state(job)
+    failure = job.status.last_failure
+    report = job.status.traces.report if job.status.traces else ""
+    return DescribeAppResponse(
+        app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
+        state=state,
+        num_restarts=job.status.restarts,
+        msg=f"{doing(job)}; run folder {run_dir}",
+        structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
+        ui_url=f"file://{report}" if report else None,
+        roles_statuses=list(_role_statuses(job, state)),
+        roles=[_role(role, job.spec.failure_policy.max_restarts) for role in job.spec.roles],
+    )
+
+
+def _elastic_error(failure: LastFailure) -> dict[str, object]:
+    """The form that TorchX reads (in both versions): message, code, time."""
+    text = failure.log_tail.strip() or failure.reason
+    details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
+    return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
+
+
+def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
+    failure = job.status.last_failure
+    for part in job.status.placement:
+        replicas = []
+        for node, index in ((share.node, index) for share in part.nodes for index in _indexes(share.indexes)):
+            status = ReplicaStatus(id=index, role=part.role, state=state, hostname=node)
+            prefix = f"{job.metadata.name}-{part.role}-{index}-"
+            if failure is not None and state == AppState.FAILED and failure.pod.startswith(prefix):
+                status.structured_error_msg = json.dumps(_elastic_error(failure))
+            replicas.append(status)
+        yield RoleStatus(role=part.role, replicas=replicas)
+
+
+def _indexes(text: str) -> range:
+    """`0-7` or `3`."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _role(role: RoleSpec, max_restarts: int) -> Role:
+    container = role.template.spec.containers[0]
+    amounts = {**container.resources.limits, **container.resources.requests}
+    whole = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
+    return Role(
+        name=role.name,
+        image=container.image or "",
+        min_replicas=role.min_replicas,
+        entrypoint=_as_written(container.command[0]) if container.command else "",
+        args=[_as_written(arg) for arg in (*container.command[1:], *container.args)],
+        env={variable.name: _as_written(variable.value or "") for variable in container.env},
+        num_replicas=role.replicas,
+        max_retries=max_restarts,
+        resource=Resource(
+            cpu=-(-whole.pop("cpu", 0) // 1000),
+            gpu=whole.pop("nvidia.com/gpu", 0),
+            memMB=whole.pop("memory", 0) // 2**20,
+            devices=whole,
+        ),
+    )
+
+
+def _as_written(text: str) -> str:
+    """The text as the AppDef had it."""
+    return _ESCAPED.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)

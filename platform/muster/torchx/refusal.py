@@ -1,0 +1,27 @@
+"""How bad input reaches a person through `torchx run`.
+
+TorchX prints a ComponentValidationException as an error and ends with exit code 1; anything else ends in a traceback
+whose last line only is meant for people. So whatever refuses a submission is turned into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torchx.specs.finder import ComponentValidationException
+
+from muster.errors import MusterError
+
+
+class SubmissionRefused(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
+    """The app, its options or this cluster forbid the submission; the text names the field, the value and a remedy."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what Muster refuses into what TorchX prints."""
+    try:
+        yield
+    except MusterError as error:
+        raise SubmissionRefused(str(error)) from error

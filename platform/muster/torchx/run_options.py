@@ -1,0 +1,50 @@
+"""The options of `-cfg`, as TorchX wants them described."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torchx.specs import CfgVal, InvalidRunConfigException, runopts
+from torchx.util.types import to_dict
+
+from muster.torchx.settings import RUN_OPTIONS
+
+
+class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
+    """Options that know their names: TorchX 0.7.0 drops an unknown one without a word.
+
+    Both versions print what `resolve` raises; what `cfg_from_str` raises ends in a traceback. So reading keeps what it
+    does not understand, and resolving refuses it.
+    """
+
+    def cfg_from_str(self, cfg_str: str) -> dict[str, CfgVal]:
+        """The options in a `-cfg` text; those that cannot be read stay texts."""
+        given: dict[str, CfgVal] = to_dict(cfg_str)
+        if any(self.get(key) is None for key in given):
+            return given
+        try:
+            read: dict[str, CfgVal] = super().cfg_from_str(cfg_str)
+        except ValueError:
+            return given
+        return read
+
+    def resolve(self, cfg: Mapping[str, CfgVal], **how: Any) -> dict[str, CfgVal]:
+        """Defaults filled in. Raises InvalidRunConfigException that names an option that is not ours."""
+        names = [name for name, _ in self]
+        for key in cfg:
+            if self.get(key) is None:
+                near = difflib.get_close_matches(key, names, 1, 0.6)
+                right = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(names)}"
+                raise InvalidRunConfigException(f"`{key}` is no option of muster_local; {right}", key, cfg)
+        resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
+        return resolved
+
+
+def run_options() -> RunOptions:
+    """All options, from the one table of settings."""
+    options = RunOptions()
+    for setting in RUN_OPTIONS:
+        options.add(setting.key, type_=setting.type, default=None, help=setting.help)
+    return options

@@ -1,0 +1,105 @@
+"""What a job asks for beyond its AppDef: queue, priority, times, where to run, what to trace.
+
+One table. A component sets AppDef metadata (`muster.dev/queue`), a person writes `-cfg queue=...`, which wins; both
+take the same text, so options serve `dist.ddp` as well as our own components.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
+
+from muster.torchx.forms import (
+    read_duration,
+    read_json_list,
+    read_list,
+    read_ranks,
+    read_topology,
+    read_whole,
+    read_window,
+)
+from muster.torchx.refusal import SubmissionRefused
+
+PREFIX = "muster.dev/"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing to ask for. `type`: of the run option, None where there is none; `read`: text to the field's value."""
+
+    key: str
+    field: str  # of TrainingJobSpec; ".x" for what is put together elsewhere
+    read: Callable[[str], Any]
+    help: str
+    type: Any = None
+
+    @property
+    def metadata_key(self) -> str:
+        """As a component writes it: `muster.dev/max-runtime`."""
+        return PREFIX + self.key.replace("_", "-")
+
+
+SETTINGS = (
+    Setting("queue", "queue", str.strip, "queue that the job waits in (default: default)", str),
+    Setting("priority", "priority", read_whole, "higher goes first within the queue (default: 0)", int),
+    Setting(
+        "max_runtime",
+        "maxRuntimeSeconds",
+        read_duration,
+        "longest time from admission, such as 2h; tells others when room is free and lets the job backfill",
+        str,
+    ),
+    Setting(
+        "start_timeout", "startTimeoutSeconds", read_duration, "longest time until all pods are up (default: 10m)", str
+    ),
+    Setting(
+        "stall_timeout", "stallTimeoutSeconds", read_duration, "no step for so long is a failure (default: none)", str
+    ),
+    Setting("flavors", "flavors", read_list, "kinds of node, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
+    Setting("topology", "topology", read_topology, "REQUIRED[:PREFERRED] level in common, such as block:rack", str),
+    Setting("trace_steps", ".window", read_window, "FIRST:END steps to profile, such as 20:25 (default: none)", str),
+    Setting("namespace", ".namespace", str.strip, "namespace of the job (default: default)", str),
+    Setting("trace_ranks", ".ranks", read_ranks, "ranks to profile, such as 0,3; all when empty"),
+    Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),
+    Setting("failure_rules", ".rules", read_json_list, "failurePolicy.rules of the TrainingJob, as JSON"),
+    Setting("ttl", "ttlSecondsAfterFinished", read_duration, "how long the record stays after the end"),
+)
+RUN_OPTIONS = tuple(setting for setting in SETTINGS if setting.type is not None)
+
+
+def settings_of(cfg: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, Any]:
+    """Values by field of TrainingJobSpec: what `cfg` says, else what the app's metadata says; an empty option takes
+    back what the metadata says. Raises SubmissionRefused that names the option, its text and what would be right."""
+    _refuse_unknown(metadata)
+    found: dict[str, Any] = {}
+    for setting in SETTINGS:
+        for name, source in ((setting.key, cfg), (setting.metadata_key, metadata)):
+            given = source.get(name)
+            if given is not None:
+                if given != "":
+                    found[setting.field] = _read(setting, name, given)
+                break
+    return found
+
+
+def _read(setting: Setting, name: str, given: object) -> Any:
+    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    try:
+        return setting.read(text)
+    except ValueError as error:
+        raise SubmissionRefused(f"{name}: {text!r} {error}") from error
+
+
+def _refuse_unknown(metadata: Mapping[str, object]) -> None:
+    known = [setting.metadata_key for setting in SETTINGS]
+    for key in metadata:
+        if key.startswith(PREFIX) and key not in known:
+            raise SubmissionRefused(f"metadata {key}: Muster knows no such key; {_nearest(key, known)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, 1, 0.6)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -1,0 +1,256 @@
+"""The launcher with real processes: exit codes, signals, grace, output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .conftest import Pod
+
+Start = Callable[..., Pod]
+
+
+def test_each_rank_runs_the_script_with_its_arguments(start: Start) -> None:
+    code, log = start(
+        "print(rank, os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE'], *sys.argv[1:])",
+        "--nproc", "2",
+        args=("--lr", "0.1", "--", "-x"),
+    ).end()  # fmt: skip
+    assert sorted(log.splitlines()) == ["0 0 2 --lr 0.1 -- -x", "[r1] 1 1 2 --lr 0.1 -- -x"]
+    assert code == 0
+
+
+def test_one_pod_finds_a_port_of_its_own(start: Start) -> None:
+    code, log = start("print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])", "--nproc", "1").end()
+    address, port = log.split()
+    assert (code, address) == (0, "127.0.0.1")
+    assert 0 < int(port) < 65536
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(start: Start) -> None:
+    code, log = start(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+        if rank == 1:
+            print("out of data", flush=True)
+            sys.exit(7)
+        time.sleep(60)
+        """,
+        "--nproc", "3",
+    ).end()  # fmt: skip
+    assert code == 7
+    assert "muster: rank 1 failed first, after" in log
+    assert "exit code 7; its last line: out of data" in log
+
+
+def test_a_rank_ended_by_a_signal_gives_128_plus_the_signal(start: Start) -> None:
+    code, log = start("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", "--nproc", "2").end()
+    assert code == 128 + signal.SIGKILL
+    assert "rank 1 failed first" in log
+    assert "killed by SIGKILL (out of memory?)" in log
+
+
+def test_a_failure_recorded_by_torch_is_told_in_its_own_words(start: Start) -> None:
+    code, log = start(
+        """
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            file.write('{"message": {"message": "ValueError: no such shard", "extraInfo": {"timestamp": "1"}}}')
+        sys.exit(3)
+        """
+    ).end()
+    assert code == 3
+    assert "exit code 3: ValueError: no such shard" in log
+
+
+def test_sigterm_reaches_every_rank_and_the_code_tells_that_the_pod_was_stopped(start: Start) -> None:
+    pod = start(
+        """
+        def stop(*_):
+            print("saved", rank, flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        print("ready", rank, flush=True)
+        time.sleep(60)
+        """,
+        "--nproc", "2",
+    )  # fmt: skip
+    pod.await_line("ready 0")
+    pod.await_line("ready 1")
+    pod.process.terminate()
+    code, log = pod.end()
+    assert code == 128 + signal.SIGTERM
+    assert "saved 0" in log
+    assert "[r1] saved 1" in log
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_when_its_grace_is_over(start: Start) -> None:
+    pod = start(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+        MUSTER_GRACE_SECONDS="2",
+    )
+    pod.await_line("deaf")
+    began = time.monotonic()
+    pod.process.terminate()
+    code, log = pod.end()
+    assert code == 128 + signal.SIGTERM
+    assert "rank 0 may take 1 s to stop" in log
+    assert "killing rank 0" in log
+    assert time.monotonic() - began >= 0.9
+
+
+def test_a_second_signal_kills_at_once(start: Start) -> None:
+    pod = start(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+        MUSTER_GRACE_SECONDS="600",
+    )
+    pod.await_line("deaf")
+    pod.process.send_signal(signal.SIGINT)
+    pod.await_line("may take 590 s")
+    pod.process.send_signal(signal.SIGINT)
+    assert pod.end(timeout_s=10)[0] == 128 + signal.SIGINT
+
+
+def test_workers_of_a_rank_live_until_the_rank_has_saved(start: Start) -> None:
+    pod = start(
+        """
+        import subprocess
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        def stop(*_):
+            time.sleep(0.2)
+            print("worker", worker.poll(), flush=True)
+            worker.kill()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    pod.await_line("ready")
+    pod.process.terminate()
+    assert "worker None" in pod.end()[1]
+
+
+def test_what_a_killed_rank_started_is_killed_with_it(start: Start, tmp_path: Path) -> None:
+    pod = start(
+        """
+        import subprocess
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print("worker", worker.pid, flush=True)
+        time.sleep(60)
+        """,
+        MUSTER_GRACE_SECONDS="1",
+    )
+    pod.await_line("worker")
+    worker = int(pod.said().split()[1])
+    pod.process.terminate()
+    pod.end()
+    deadline = time.monotonic() + 5
+    while _runs(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_grandchild_that_keeps_the_log_open_does_not_keep_the_pod(start: Start) -> None:
+    source = """
+        import subprocess
+        if rank == 1:
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
+            print("child", child.pid, flush=True)
+        """
+    pod = start(source, "--nproc", "2")
+    began = time.monotonic()
+    code, log = pod.end()
+    assert code == 0
+    assert time.monotonic() - began < 20
+    os.kill(int(log.split("child ")[1].split()[0]), signal.SIGKILL)
+
+
+def test_threads_fit_the_host_unless_the_user_says_otherwise(start: Start) -> None:
+    cores = len(os.sched_getaffinity(0))
+    said = "print('threads', os.environ['OMP_NUM_THREADS'])"
+    assert f"threads {max(1, cores // 2)}\n" in start(said, "--nproc", "2").end()[1]
+    assert "threads 5\n" in start(said, OMP_NUM_THREADS="5").end()[1]
+
+
+def test_a_port_in_use_is_said_before_any_rank_starts(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, log = start(
+            "print('started')", "--nproc", "2", MUSTER_RANK0_HOST="127.0.0.1", MUSTER_RANK0_PORT=str(port)
+        ).end()
+    assert code == 75
+    assert f"port {port} of" in log
+    assert "MUSTER_RANK0_PORT" in log
+    assert "started" not in log
+
+
+def test_a_script_that_does_not_exist_is_named() -> None:
+    ran = _launch("--nproc", "2", "--", "no/such.py")
+    assert ran.returncode == 2
+    assert "script no/such.py does not exist in" in ran.stdout
+
+
+def test_options_that_mean_nothing_are_refused_by_name() -> None:
+    for options, complaint in (
+        (("--nproc", "0", "--", "x.py"), "'0' is no whole number from 1 up"),
+        (("--nproc", "2"), "what each rank runs is missing"),
+        (("--nproc", "2", "--", "-m"), "what each rank runs is missing"),
+        (("--ranks", "2", "--", "x.py"), "unrecognized arguments: --ranks"),
+    ):
+        ran = _launch(*options)
+        assert ran.returncode == 2
+        assert complaint in ran.stdout + ran.stderr
+
+
+def test_a_place_that_contradicts_itself_is_refused_by_name() -> None:
+    for environ, complaint in (
+        ({"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "2"}, "MUSTER_REPLICA=2, but the role has 2 pods"),
+        ({"MUSTER_REPLICAS": "2"}, "need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT"),
+        ({"MUSTER_REPLICAS": "two"}, "MUSTER_REPLICAS='two' is no whole number from 1 up"),
+        ({"MUSTER_RANK0_PORT": "70000"}, "MUSTER_RANK0_PORT=70000 is no port"),
+        ({"MUSTER_GRACE_SECONDS": "soon"}, "MUSTER_GRACE_SECONDS='soon' is no number"),
+    ):
+        ran = _launch("--", "-m", "this", **environ)
+        assert ran.returncode == 2
+        assert complaint in ran.stdout
+
+
+def test_lines_of_several_ranks_do_not_mix(start: Start) -> None:
+    _, log = start("for i in range(300): print('rank', rank, 'line', i)", "--nproc", "3").end()
+    prefixes = ("", "[r1] ", "[r2] ")
+    expected = {f"{prefixes[rank]}rank {rank} line {i}" for rank in range(3) for i in range(300)}
+    assert set(log.splitlines()) == expected
+
+
+def test_a_progress_bar_of_rank_0_is_shown_before_its_line_ends(start: Start) -> None:
+    pod = start("print('\\r 50%', end='', flush=True); time.sleep(60)")
+    pod.await_line("\r 50%")
+
+
+def test_an_orphan_is_not_left_when_the_ranks_end_by_themselves(start: Start) -> None:
+    pod = start("print('pid', os.getpid(), flush=True)", "--nproc", "2")
+    _, log = pod.end()
+    pids = [int(line.split("pid ")[1]) for line in log.splitlines() if "pid " in line]
+    assert len(pids) == 2
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _launch(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "muster_components.launch", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=30, env={**os.environ, **environ}, check=False
+    )
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return False

@@ -1,0 +1,57 @@
+"""Where a pod stands, without any process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster_components.launch.place import Place, place_of, rank_environment, threads_per_rank, usable_cores
+
+
+def test_outside_muster_a_pod_stands_alone() -> None:
+    assert place_of({}, nproc=2) == Place(nproc=2, run_id="local-0")
+
+
+def test_ranks_count_through_the_pods() -> None:
+    place = place_of(
+        {"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "4", "MUSTER_RANK0_HOST": "h", "MUSTER_RANK0_PORT": "29500"}, nproc=8
+    )
+    assert (place.world_size, place.rank(0), place.rank(7)) == (32, 16, 23)
+
+
+def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> None:
+    place = Place(nproc=2, replica=1, replicas=3, host="10.0.0.7", port=2345, run_id="u-0", role="trainer")
+    found = rank_environment(place, 1, {"OMP_NUM_THREADS": "5", "HOME": "/h", "RANK": "stale"}, threads=4)
+    expected = {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "3", "ROLE_NAME": "trainer", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "2345", "TORCHELASTIC_RUN_ID": "u-0",
+        "OMP_NUM_THREADS": "5", "HOME": "/h",
+    }  # fmt: skip
+    assert expected.items() <= found.items()
+
+
+def test_every_attempt_meets_under_its_own_name() -> None:
+    runs = {place_of({"MUSTER_JOB_UID": "u", "MUSTER_ATTEMPT": str(attempt)}, 1).run_id for attempt in range(3)}
+    assert runs == {"u-0", "u-1", "u-2"}
+
+
+@pytest.mark.parametrize(("grace_s", "patience_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])
+def test_ranks_get_ten_seconds_less_than_the_pod_but_at_least_half(grace_s: float, patience_s: float) -> None:
+    assert Place(nproc=1, grace_s=grace_s).patience_s == patience_s
+
+
+def test_threads_never_fall_to_zero() -> None:
+    assert [threads_per_rank(cores, nproc) for cores, nproc in ((8, 2), (2, 2), (2, 8), (7, 2))] == [4, 1, 1, 3]
+
+
+def test_a_cgroup_that_grants_less_counts(tmp_path: Path) -> None:
+    granted = tmp_path / "cpu.max"
+    unlimited = usable_cores(tmp_path / "absent")
+    granted.write_text("max 100000\n")
+    assert usable_cores(granted) == unlimited
+    granted.write_text("100000 100000\n")
+    assert usable_cores(granted) == 1
+    granted.write_text("50000 100000\n")
+    assert usable_cores(granted) == 1

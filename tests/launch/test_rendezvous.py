@@ -1,0 +1,45 @@
+"""Ranks of two pods meet with torch, and the store outlives rank 0."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import Pod
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.matrix
+def test_two_pods_meet_and_the_store_outlives_rank_0(start: Callable[..., Pod]) -> None:
+    source = """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _get_default_store
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(rank)])
+        dist.all_reduce(total)
+        print("sum", total.item(), dist.is_torchelastic_launched(), flush=True)
+        if rank == 0:
+            os._exit(0)
+        time.sleep(1.5)
+        store = _get_default_store()
+        store.set(f"late-{rank}", "here")
+        print("late", store.get(f"late-{rank}"), flush=True)
+        """
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    pods = [
+        start(
+            source, "--nproc", "2",
+            MUSTER_REPLICA=str(replica), MUSTER_REPLICAS="2", MUSTER_RANK0_HOST="127.0.0.1", MUSTER_RANK0_PORT=port,
+        )
+        for replica in range(2)
+    ]  # fmt: skip
+    ends = [pod.end(timeout_s=90) for pod in pods]
+    assert [code for code, _ in ends] == [0, 0], ends
+    log = "".join(text for _, text in ends)
+    assert log.count("sum 6.0 True") == 4
+    assert log.count("late b'here'") == 3

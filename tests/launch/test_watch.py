@@ -1,0 +1,72 @@
+"""What becomes of the ranks when something other than a rank goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import time
+from pathlib import Path
+
+import pytest
+
+from muster_components.launch.place import Place
+from muster_components.launch.ranks import Ended, Rank, start_rank
+from muster_components.launch.watch import EXIT_STORE, Event, StoreFailed, Told, start_ranks, watch
+
+Inbox = queue.SimpleQueue[Event]
+
+
+def sleeper(inbox: Inbox, *, deaf: bool = False) -> Rank:
+    """A rank that sleeps; a deaf one ignores SIGTERM."""
+    text = "trap '' TERM; echo ready; sleep 60 & wait; sleep 60" if deaf else "echo ready; exec sleep 60"
+    rank = start_rank(0, ["sh", "-c", text], dict(os.environ), inbox.put)
+    deadline = time.monotonic() + 10
+    while rank.last_line != "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return rank
+
+
+def test_a_store_that_breaks_stops_the_ranks_and_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    rank = sleeper(inbox)
+    inbox.put(StoreFailed("the rendezvous store cannot be served"))
+    assert watch({0: rank}, patience_s=60, inbox=inbox) == EXIT_STORE
+    assert "muster: the rendezvous store cannot be served" in capfd.readouterr().out
+
+
+def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: Path) -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    note = tmp_path / "failure.json"
+    seen: list[dict[str, float]] = []
+
+    class Watched(Rank):
+        """Looks for the note when it is told to stop."""
+
+        def terminate(self) -> None:
+            seen.append(json.loads(note.read_text()))
+            self.kill()
+
+    broken = Rank(0, start_rank(0, ["true"], dict(os.environ), lambda end: None).process, "")
+    stuck = Watched(1, sleeper(inbox).process, "")
+    inbox.put(Ended(0, 42, time.monotonic() - 5.0))
+    inbox.put(Ended(1, 137, time.monotonic()))
+    assert watch({0: broken, 1: stuck}, 60, inbox, str(note)) == 42
+    assert [(entry["exit_code"], abs(time.time() - 5.0 - entry["failed_at"]) < 2.0) for entry in seen] == [(42, True)]
+
+
+@pytest.mark.slow
+def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    rank = sleeper(inbox, deaf=True)
+    began = time.monotonic()
+    inbox.put(StoreFailed("broken"))
+    inbox.put(Told(15))
+    assert watch({0: rank}, patience_s=60, inbox=inbox) == EXIT_STORE
+    assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_cannot_be_started_takes_the_others_with_it() -> None:
+    with pytest.raises(FileNotFoundError):
+        start_ranks(Place(nproc=2), ["/no/such/python"], {}, None, queue.SimpleQueue())

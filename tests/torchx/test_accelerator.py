@@ -1,0 +1,65 @@
+"""What a component leaves open is filled in from the nodes there are."""
+
+from __future__ import annotations
+
+import pytest
+from torchx.specs import AppDef, Resource, Role
+
+from muster.torchx.accelerator import NodeSize, asks_for_nodes, with_accelerators
+from muster.torchx.refusal import SubmissionRefused
+
+LAPTOP = [NodeSize(cpu_milli=8000, gpus=0)]
+HOST = [NodeSize(cpu_milli=16_000, gpus=0), NodeSize(cpu_milli=192_000, gpus=8)]
+
+
+def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
+    metadata = {"muster.dev/nproc": str(nproc)}
+    if gpu is None:
+        metadata["muster.dev/accelerator"] = "auto"
+    if cpu is None:
+        metadata["muster.dev/cores"] = "auto"
+    resource = Resource(cpu=cpu or nproc, gpu=gpu or 0, memMB=-1)
+    return AppDef(
+        name="app", roles=[Role(name="trainer", image="", entrypoint="x", resource=resource, metadata=metadata)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("described", "nodes", "cpu", "gpu", "notices"),
+    [
+        (app(2), LAPTOP, 2, 0, []),
+        (app(2), HOST, 48, 2, []),
+        (app(8), HOST, 192, 8, []),
+        (app(2, gpu=0), HOST, 2, 0, []),
+        (app(2, cpu=4), HOST, 4, 2, []),
+        (app(1, gpu=4), HOST, 96, 4, []),
+        (app(16), HOST, 16, 0, ["16 processes a node, but no node has more than 8 GPUs: they run on CPU"]),
+        (app(12), LAPTOP, 8, 0, ["12 processes share the 8 CPU cores of a node"]),
+        (app(2), [], 2, 0, []),
+    ],
+)
+def test_open_numbers_follow_from_the_nodes(
+    described: AppDef, nodes: list[NodeSize], cpu: int, gpu: int, notices: list[str]
+) -> None:
+    sized, told = with_accelerators(described, nodes)
+    resource = sized.roles[0].resource
+    assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
+
+
+def test_the_users_app_is_not_changed() -> None:
+    described = app(2)
+    with_accelerators(described, HOST)
+    assert described.roles[0].resource.gpu == 0
+
+
+def test_nodes_are_asked_for_only_when_something_is_open() -> None:
+    assert asks_for_nodes(app(2))
+    assert asks_for_nodes(app(2, gpu=1))
+    assert not asks_for_nodes(app(2, gpu=1, cpu=2))
+
+
+def test_an_unknown_key_of_a_role_is_refused() -> None:
+    described = app(2)
+    described.roles[0].metadata["muster.dev/queue"] = "research"
+    with pytest.raises(SubmissionRefused, match=r"role trainer: metadata muster\.dev/queue: .* belong to the app"):
+        with_accelerators(described, LAPTOP)

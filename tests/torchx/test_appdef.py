@@ -1,0 +1,186 @@
+"""An AppDef and its options become one TrainingJob."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from torchx.components import dist, utils
+from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
+
+from muster.local.environment import expand
+from muster.spec import FailureRule, TopologyRequest, TraceRequest
+from muster.torchx.appdef import app_id, split_app_id, training_job
+from muster.torchx.local import to_yaml
+from muster.torchx.readback import description
+from muster.torchx.refusal import SubmissionRefused
+
+
+def app(**fields: object) -> AppDef:
+    """An app of one role; `fields` replace the role's."""
+    role = Role(name="trainer", image="img", entrypoint="python", resource=Resource(cpu=2, gpu=0, memMB=1024))
+    for name, value in fields.items():
+        setattr(role, name, value)
+    return AppDef(name="app", roles=[role])
+
+
+def test_replicas_do_not_make_the_job_longer() -> None:
+    small, large = (to_yaml(training_job(app(num_replicas=n), "a", {})) for n in (1, 100_000))
+    assert len(large) - len(small) == len("100000") - len("1")
+
+
+def test_a_role_keeps_command_environment_and_resources() -> None:
+    described = app(
+        args=["train.py", "--lr", "0.1"],
+        env={"A": "1"},
+        min_replicas=1,
+        num_replicas=4,
+        resource=Resource(cpu=8, gpu=4, memMB=2048, devices={"vpc.amazonaws.com/efa": 2}),
+        port_map={"tensorboard": 6006},
+    )
+    role = training_job(described, "a", {}).spec.roles[0]
+    container = role.template.spec.containers[0]
+    assert (role.name, role.replicas, role.min_replicas) == ("trainer", 4, 1)
+    assert (container.image, container.command, container.args) == ("img", ["python"], ["train.py", "--lr", "0.1"])
+    assert [(variable.name, variable.value) for variable in container.env] == [("A", "1")]
+    assert container.resources.requests == {
+        "cpu": "8", "memory": "2048Mi", "nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "2",
+    }  # fmt: skip
+    assert container.resources.limits == {"memory": "2048Mi", "nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "2"}
+    assert container.model_extra == {"ports": [{"name": "tensorboard", "containerPort": 6006}]}
+
+
+def test_what_torchx_leaves_unsaid_is_not_asked_for() -> None:
+    role = training_job(
+        app(resource=Resource(cpu=-1, gpu=-1, memMB=-1), num_replicas=2, min_replicas=2), "a", {}
+    ).spec.roles[0]
+    assert role.template.spec.containers[0].resources.requests == {}
+    assert role.min_replicas is None
+
+
+def test_names_that_kubernetes_does_not_take_are_changed() -> None:
+    assert training_job(app(name="Train_GPT"), "a", {}).spec.roles[0].name == "train-gpt"
+
+
+def test_the_whole_gang_restarts_as_often_as_the_most_patient_role() -> None:
+    described = app(max_retries=2)
+    described.roles.append(Role(name="reader", image="", entrypoint="cat", max_retries=5))
+    assert training_job(described, "a", {}).spec.failure_policy.max_restarts == 5
+
+
+def test_options_of_the_command_line_win_over_metadata() -> None:
+    described = app()
+    described.metadata = {
+        "muster.dev/queue": "from-app", "muster.dev/priority": "3", "muster.dev/max-runtime": "2h",
+        "muster.dev/flavors": '["h200", "a100"]', "muster.dev/topology": "block:rack", "muster.dev/grace": "90s",
+        "muster.dev/trace-steps": "20:25", "muster.dev/trace-ranks": "0,3", "muster.dev/ttl": "1d",
+        "muster.dev/failure-rules": '[{"onExitCodes": [42], "action": "FailJob"}]', "other": "ignored",
+    }  # fmt: skip
+    spec = training_job(described, "a", {"queue": "from-cfg", "stall_timeout": "30m", "priority": None}).spec
+    assert (spec.queue, spec.priority, spec.max_runtime_seconds, spec.stall_timeout_seconds) == (
+        "from-cfg",
+        3,
+        7200,
+        1800,
+    )
+    assert (spec.flavors, spec.topology) == (["h200", "a100"], TopologyRequest(required="block", preferred="rack"))
+    assert spec.trace == TraceRequest(start_step=20, steps=5, ranks=[0, 3])
+    assert spec.failure_policy.rules == [FailureRule(on_exit_codes=[42], action="FailJob")]
+    assert (spec.roles[0].template.spec.termination_grace_period_seconds, spec.ttl_seconds_after_finished) == (
+        90,
+        86_400,
+    )
+
+
+def test_an_empty_option_takes_back_what_the_app_asks_for() -> None:
+    described = app()
+    described.metadata = {"muster.dev/trace-steps": "20:25"}
+    assert training_job(described, "a", {"trace_steps": ""}).spec.trace is None
+
+
+@pytest.mark.parametrize(
+    ("cfg", "told"),
+    [
+        ({"max_runtime": "2x"}, "max_runtime: '2x' is no duration; write one such as 2h"),
+        ({"trace_steps": "25:20"}, "trace_steps: '25:20' ends before it begins"),
+        ({"queue": "No Such"}, "spec.queue: 'No Such' is no name"),
+        ({"priority": 2**40}, "spec.priority: 1099511627776 is too large"),
+        ({"max_runtime": "9999d"}, "spec.maxRuntimeSeconds: 863913600 is too large"),
+        ({"flavors": ["A B"]}, "spec.flavors[0]: 'A B' is no name"),
+    ],
+)
+def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], told: str) -> None:
+    with pytest.raises(SubmissionRefused, match=re.escape(told)):
+        training_job(app(), "a", cfg)
+
+
+def test_a_key_that_muster_does_not_know_is_refused_with_the_nearest() -> None:
+    described = app()
+    described.metadata = {"muster.dev/max_runtime": "2h"}
+    with pytest.raises(SubmissionRefused, match=re.escape("did you mean 'muster.dev/max-runtime'")):
+        training_job(described, "a", {})
+
+
+def test_negative_and_absurd_sizes_are_refused_by_field() -> None:
+    with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].replicas: 0 is too small; write 1 or more")):
+        training_job(app(num_replicas=0), "a", {})
+    with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].replicas: 1000000 is too large")):
+        training_job(app(num_replicas=10**6), "a", {})
+    with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].minReplicas: 5 is above replicas 2")):
+        training_job(app(num_replicas=2, min_replicas=5), "a", {})
+
+
+def test_macros_mean_the_job_its_replica_and_the_place_of_rank_0() -> None:
+    described = app(args=[f"{macros.app_id} {macros.replica_id} {macros.rank0_env} {macros.img_root}"])
+    container = (
+        training_job(described, "a-1", {"namespace": "team"}, img_root="/here")
+        .spec.roles[0]
+        .template.spec.containers[0]
+    )
+    assert container.args == ["team:a-1 $(MUSTER_REPLICA) MUSTER_RANK0_HOST /here"]
+
+
+@pytest.mark.parametrize("text", ["$(MUSTER_REPLICA)", "$(date)", "cost: 5$", "$", "a$(", "$HOME", "\\$(x)"])
+def test_what_looks_like_a_reference_but_is_not_ours_stays_as_it_is(text: str) -> None:
+    described = app(entrypoint=text, args=[text], env={"V": text})
+    container = training_job(described, "a", {}).spec.roles[0].template.spec.containers[0]
+    written = (container.command[0], container.args[0], container.env[0].value or "")
+    assert {expand(part, {"MUSTER_REPLICA": "7", "date": "now"}) for part in written} == {text}
+    read_back = description(training_job(described, "a", {}), "").roles[0]
+    assert (read_back.entrypoint, read_back.args, read_back.env) == (text, [text], {"V": text})
+
+
+def test_dist_ddp_of_torchx_works_unchanged() -> None:
+    job = training_job(dist.ddp(script="train.py", j="2x2"), "train-1", {"queue": "research"})
+    role = job.spec.roles[0]
+    container = role.template.spec.containers[0]
+    assert (job.spec.queue, role.name, role.replicas, role.min_replicas) == ("research", "train", 2, None)
+    assert container.command == ["bash"]
+    assert "--rdzv_endpoint ${MUSTER_RANK0_HOST:=localhost}:29500 --rdzv_id 'train-1'" in container.args[1]
+
+
+def test_utils_echo_of_torchx_works_unchanged() -> None:
+    container = training_job(utils.echo("hi"), "echo-1", {}).spec.roles[0].template.spec.containers[0]
+    assert (container.command, container.args) == (["echo"], ["hi"])
+
+
+def test_mounts_and_capabilities_become_volumes_and_labels() -> None:
+    described = app(
+        mounts=[BindMount(src_path="/data", dst_path="/in", read_only=True), VolumeMount(src="claim", dst_path="/out")],
+        resource=Resource(cpu=1, gpu=0, memMB=1, capabilities={"node.kubernetes.io/instance-type": "p5.48xlarge"}),
+    )
+    pod = training_job(described, "a", {}).spec.roles[0].template.spec
+    assert pod.volumes == [
+        {"name": "mount-0", "hostPath": {"path": "/data"}},
+        {"name": "mount-1", "persistentVolumeClaim": {"claimName": "claim"}},
+    ]
+    assert (pod.containers[0].model_extra or {})["volumeMounts"] == [
+        {"name": "mount-0", "mountPath": "/in", "readOnly": True},
+        {"name": "mount-1", "mountPath": "/out", "readOnly": False},
+    ]
+    assert pod.node_selector == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+
+
+def test_an_app_id_tells_the_namespace_unless_it_is_the_default() -> None:
+    assert app_id("a-1", "default") == "a-1"
+    assert [split_app_id(text) for text in ("a-1", "team:a-1")] == [("a-1", "default"), ("a-1", "team")]

@@ -1,0 +1,90 @@
+"""The `torchx` command as a user types it: its own process, its own exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def torchx(home: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """One command, with its output and exit code."""
+    command = [sys.executable, "-m", "torchx.cli.main", *arguments]
+    environ = {**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, cwd=cwd, check=False)
+
+
+def test_run_with_log_tells_the_story_and_ends_with_the_run_folder(home: Path) -> None:
+    ran = torchx(home, "run", "-s", "muster_local", "--wait", "--log", "utils.echo", "--msg", "hello")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stderr.strip().splitlines()
+    assert any(line.endswith(" hello") for line in lines)
+    assert "muster: run folder /" in lines[-1]
+    handle = ran.stdout.strip()
+    status = torchx(home, "status", handle)
+    assert status.returncode == 0
+    assert "SUCCEEDED" in status.stdout
+    assert "hello" in torchx(home, "log", f"{handle}/echo/0").stdout
+    assert handle in torchx(home, "list", "-s", "muster_local").stdout
+    assert "echo" in torchx(home, "describe", handle).stdout
+
+
+def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
+    ran = torchx(home, "run", "-s", "muster_local", "--wait", "utils.python", "-c", "print('no luck'); exit(3)")
+    assert ran.returncode == 1
+    assert "exited with code 3" in ran.stderr
+    assert "no luck" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("-cfg", "quue=x", "utils.echo"), "quue"),
+        (("-cfg", "priority=high", "utils.echo"), "priority"),
+        (("-cfg", "queue=reserch", "utils.echo"), "did you mean 'research'?"),
+        (("-cfg", "max_runtime=2x", "utils.echo"), "max_runtime: '2x' is no duration"),
+        (("muster.train.fsdp", "--model", "gpt:1m", "--data", ".", "--steps", "-1"), "--steps -1"),
+        (("muster.train.fsdp", "--model", "gpt:1m", "--data", ".", "-j", "0x2"), "-j '0x2' asks for none"),
+        (("muster.train.script", "--script", "no/such.py"), "the script 'no/such.py' does not exist"),
+    ],
+)
+def test_bad_input_is_told_in_a_line_and_not_in_a_traceback(home: Path, arguments: tuple[str, ...], told: str) -> None:
+    ran = torchx(home, "run", "-s", "muster_local", *arguments)
+    assert ran.returncode == 1
+    assert told in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_dry_run_starts_no_daemon(tmp_path: Path) -> None:
+    ran = torchx(
+        tmp_path / "unused", "run", "-s", "muster_local", "--dryrun", "muster.train.fsdp", "--model", "gpt:1m",
+        "--data", ".", "-j", "1x1",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "kind: TrainingJob" in ran.stdout
+    assert not (tmp_path / "unused").exists()
+
+
+def test_what_torchx_ships_is_still_there(home: Path) -> None:
+    listed = torchx(home, "builtins").stdout
+    for name in ("dist.ddp", "utils.echo", "muster.train.fsdp", "muster.train.ddp", "muster.train.script"):
+        assert name in listed
+    options = torchx(home, "runopts", "local_cwd").stdout
+    assert "log_dir" in options
+    assert "max_runtime" in torchx(home, "runopts", "muster_local").stdout
+
+
+def test_a_script_runs_from_where_the_user_stands(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text("import os\nprint('rank', os.environ['RANK'], os.environ['MUSTER_REPLICA'])\n")
+    ran = torchx(
+        home, "run", "-s", "muster_local", "--wait", "--log", "utils.python", "-m", "muster_components.launch",
+        "--", "--nproc", "2", "--", "here.py", cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "rank 0 0" in ran.stderr
+    assert "[r1] rank 1 0" in ran.stderr

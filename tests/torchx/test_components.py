@@ -1,0 +1,137 @@
+"""muster.train.fsdp, ddp and script as TorchX finds, reads and builds them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torchx.specs import AppDef
+from torchx.specs.builders import materialize_appdef
+from torchx.specs.finder import ComponentValidationException, get_component
+
+from muster.torchx.appdef import training_job
+from muster_components.train import BadArgument, ddp, fsdp, script
+
+
+def built(name: str, arguments: str) -> AppDef:
+    """The component's app for a command line."""
+    return materialize_appdef(get_component(f"muster.train.{name}").fn, shlex.split(arguments))
+
+
+def test_torchx_takes_every_component_for_a_valid_one() -> None:
+    for name in ("fsdp", "ddp", "script"):
+        component = get_component(f"muster.train.{name}")
+        assert component.validation_errors == []
+        assert "Usage: torchx run -s muster_local muster.train." in component.description
+
+
+def test_the_command_of_the_readme_becomes_this_job() -> None:
+    arguments = "-j 1x2 --model gpt:10m --data DIR --steps 60 --trace_steps 20:25 --queue research"
+    job = training_job(built("fsdp", arguments), "fsdp-1", {})
+    role = job.spec.roles[0]
+    container = role.template.spec.containers[0]
+    assert (job.spec.queue, role.replicas, role.min_replicas) == ("research", 1, None)
+    assert [*container.command, *container.args] == [
+        "python", "-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer",
+        "--parallel", "fsdp", "--model=gpt:10m", "--data=DIR", "--steps=60",
+    ]  # fmt: skip
+    assert job.spec.trace is not None
+    assert (job.spec.trace.start_step, job.spec.trace.steps, job.spec.trace.ranks) == (20, 5, [])
+    assert job.spec.failure_policy.max_restarts == 3
+    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2, 3], "FailJob")]
+    assert role.template.spec.termination_grace_period_seconds == 60
+
+
+def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() -> None:
+    arguments = (
+        "--model gpt:1m --data DIR --seq_len 64 --global_batch 8 --lr 0.01 --precision fp32 --compile False"
+        " --checkpoint_every 5 -- --seed 3"
+    )
+    args = built("ddp", arguments).roles[0].args
+    assert args[args.index("muster_components.trainer") + 1 :] == [
+        "--parallel", "ddp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--seq_len=64", "--global_batch=8",
+        "--lr=0.01", "--precision=fp32", "--checkpoint_every=5", "--no_compile", "--seed", "3",
+    ]  # fmt: skip
+
+
+def test_sizes_of_a_pod_are_read_from_text() -> None:
+    app = built("fsdp", "--model gpt:1m --data DIR --cpu 4 --gpu 0 --memMB 512 --env A=1,B=2 -j 1:4x8")
+    role = app.roles[0]
+    assert (role.resource.cpu, role.resource.gpu, role.resource.memMB) == (4, 0, 512)
+    assert (role.env, role.min_replicas, role.num_replicas) == ({"A": "1", "B": "2"}, 1, 4)
+    assert role.metadata == {"muster.dev/nproc": "8"}
+
+
+def test_what_the_user_leaves_open_is_left_to_the_cluster() -> None:
+    assert built("fsdp", "--model gpt:1m --data DIR -j 1x2").roles[0].metadata == {
+        "muster.dev/nproc": "2", "muster.dev/accelerator": "auto", "muster.dev/cores": "auto",
+    }  # fmt: skip
+
+
+def test_a_script_runs_with_tracing_and_heartbeat_attached() -> None:
+    app = built("script", "-j 1x2 --script my/train.py -- --lr 0.1")
+    assert app.name == "train"
+    assert app.roles[0].args == [
+        "-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer.attach",
+        "my/train.py", "--lr", "0.1",
+    ]  # fmt: skip
+    assert built("script", "-m pkg.train").roles[0].args[-2:] == ["-m", "pkg.train"]
+
+
+def test_both_parallel_components_document_the_same_arguments() -> None:
+    assert (fsdp.__doc__ or "").partition("Args:")[2] == (ddp.__doc__ or "").partition("Args:")[2] != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"steps": -1}, "--steps -1"),
+        ({"model": "gpt:11m"}, "--model 'gpt:11m'"),
+        ({"trace_steps": "25:20"}, "--trace_steps '25:20'"),
+        ({"trace_ranks": "0"}, "--trace_ranks 0 without --trace_steps traces nothing"),
+        ({"trace_steps": "1:2", "trace_ranks": "x"}, "--trace_ranks 'x'"),
+        ({"j": "0x2"}, "-j '0x2' asks for none; write at least one node and one process"),
+        ({"j": "2x"}, "-j '2x' is no NODESxPROCESSES; write one such as 1x2"),
+        ({"j": "4:2x8"}, "-j '4:2x8': 4 nodes at least, 2 at most"),
+        ({"cpu": "many"}, "--cpu 'many' is no whole number"),
+        ({"gpu": -1}, "--gpu -1 is too small; write at least 0"),
+        ({"max_restarts": -1}, "--max_restarts -1 is too small"),
+        ({"seq_len": "x"}, "--seq_len: 'x'"),
+        ({"precision": "fp64"}, "'fp64'"),
+        ({"lr": float("nan")}, "--lr nan"),
+    ],
+)
+@pytest.mark.parametrize("component", [fsdp, ddp])
+def test_a_bad_value_is_named_with_what_would_be_right(
+    component: Callable[..., AppDef], arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadArgument, match=re.escape(told)):
+        component(**{"model": "gpt:1m", "data": "DIR", **arguments})
+
+
+def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -> None:
+    with pytest.raises(BadArgument, match=r"'--sed'.*--seed"):
+        fsdp("--sed", "3", model="gpt:1m", data="DIR")
+
+
+def test_a_script_component_wants_exactly_one_thing_to_run() -> None:
+    for path, module in ((None, None), ("a.py", "b")):
+        with pytest.raises(BadArgument, match="write one of --script PATH and -m MODULE"):
+            script(script=path, m=module)
+
+
+def test_torchx_prints_bad_values_without_a_traceback() -> None:
+    assert issubclass(BadArgument, ComponentValidationException)
+
+
+def test_describing_a_job_does_not_import_torch() -> None:
+    program = (
+        "import sys; from muster_components.train import fsdp; import muster.torchx.local;"
+        "fsdp(model='gpt:1m', data='x'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,64 @@
+"""Scripts that use torch, through TorchX and the engine of this host; skipped where there is no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torchx.runner import Runner, get_runner
+from torchx.specs import AppState
+
+pytestmark = [pytest.mark.slow, pytest.mark.matrix]
+pytest.importorskip("torch")
+
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(total)
+print("sum", total.item(), "of", dist.get_world_size(), flush=True)
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(6):
+    optimizer.zero_grad()
+    (weight * 2).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def runner(home: Path) -> Iterator[Runner]:
+    with get_runner(muster_home=str(home)) as runner:
+        yield runner
+
+
+@pytest.fixture
+def in_folder_of_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("in_folder_of_script")
+def test_dist_ddp_of_torchx_trains(runner: Runner) -> None:
+    handle = runner.run_component("dist.ddp", ["-j", "1x2", "--cpu", "1", "--script", "train.py"], "muster_local")
+    lines = list(runner.log_lines(handle, "train", 0, should_tail=True))
+    status = runner.status(handle)
+    assert status is not None
+    assert status.state == AppState.SUCCEEDED, lines
+    assert sum("sum 1.0 of 2" in line for line in lines) == 2
+
+
+@pytest.mark.usefixtures("in_folder_of_script")
+def test_a_script_across_two_pods_is_traced_and_its_report_is_the_last_line(runner: Runner) -> None:
+    arguments = ["-j", "2x1", "--script", "train.py", "--trace_steps", "2:4"]
+    handle = runner.run_component("muster.train.script", arguments, "muster_local")
+    lines = list(runner.log_lines(handle, "trainer", 0, should_tail=True))
+    assert "sum 1.0 of 2\n" in lines
+    label, _, report = lines[-1].strip().rpartition(" ")
+    assert label == "muster: report"
+    assert Path(report).is_file()
+    assert sorted(path.name for path in Path(report).parent.parent.glob("traces/*.json.gz")) == [
+        "rank-0.attempt-0.steps-2-4.json.gz", "rank-1.attempt-0.steps-2-4.json.gz",
+    ]  # fmt: skip

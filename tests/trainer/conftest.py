@@ -1,0 +1,190 @@
+"""Ranks of the trainer as real processes, and text for them to learn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
+"""A run whose steps take some hundredths of a second."""
+
+
+@dataclass
+class Ranks:
+    """The processes of one attempt, and what they leave behind."""
+
+    processes: list[subprocess.Popen[bytes]]
+    logs: list[Path]
+    run_dir: Path
+    attempt: int
+
+    def end(self, timeout_s: float = 150) -> list[int]:
+        deadline = time.monotonic() + timeout_s
+        try:
+            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.said()}") from None
+
+    def send(self, number: int) -> None:
+        for process in self.processes:
+            process.send_signal(number)
+
+    def said(self, rank: int = 0) -> str:
+        return self.logs[rank].read_text(errors="replace")
+
+    def wait_until(self, what: Callable[[], object], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not what():
+            assert all(process.poll() is None for process in self.processes), f"ended early:\n{self.said()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s:\n{self.said()}"
+            time.sleep(0.005)
+
+    def steps_done(self) -> int:
+        """Steps that this attempt has ended."""
+        return sum(line["attempt"] == self.attempt for line in metrics(self.run_dir))
+
+
+class Starter:
+    """start(world_size, "--steps", "10", run_dir=..., attempt=...) runs the trainer (or `module`) on so many ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[Ranks] = []
+
+    def __call__(
+        self,
+        world_size: int,
+        *arguments: str,
+        run_dir: Path | None = None,
+        attempt: int = 0,
+        module: str = "muster_components.trainer",
+        environ: Mapping[str, str] | None = None,
+        limit_file_bytes: int | None = None,
+    ) -> Ranks:
+        run_dir = run_dir or self._folder / "run"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = Ranks([], [], run_dir, attempt)
+        self._started.append(ranks)
+        limit = [] if limit_file_bytes is None else ["prlimit", f"--fsize={limit_file_bytes}"]
+        for rank in range(world_size):
+            of_rank = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "MUSTER_RUN_DIR": str(run_dir),
+                "MUSTER_ATTEMPT": str(attempt),
+            }
+            ranks.logs.append(self._folder / f"log-{len(self._started)}-{rank}.txt")
+            with ranks.logs[-1].open("wb") as output:
+                process = subprocess.Popen(
+                    [*limit, sys.executable, "-m", module, *arguments],
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._folder,
+                    env={**clean_environment(self._folder), **of_rank, **(environ or {})},
+                )
+            ranks.processes.append(process)
+        return ranks
+
+    def kill_all(self) -> None:
+        for ranks in self._started:
+            for process in ranks.processes:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starter]:
+    starter = Starter(tmp_path)
+    yield starter
+    starter.kill_all()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of two ranks over nine steps with a checkpoint every three, and how to start it again."""
+
+    run_dir: Path
+    flags: tuple[str, ...]
+    said: str
+
+
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    folder = tmp_path_factory.mktemp("finished")
+    flags = (*TINY, "--data", str(write_text(folder)), "--steps", "9", "--checkpoint_every", "3", "--keep", "3")
+    starter = Starter(folder)
+    ranks = starter(2, *flags)
+    assert ranks.end() == [0, 0], ranks.said()
+    yield Finished(ranks.run_dir, flags, ranks.said())
+    starter.kill_all()
+
+
+@pytest.fixture
+def finished(finished_once: Finished, tmp_path: Path) -> Finished:
+    """The test's own copy of it."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished_once.run_dir, copy)
+    return replace(finished_once, run_dir=copy)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A folder of three small files of English-like text."""
+    return write_text(tmp_path)
+
+
+def write_text(within: Path) -> Path:
+    folder = within / "text"
+    folder.mkdir()
+    for number, animal in enumerate(("fox", "dog", "owl")):
+        lines = (f"{i}: the quick {animal} jumps over the lazy {animal} {i * 7 % 13} times.\n" for i in range(200))
+        (folder / f"{number}.txt").write_text("".join(lines))
+    return folder
+
+
+def clean_environment(cache: Path) -> dict[str, str]:
+    """Ours, without what a run of Muster or torchrun around the tests may have set; CPU only."""
+    foreign = ("MUSTER_", "OMP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**ours, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MUSTER_CACHE_DIR": str(cache / "cache")}
+
+
+def metrics(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """The whole lines of a rank's metrics; of a step that was done twice, the last attempt's."""
+    path = run_dir / "metrics" / f"rank-{rank}.jsonl"
+    # The last line may be on its way.
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    by_step = {line["step"]: line for line in sorted(lines, key=lambda line: (line["attempt"], line["step"]))}
+    return sorted(by_step.values(), key=lambda line: line["step"])
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in metrics(run_dir)}
+
+
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    path = run_dir / "events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line for line in lines if line["kind"] == kind]
+
+
+def latest(run_dir: Path) -> dict[str, Any] | None:
+    path = run_dir / "checkpoints" / "latest"
+    return json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,107 @@
+"""Any script, unchanged, under `attach`: it runs as it would alone, and is watched."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from .conftest import Starter, events, metrics
+
+ATTACH = "muster_components.trainer.attach"
+
+GAN = """
+    import sys, torch
+    assert __name__ == "__main__" and sys.argv[1:] == ["--lr", "0.1"], sys.argv
+    import beside  # a module in the script's folder
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+    one, two = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.Adam(second.parameters())
+    for _ in range(8):
+        second(first(torch.ones(4, 8))).sum().backward()
+        one.step(), two.step(), one.zero_grad(), two.zero_grad()
+    print("trained", beside.WHERE)
+    sys.exit(7)
+"""
+
+
+def script(folder: Path, source: str, name: str = "train.py") -> str:
+    (folder / name).write_text(textwrap.dedent(source))
+    return str(folder / name)
+
+
+def test_a_missing_script_or_module_is_named_and_ends_with_2(start: Starter) -> None:
+    for arguments, said in {
+        ("gone.py",): "script 'gone.py' does not exist",
+        ("-m", "gone.away"): "module 'gone.away' does not exist",
+        (".",): "script '.' is a folder",
+        (): "nothing to run: give a Python script, or -m MODULE",
+        ("--trace_steps", "9", "x.py"): "--trace_steps '9' is no range",
+        ("--tracing", "x.py"): "unrecognized arguments: --tracing",
+    }.items():
+        ranks = start(1, *arguments, module=ATTACH)
+        assert ranks.end() == [2]
+        assert ranks.said().startswith(f"attach: {said}")
+        assert ranks.said().count("\n") == 1
+
+
+def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start: Starter, tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys; print(sys.argv[1:], 'torch' in sys.modules); sys.exit(5)")
+    ranks = start(1, path, "-m", "--trace_steps", "x", module=ATTACH)
+    assert ranks.end() == [5]
+    assert ranks.said() == "['-m', '--trace_steps', 'x'] False\n"
+    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
+
+
+def test_a_module_runs_as_python_m_would(start: Starter, tmp_path: Path) -> None:
+    script(tmp_path, "import sys; print(__name__, __spec__.name, sys.argv[1:])", "job.py")
+    ranks = start(1, "-m", "job", "a", module=ATTACH)
+    assert ranks.end() == [0]
+    assert ranks.said() == "__main__ job ['a']\n"
+
+
+def test_an_exception_of_the_script_ends_with_1_and_its_traceback(start: Starter, tmp_path: Path) -> None:
+    ranks = start(1, script(tmp_path, "def f():\n    raise ValueError('odd')\nf()"), module=ATTACH)
+    assert ranks.end() == [1]
+    assert 'train.py", line 2, in f' in ranks.said()
+    assert ranks.said().endswith("ValueError: odd\n")
+
+
+@pytest.mark.slow
+def test_optimizer_steps_are_counted_once_and_the_agreed_ones_traced(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WHERE = 'here'")
+    path = script(tmp_path, GAN)
+    ranks = start(1, path, "--lr", "0.1", module=ATTACH, environ={"MUSTER_TRACE_STEPS": "3:5"})
+    assert ranks.end() == [7], ranks.said()
+    assert ranks.said() == "trained here\n"
+    lines = metrics(ranks.run_dir)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[0]["step_time_s"] is None
+    assert all(line["step_time_s"] > 0 for line in lines[1:])
+    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    assert (beat["phase"], beat["step"]) == ("done", 8)
+    trace = json.loads((ranks.run_dir / "traces" / "spool" / "rank-0.attempt-0.steps-3-5.json").read_text())
+    assert steps_in(trace) == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert trace["distributedInfo"] == {"backend": "none", "rank": 0, "world_size": 1}
+    assert trace["muster"]["start_step"] == 3
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_while_traced_leaves_the_steps_it_did(start: Starter, tmp_path: Path) -> None:
+    path = script(tmp_path, GAN.replace("range(8)", "range(4)"))
+    (tmp_path / "beside.py").write_text("WHERE = 'here'")
+    ranks = start(1, "--trace_steps", "3:50", path, "--lr", "0.1", module=ATTACH)
+    assert ranks.end() == [7]
+    (trace,) = (ranks.run_dir / "traces" / "spool").iterdir()
+    assert trace.name == "rank-0.attempt-0.steps-3-5.json"
+    assert steps_in(json.loads(trace.read_text()))[:2] == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert len(events(ranks.run_dir, "trace_written")) == 1
+
+
+def steps_in(trace: dict[str, object]) -> list[str]:
+    found = trace["traceEvents"]
+    assert isinstance(found, list)
+    steps = {event["name"] for event in found if str(event.get("name", "")).startswith("ProfilerStep#")}
+    return sorted(steps)

@@ -1,0 +1,102 @@
+"""Beats, metrics and events: whole at any moment, throttled, and never a reason to stop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.beats import Beat, Metrics, Reporter
+from muster_components.trainer.context import RunContext, run_context
+from muster_components.trainer.errors import InputError
+
+BEAT = Beat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
+
+
+def context(run_dir: Path, rank: int = 0) -> RunContext:
+    return RunContext(rank=rank, world_size=2, local_rank=rank, local_world_size=2, attempt=1, job="j", run_dir=run_dir)
+
+
+class Clock:
+    """Time that moves when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null(tmp_path: Path) -> None:
+    Reporter(context(tmp_path), Clock()).beat(BEAT)
+    beat = json.loads((tmp_path / "beats" / "rank-0.json").read_text())
+    assert beat == {
+        "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
+        "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
+        "checkpoint_at": None, "phase": "train", "at": 100.0,
+    }  # fmt: skip
+
+
+def test_a_metrics_line_has_every_field_of_the_run_folder_page(tmp_path: Path) -> None:
+    Reporter(context(tmp_path), Clock()).metrics(Metrics(step=3, step_time_s=0.5, loss=2.5))
+    (line,) = (tmp_path / "metrics" / "rank-0.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "step": 3, "attempt": 1, "at": 100.0, "step_time_s": 0.5, "data_time_s": None, "loss": 2.5, "lr": None,
+        "grad_norm": None, "tokens": None, "tokens_per_s": None, "mfu": None, "memory_bytes": None,
+    }  # fmt: skip
+
+
+def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_at_once(tmp_path: Path) -> None:
+    clock = Clock()
+    reporter = Reporter(context(tmp_path), clock)
+
+    def told(beat: Beat) -> int:
+        reporter.beat(beat)
+        return int(json.loads((tmp_path / "beats" / "rank-0.json").read_text())["step"])
+
+    assert told(replace(BEAT, step=1)) == 1
+    clock.now += 0.9
+    assert told(replace(BEAT, step=2)) == 1
+    assert told(replace(BEAT, step=3, phase="checkpoint")) == 3
+    clock.now += 1.1
+    assert told(replace(BEAT, step=4, phase="checkpoint")) == 4
+    assert [file.name for file in (tmp_path / "beats").iterdir()] == ["rank-0.json"]
+
+
+def test_events_are_written_by_rank_0_and_said_by_every_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Reporter(context(tmp_path, rank=1)).event("odd", "something happened", step=3)
+    assert not (tmp_path / "events.jsonl").exists()
+    assert capsys.readouterr().err == "[rank 1] something happened\n"
+    Reporter(context(tmp_path), Clock()).event("odd", "something happened", step=3)
+    assert json.loads((tmp_path / "events.jsonl").read_text()) == {
+        "at": 100.0, "attempt": 1, "step": 3, "kind": "odd", "message": "something happened",
+    }  # fmt: skip
+
+
+def test_a_disk_that_refuses_is_said_once_and_raises_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics").write_text("a file where the folder should be")
+    reporter = Reporter(context(tmp_path))
+    for step in range(3):
+        reporter.metrics(Metrics(step=step, step_time_s=1.0))
+    said = capsys.readouterr().err
+    assert said.count("cannot write") == 1
+    assert "training goes on" in said
+
+
+def test_the_context_names_a_variable_that_is_no_count() -> None:
+    with pytest.raises(InputError, match="MUSTER_ATTEMPT='first' is no count"):
+        run_context({"MUSTER_ATTEMPT": "first"})
+    with pytest.raises(InputError, match="RANK=2 does not fit WORLD_SIZE=2"):
+        run_context({"RANK": "2", "WORLD_SIZE": "2"})
+
+
+def test_the_run_folder_is_musters_then_the_users() -> None:
+    assert run_context({"MUSTER_RUN_DIR": "/run"}, "/mine").run_dir == Path("/run")
+    assert run_context({}, "/mine").run_dir == Path("/mine")
+    alone = run_context({})
+    assert (alone.run_dir, alone.world_size, alone.rank) == (Path.cwd() / "muster-run", 1, 0)

@@ -1,0 +1,109 @@
+"""The folder of checkpoints: only whole ones count, `latest` never moves back, old ones go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.checkpoint_store import CheckpointStore, describe_mismatch
+
+
+def store(folder: Path, attempt: int = 0, keep: int = 2) -> CheckpointStore:
+    return CheckpointStore(folder / "checkpoints", attempt, keep)
+
+
+def save(owner: CheckpointStore, step: int, content: str = "weights") -> bool:
+    (owner.begin(step) / "part").write_text(content)
+    return owner.publish(step, {"step": step}, at=step * 10.0)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in (folder / "checkpoints").iterdir())
+
+
+def test_latest_names_the_newest_whole_checkpoint_by_a_path_in_the_run_folder(tmp_path: Path) -> None:
+    owner = store(tmp_path, attempt=3)
+    assert save(owner, 40)
+    written = json.loads((tmp_path / "checkpoints" / "latest").read_text())
+    assert written == {"step": 40, "attempt": 3, "path": "checkpoints/step-00000040", "at": 400.0}
+    assert (tmp_path / written["path"] / "part").read_text() == "weights"
+
+
+def test_a_checkpoint_that_is_being_written_is_never_chosen(tmp_path: Path) -> None:
+    owner = store(tmp_path)
+    save(owner, 10)
+    owner.begin(20)
+    assert [found.step for found in owner.candidates()] == [10]
+
+
+def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
+    owner = store(tmp_path, keep=2)
+    for step in (10, 20, 30, 40):
+        save(owner, step)
+    assert names(tmp_path) == ["latest", "step-00000030", "step-00000040"]
+
+
+def test_an_abandoned_checkpoint_leaves_room_and_the_one_before(tmp_path: Path) -> None:
+    owner = store(tmp_path)
+    save(owner, 10)
+    owner.begin(20)
+    owner.abandon(20)
+    assert names(tmp_path) == ["latest", "step-00000010"]
+    assert owner.candidates()[0].step == 10
+
+
+def test_an_older_attempt_that_still_runs_does_not_move_latest(tmp_path: Path) -> None:
+    old, new = store(tmp_path, attempt=0), store(tmp_path, attempt=1)
+    save(old, 10)
+    save(new, 20)
+    assert not save(old, 30)
+    latest = new.latest()
+    assert latest is not None
+    assert (latest.step, latest.attempt) == (20, 1)
+    assert names(tmp_path) == ["latest", "step-00000010", "step-00000020"]
+
+
+def test_a_new_attempt_clears_what_earlier_ones_left_half_written_but_not_what_newer_ones_write(tmp_path: Path) -> None:
+    store(tmp_path, attempt=0).begin(10)
+    store(tmp_path, attempt=2).begin(10)
+    store(tmp_path, attempt=1).begin(5)
+    assert names(tmp_path) == [".step-00000005.attempt-1.tmp", ".step-00000010.attempt-2.tmp"]
+
+
+def test_a_step_that_is_reached_again_replaces_the_earlier_checkpoint(tmp_path: Path) -> None:
+    save(store(tmp_path, attempt=0), 10, "old")
+    save(store(tmp_path, attempt=1), 10, "new")
+    assert (tmp_path / "checkpoints" / "step-00000010" / "part").read_text() == "new"
+    assert names(tmp_path) == ["latest", "step-00000010"]
+
+
+def test_after_a_resume_from_an_early_checkpoint_later_ones_are_neither_latest_nor_lost(tmp_path: Path) -> None:
+    first = store(tmp_path, attempt=0, keep=3)
+    for step in (10, 20, 30):
+        save(first, step)
+    save(store(tmp_path, attempt=1, keep=1), 15)
+    assert [found.step for found in first.candidates()] == [15, 30, 20]
+
+
+def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_found(tmp_path: Path) -> None:
+    owner = store(tmp_path)
+    save(owner, 10)
+    save(owner, 20)
+    (tmp_path / "checkpoints" / "latest").write_text('{"step": 2')
+    with pytest.raises(ValueError, match="latest cannot be read"):
+        owner.latest()
+    assert [found.step for found in owner.candidates()] == [20, 10]
+    assert save(owner, 30)
+
+
+def test_without_a_folder_there_is_nothing_to_resume_from(tmp_path: Path) -> None:
+    assert store(tmp_path).candidates() == []
+    assert store(tmp_path).latest() is None
+
+
+def test_a_mismatch_names_each_field_with_both_values() -> None:
+    described: dict[str, object] = {"seq_len": 128, "seed": 0}
+    assert describe_mismatch(described, {"seq_len": 64, "seed": 0}) == ["seq_len was 128, is 64"]
+    assert describe_mismatch(described, {"seed": 0}) == []

@@ -1,0 +1,158 @@
+"""Files to tokens: what is read, in which order, what is skipped by name, what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster_components.trainer.data import Corpus, Samples, Skipped, build_corpus, find_files
+from muster_components.trainer.errors import InputError
+
+
+def text_of(corpus: Corpus) -> bytes:
+    return corpus.open().tobytes()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_folder_is_read_through_in_the_order_of_names(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"b.txt": b"2", "a/z.md": b"1", "c": b"3"})
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    assert text_of(corpus) == b"1\x002\x003\x00"
+    assert (corpus.files, corpus.tokens, corpus.skipped) == (3, 6, ())
+
+
+def test_a_glob_and_a_single_file_work_the_same(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a.txt": b"1", "b.md": b"2", "deep/c.txt": b"3"})
+    assert text_of(build_corpus(f"{folder}/**/*.txt", tmp_path / "cache")) == b"1\x003\x00"
+    assert text_of(build_corpus(str(folder / "b.md"), tmp_path / "cache")) == b"2\x00"
+
+
+def test_files_that_are_no_text_are_named_with_the_reason_and_skipped(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "text",
+        {"binary": b"ELF\x00", "broken": b"caf\xc3", "good": "café".encode(), "latin": b"caf\xe9!", "none": b""},
+    )
+    (folder / "gone").symlink_to(folder / "nowhere")
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    assert text_of(corpus) == "café\0".encode()
+    assert corpus.skipped == (
+        Skipped(str(folder / "binary"), "binary (byte 0 at offset 3)"),
+        Skipped(str(folder / "broken"), "not UTF-8 (ends in the middle of a character)"),
+        Skipped(str(folder / "latin"), "not UTF-8 (near offset 3)"),
+    )
+    assert corpus.files == 1
+
+
+def test_a_character_across_two_chunks_is_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_components.trainer.data._CHUNK_BYTES", 2)
+    folder = write(tmp_path / "text", {"a": "a€b€".encode()})
+    assert text_of(build_corpus(str(folder), tmp_path / "cache")) == "a€b€\0".encode()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_read_permission_is_named_and_skipped(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a": b"1", "b": b"2"})
+    (folder / "b").chmod(0)
+    assert build_corpus(str(folder), tmp_path / "cache").skipped == (
+        Skipped(str(folder / "b"), "cannot be read: Permission denied"),
+    )
+
+
+def test_a_file_that_fails_while_it_is_read_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text("before")
+    (folder / "b.txt").symlink_to("/proc/self/mem")  # opens, and cannot be read
+    (folder / "c.txt").write_text("after")
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    assert [(Path(file.path).name, file.reason) for file in corpus.skipped] == [
+        ("b.txt", "cannot be read: Input/output error")
+    ]
+    assert corpus.tokens_path.read_bytes() == b"before\0after\0"
+
+
+def test_hidden_files_caches_and_the_run_folder_are_passed_over(tmp_path: Path) -> None:
+    names = (".git/config", ".hidden", "__pycache__/a.pyc", "run/metrics/rank-0.jsonl", "a.txt")
+    folder = write(tmp_path / "text", dict.fromkeys(names, b"x"))
+    assert find_files(str(folder), leave_out=folder / "run") == [folder / "a.txt"]
+
+
+def test_a_link_to_a_folder_is_not_followed_into_a_circle(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a.txt": b"x"})
+    (folder / "again").symlink_to(folder, target_is_directory=True)
+    assert find_files(str(folder)) == [folder / "a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "said"),
+    [
+        ({}, "nowhere", "does not exist: give a folder, a file, or a glob"),
+        ({"x": b"1"}, "*.md", "holds no file"),
+        ({"x": b"\0", "y": b"\xff"}, "", "holds no text in its 2 files"),
+        ({"x": b""}, "", "all are empty"),
+    ],
+)
+def test_an_empty_set_is_refused_with_what_was_found(
+    tmp_path: Path, files: dict[str, bytes], path: str, said: str
+) -> None:
+    (tmp_path / "text").mkdir()
+    folder = write(tmp_path / "text", files)
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        build_corpus(str(folder / path), tmp_path / "cache")
+
+
+def test_the_second_time_the_cache_is_used_and_a_change_makes_a_new_one(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a": b"one", "b": b"\0"})
+    first = build_corpus(str(folder), tmp_path / "cache")
+    assert build_corpus(str(folder), tmp_path / "cache") == first
+    write(folder, {"a": b"other"})
+    second = build_corpus(str(folder), tmp_path / "cache")
+    assert text_of(second) == b"other\0"
+    assert second.digest != first.digest
+
+
+def test_a_cache_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a": b"one"})
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    corpus.tokens_path.write_bytes(b"on")
+    assert text_of(build_corpus(str(folder), tmp_path / "cache")) == b"one\0"
+
+
+def test_the_cache_keeps_the_newest_corpora_only(tmp_path: Path) -> None:
+    for number in range(12):
+        folder = write(tmp_path / str(number), {"a": b"text"})
+        build_corpus(str(folder), tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("*.tokens"))) == 8
+    assert len(list((tmp_path / "cache").iterdir())) == 16
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a": b"one"})
+    (tmp_path / "cache").write_text("a file, no folder")
+    with pytest.raises(InputError, match=f"in {tmp_path / 'cache'}"):
+        build_corpus(str(folder), tmp_path / "cache")
+
+
+def test_windows_share_one_token_so_that_every_next_token_is_learned_once() -> None:
+    samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
+    assert len(samples) == 2
+    assert samples.read(np.array([1, 0])).tolist() == [[5, 6, 7, 8, 9, 10], [0, 1, 2, 3, 4, 5]]
+
+
+def test_a_padded_place_reads_as_padding_throughout() -> None:
+    samples = Samples(np.arange(11, dtype=np.uint8), seq_len=5)
+    assert samples.read(np.array([-1])).tolist() == [[-1] * 6]
+
+
+def test_too_little_text_for_one_window_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InputError, match="5 bytes of text; --seq_len 5 needs at least 6"):
+        Samples(np.arange(5, dtype=np.uint8), seq_len=5)

@@ -1,0 +1,110 @@
+"""The command line: what is understood, what is refused and with which words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from muster_components.trainer.config import Machine, Plan, resolve
+from muster_components.trainer.errors import InputError
+from muster_components.trainer.flags import parse
+from muster_components.trainer.recipes import RECIPES, model_config
+
+NEEDED = ("--model", "gpt:10m", "--data", "x")
+LAPTOP = Machine(device="cpu", world_size=2, has_compiler=True, has_bf16=True)
+GPUS = Machine(device="cuda", world_size=2, has_compiler=True, has_bf16=True)
+
+
+def plan(*flags: str, machine: Machine = LAPTOP) -> Plan:
+    return resolve(parse([*NEEDED, *flags], {}), machine)
+
+
+def test_what_is_left_open_fits_the_device() -> None:
+    small, large = plan("--steps", "60"), plan("--steps", "60", machine=GPUS)
+    assert (small.seq_len, small.global_batch, small.precision, small.micro_batch) == (128, 16, "fp32", 8)
+    assert (large.seq_len, large.global_batch, large.precision, large.micro_batch) == (1024, 64, "bf16", 32)
+    assert (small.compile, small.warmup, small.checkpoint_every, small.log_every) == (True, 10, 15, 6)
+
+
+def test_without_a_compiler_nothing_is_compiled_unless_asked_for() -> None:
+    bare = Machine(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
+    assert not plan(machine=bare).compile
+    with pytest.raises(InputError, match="--compile needs a C"):
+        plan("--compile", machine=bare)
+
+
+def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
+    for world_size in (1, 2, 3, 5, 16):
+        machine = Machine(device="cpu", world_size=world_size, has_compiler=True, has_bf16=True)
+        made = plan("--global_batch", "16", "--micro_batch", "4", machine=machine)
+        assert made.global_batch == 16
+        assert made.micro_batch * made.micro_steps * world_size >= 16
+
+
+def test_dashes_and_underscores_mean_the_same() -> None:
+    assert plan("--seq-len", "64", "--no-compile", "--global-batch=4") == plan(
+        "--seq_len=64", "--no_compile", "--global_batch", "4"
+    )
+
+
+def test_the_traced_steps_come_from_the_environment_unless_flags_say_otherwise() -> None:
+    environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
+    told = parse(NEEDED, environ).trace
+    assert (told.start, told.end, told.ranks) == (20, 25, (0, 3))
+    asked = parse([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
+    assert (asked.start, asked.end, asked.ranks) == (2, 3, ())
+    assert not parse(NEEDED, {}).trace.covers(0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--steps", "0"), "--steps 0 is too small: give at least 1"),
+        (("--steps", "many"), "--steps: 'many' is no whole number"),
+        (("--seq_len", "4"), "--seq_len 4 is too small"),
+        (("--global_batch", "-3"), "--global_batch -3 is too small"),
+        (("--global_batch", "1"), "--global_batch 1 is less than the 2 ranks"),
+        (("--lr", "0"), "--lr 0.0 is out of range: give a number above 0"),
+        (("--lr", "nan"), "--lr nan is out of range"),
+        (("--clip", "inf"), "--clip inf is out of range"),
+        (("--weight_decay", "-1"), "--weight_decay -1.0 is out of range: give a number of at least 0"),
+        (("--warmup", "100", "--steps", "100"), "--warmup 100 leaves no step to train"),
+        (("--keep", "0"), "--keep 0 is too small"),
+        (("--checkpoint_every", "-1"), "--checkpoint_every -1 is too small: give at least 0"),
+        (("--compiled_autograd",), "--compiled_autograd works with --parallel ddp only"),
+        (("--trace_steps", "25:20"), "--trace_steps '25:20' is no range"),
+        (("--trace_steps", "5"), "give first:end, as 20:25"),
+        (("--trace_steps", "0:5"), "steps count from 1"),
+        (("--trace_steps", "1:2", "--trace_ranks", "a"), "--trace_ranks 'a' is no list of ranks"),
+        (("--stepz", "3"), "'--stepz' is no flag of this command; did you mean --steps"),
+        (("--vocab_size", "100"), "--vocab_size 100 is too small: tokens are bytes, so it is at least 256"),
+        (("--model", "gpt:10n"), "--model 'gpt:10n' is no recipe; did you mean gpt:10m"),
+        (("--precision", "fp8"), "--precision: invalid choice: 'fp8'"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_right(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        plan(*flags)
+    assert said in str(refused.value)
+
+
+def test_every_recipe_is_a_possible_shape() -> None:
+    for name in RECIPES:
+        model = model_config(name)
+        assert model.name == name
+        assert model.dim % model.heads == 0
+        assert model.heads % model.kv_heads == 0
+        assert model.head_dim % 2 == 0
+
+
+def test_flags_are_checked_without_torch_and_with_exit_code_2() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import muster_components.trainer.__main__ as m; "
+        "sys.exit(m.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "--model", "gpt:99", "--data", "x"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("trainer: --model 'gpt:99' is no recipe")

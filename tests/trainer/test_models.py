@@ -1,0 +1,158 @@
+"""The network: shapes, causality, counts, and first weights that do not depend on how they are spread."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muster_components.trainer.flops import matmul_parameters
+from muster_components.trainer.recipes import ModelConfig, model_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from muster_components.trainer.models import Transformer
+
+pytestmark = pytest.mark.slow  # imports torch
+
+SMALL = ModelConfig(name="small", layers=2, dim=32, heads=4, kv_heads=2, hidden=64)
+SMALL_GPT2 = ModelConfig(name="small2", layers=2, dim=32, heads=4, kv_heads=4, hidden=64, style="gpt2")
+
+
+def build(config: ModelConfig, seq_len: int = 16, seed: int = 0) -> Transformer:
+    import torch
+
+    from muster_components.trainer.models import Transformer, materialise
+
+    with torch.device("meta"):
+        model = Transformer(config, seq_len)
+    materialise(model, torch.device("cpu"), seed)
+    return model
+
+
+def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    row = torch.randint(0, 256, (batch, length + 1), generator=torch.Generator().manual_seed(1))
+    return row[:, :-1].clone(), row[:, 1:].clone()
+
+
+@pytest.mark.parametrize("name", ["gpt:1m", "gpt:10m", "gpt:124m", "gpt2:124m", "gpt:350m", "gpt:1b", "llama:8b"])
+def test_a_recipe_has_the_matrices_that_its_flops_are_counted_by(name: str) -> None:
+    import torch
+
+    from muster_components.trainer.models import Transformer
+
+    with torch.device("meta"):
+        model = Transformer(model_config(name), 128)
+    matrices = sum(
+        parameter.numel()
+        for path, parameter in model.named_parameters()
+        if parameter.dim() == 2 and not path.startswith(("embed", "positions"))
+    )
+    assert matrices == matmul_parameters(model_config(name))
+
+
+def test_sizes_are_what_the_names_say() -> None:
+    import torch
+
+    from muster_components.trainer.models import Transformer, parameter_count
+
+    def size(name: str, vocab_size: int) -> float:
+        with torch.device("meta"):
+            return parameter_count(Transformer(model_config(name, vocab_size=vocab_size), 1024)) / 1e6
+
+    assert size("gpt:10m", 256) == pytest.approx(10.8, abs=0.1)
+    assert size("gpt:1b", 256) == pytest.approx(1000, rel=0.04)
+    assert size("llama:8b", 128_256) == pytest.approx(8030, rel=0.001)
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL_GPT2], ids=["modern", "gpt2"])
+def test_the_first_loss_is_that_of_a_guess_among_all_bytes(config: ModelConfig) -> None:
+    source, target = tokens(4, 16)
+    loss = build(config)(source, target) / target.numel()
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL_GPT2], ids=["modern", "gpt2"])
+def test_no_position_sees_what_comes_after_it(config: ModelConfig) -> None:
+    import torch
+
+    model = build(config)
+    source, _ = tokens(1, 16)
+    changed = source.clone()
+    changed[0, 10] = (changed[0, 10] + 1) % 256
+
+    def hidden(token_BL: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        hook = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        model(token_BL, torch.zeros_like(token_BL))
+        hook.remove()
+        return seen[0]
+
+    difference = (hidden(source) - hidden(changed)).abs().amax(dim=(0, 2))
+    assert difference[:10].max() == 0
+    assert difference[10:].min() > 0
+
+
+def test_rotary_attention_depends_on_distance_not_on_place() -> None:
+    import torch
+
+    from muster_components.trainer.models import rope_table, rotate
+
+    table = rope_table(32, 8, 10_000.0, torch.device("cpu"))
+    query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+
+    def score(at: int, other: int) -> float:
+        return float(rotate(query[None], table[at][None]) @ rotate(key[None], table[other][None]).T)
+
+    assert score(9, 4) == pytest.approx(score(25, 20), abs=1e-5)
+    assert score(9, 4) != pytest.approx(score(9, 5), abs=1e-3)
+
+
+def test_padded_targets_count_nothing() -> None:
+    import torch
+
+    from muster_components.trainer.models import PADDING
+
+    model = build(SMALL)
+    source, target = tokens(2, 16)
+    alone = model(source[:1], target[:1])
+    target[1] = PADDING
+    torch.testing.assert_close(model(source, target), alone)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputing_activations_changes_no_gradient(recompute: str) -> None:
+    import torch
+
+    plain, saving = build(SMALL), build(SMALL)
+    for block in saving.blocks:
+        block.recompute = recompute  # type: ignore[assignment]
+    for model in (plain, saving):
+        model(*tokens(2, 16)).backward()
+    for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=name)
+
+
+def test_weights_depend_on_the_seed_and_on_nothing_else() -> None:
+    import torch
+
+    first, same, other = build(SMALL, seed=1), build(SMALL, seed=1), build(SMALL, seed=2)
+    assert torch.equal(first.embed.weight, same.embed.weight)
+    assert not torch.equal(first.embed.weight, other.embed.weight)
+    assert not torch.equal(first.blocks[0].attention.qkv.weight, first.blocks[1].attention.qkv.weight)  # type: ignore[union-attr, arg-type]
+
+
+def test_the_learning_rate_rises_straight_then_falls_to_a_tenth() -> None:
+    from muster_components.trainer.optim import learning_rate
+
+    rates = [learning_rate(step, peak=1.0, warmup=4, steps=12) for step in range(1, 13)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert all(a > b for a, b in itertools.pairwise(rates[3:]))
+    assert rates[7] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert learning_rate(1, peak=1.0, warmup=0, steps=1) == pytest.approx(0.1)

@@ -1,0 +1,52 @@
+"""Traces of the agreed steps and ranks, whole, and telling whose they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.errors import EXIT_OK
+
+from .conftest import TINY, Starter, events
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def test_each_rank_writes_the_agreed_steps(start: Starter, text: Path) -> None:
+    ranks = start(
+        2, *TINY, "--data", str(text), "--steps", "8",
+        environ={"MUSTER_TRACE_STEPS": "3:6", "MUSTER_JOB": "learn"}, attempt=4,
+    )  # fmt: skip
+    assert ranks.end() == [EXIT_OK] * 2
+    spool = ranks.run_dir / "traces" / "spool"
+    assert sorted(file.name for file in spool.iterdir()) == [
+        "rank-0.attempt-4.steps-3-6.json",
+        "rank-1.attempt-4.steps-3-6.json",
+    ]
+    for rank in (0, 1):
+        trace = json.loads((spool / f"rank-{rank}.attempt-4.steps-3-6.json").read_text())
+        named = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+        assert {name for name in named if name.startswith("ProfilerStep#")} == {f"ProfilerStep#{k}" for k in (3, 4, 5)}
+        assert {"data", "forward", "backward", "clip", "optimizer", "report"} <= named
+        assert {name for name in named if name.startswith("gloo:")}
+        assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (rank, 2)
+        owner = trace["muster"]
+        assert (owner["job"], owner["rank"], owner["attempt"]) == ("learn", rank, 4)
+        assert (owner["start_step"], owner["end_step"]) == (3, 6)
+
+
+def test_only_the_ranks_that_were_asked_for_and_only_steps_that_exist_are_traced(start: Starter, text: Path) -> None:
+    run = (*TINY, "--data", str(text), "--steps", "4")
+    some = start(2, *run, "--trace_steps", "1:99", "--trace_ranks", "1")
+    assert some.end() == [EXIT_OK] * 2
+    (trace,) = (some.run_dir / "traces" / "spool").iterdir()
+    assert trace.name == "rank-1.attempt-0.steps-1-5.json"
+
+
+def test_steps_beyond_the_end_are_missed_with_a_word(start: Starter, text: Path) -> None:
+    ranks = start(1, *TINY, "--data", str(text), "--steps", "2", "--trace_steps", "20:25")
+    assert ranks.end() == [EXIT_OK]
+    (missed,) = events(ranks.run_dir, "trace_missed")
+    assert missed["message"] == "no trace: steps 20:25 lie beyond the last step 2"

@@ -1,0 +1,229 @@
+"""Whole runs with real ranks: the same losses whatever happens to the ranks in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DIVERGED,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STOPPED,
+)
+
+from .conftest import TINY, Finished, Starter, clean_environment, events, latest, losses, metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_losses_are_those_of_an_undisturbed_run(
+    start: Starter, text: Path, tmp_path: Path
+) -> None:
+    run = (*TINY, "--data", str(text), "--steps", "60", "--checkpoint_every", "10")
+    assert start(2, *run, run_dir=tmp_path / "undisturbed").end() == [EXIT_OK] * 2
+    expected = losses(tmp_path / "undisturbed")
+    assert list(expected) == list(range(1, 61))
+    assert expected[60] < expected[1] - 2
+
+    folder = tmp_path / "disturbed"
+    first = start(2, *run, run_dir=folder)
+    first.wait_until(lambda: latest(folder))
+    first.send(signal.SIGKILL)
+    first.end()
+    saved = latest(folder)
+    assert saved is not None
+    assert saved["step"] < 60
+
+    second = start(1, *run, run_dir=folder, attempt=1)
+    second.wait_until(lambda: second.steps_done() > 2)
+    second.send(signal.SIGTERM)
+    assert second.end() == [EXIT_STOPPED]
+    assert f"resumed after step {saved['step']} " in second.said()
+    stopped = latest(folder)
+    assert stopped is not None
+    assert saved["step"] < stopped["step"] < 60
+    assert stopped["attempt"] == 1
+
+    # Three ranks do not divide eight places: one is padding.
+    third = start(3, *run, "--parallel", "ddp", run_dir=folder, attempt=2)
+    assert third.end() == [EXIT_OK] * 3
+    assert "1 padded places" in third.said()
+    assert "3 ranks on CPU, ddp" in third.said()
+    assert losses(folder) == pytest.approx(expected, abs=1e-4)
+
+
+def test_one_rank_replicas_and_shards_learn_the_same(start: Starter, text: Path, tmp_path: Path) -> None:
+    run = (*TINY, "--data", str(text), "--steps", "6", "--checkpoint_every", "0")
+    ways = {
+        "one": (1, ()),
+        "replicated in parts": (2, ("--parallel", "ddp", "--micro_batch", "2")),
+        "sharded in parts": (2, ("--micro_batch", "3", "--reshard", "always")),
+    }
+    for name, (world_size, flags) in ways.items():
+        assert start(world_size, *run, *flags, run_dir=tmp_path / name).end() == [EXIT_OK] * world_size
+    expected = metrics(tmp_path / "one")
+    for name in ways:
+        for ours, theirs in zip(metrics(tmp_path / name), expected, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4), name
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3), name
+
+
+def test_compiled_blocks_learn_the_same_as_plain_ones(start: Starter, text: Path, tmp_path: Path) -> None:
+    run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
+    for name, flags in {"compiled": ("--compile",), "plain": ("--no_compile",)}.items():
+        ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
+        assert ranks.end(280) == [EXIT_OK] * 2, ranks.said()
+        assert name in ranks.said().replace("not compiled", "plain")
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), abs=1e-3)
+
+
+def test_under_torchrun_sigterm_saves_and_ends_with_143_on_every_rank(text: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "-m", "muster_components.trainer", *TINY, "--data", str(text), "--steps", "100000",
+        "--checkpoint_every", "0", "--output", str(run_dir),
+    ]  # fmt: skip
+    with (tmp_path / "log").open("wb") as log:
+        agent = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment(tmp_path), cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 90
+        while len(metrics(run_dir)) < 5:
+            assert agent.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(60)
+    finally:
+        agent.kill()
+        agent.wait()
+    said = (tmp_path / "log").read_text()
+    saved = latest(run_dir)
+    assert saved is not None, said
+    for rank in (0, 1):
+        assert metrics(run_dir, rank)[-1]["step"] == saved["step"]
+    assert f"stopped after step {saved['step']}/100000" in said
+    assert [event["kind"] for event in map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())][-2:] == [
+        "stopping",
+        "checkpoint_saved",
+    ]
+
+
+def test_a_signal_to_one_rank_stops_all_in_the_same_step(start: Starter, text: Path, tmp_path: Path) -> None:
+    ranks = start(2, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "0")
+    ranks.wait_until(lambda: ranks.steps_done() > 3)
+    ranks.processes[1].send_signal(signal.SIGTERM)
+    assert ranks.end() == [EXIT_STOPPED] * 2
+    assert metrics(tmp_path / "run", 0)[-1]["step"] == metrics(tmp_path / "run", 1)[-1]["step"]
+
+
+def test_when_one_rank_is_gone_the_others_end_soon_with_a_traceback(start: Starter, text: Path) -> None:
+    ranks = start(2, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "2")
+    ranks.wait_until(lambda: ranks.steps_done() > 3)
+    ranks.processes[1].kill()
+    assert ranks.end(60)[0] == EXIT_FAILED
+    assert "Traceback" in ranks.said()
+
+
+def test_ctrl_c_saves_too_and_has_its_own_exit_code(start: Starter, text: Path, tmp_path: Path) -> None:
+    ranks = start(1, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "0")
+    ranks.wait_until(lambda: ranks.steps_done() > 3)
+    ranks.send(signal.SIGINT)
+    assert ranks.end() == [EXIT_INTERRUPTED]
+    assert latest(tmp_path / "run") is not None
+
+
+def test_checkpoints_that_cannot_be_read_are_named_and_the_one_before_is_used(
+    start: Starter, finished: Finished
+) -> None:
+    expected = losses(finished.run_dir)
+    checkpoints = finished.run_dir / "checkpoints"
+    (checkpoints / "step-00000009" / ".metadata").unlink()
+    part = checkpoints / "step-00000006" / "__1_0.distcp"
+    part.write_bytes(part.read_bytes()[:5000])
+    (checkpoints / "latest").write_text("no json")
+
+    again = start(2, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK] * 2
+    assert "resumed after step 3 " in again.said()
+    named = [event["message"] for event in events(finished.run_dir, "checkpoint_unreadable")]
+    assert len(named) == 3
+    for name, message in zip(("latest", "step-00000009", "step-00000006"), named, strict=True):
+        assert name in message
+    assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
+
+
+def test_if_no_checkpoint_can_be_read_the_run_fails_rather_than_start_over(start: Starter, finished: Finished) -> None:
+    for part in finished.run_dir.glob("checkpoints/step-*/*.distcp"):
+        part.write_bytes(b"")
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_FAILED]
+    assert "--resume never starts from the beginning" in again.said()
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_both_values(start: Starter, finished: Finished) -> None:
+    other = start(1, *finished.flags, "--global_batch", "4", attempt=1)
+    assert other.end() == [EXIT_BAD_INPUT]
+    assert "global_batch was 8, is 4" in other.said()
+
+
+def test_other_data_is_refused_since_its_samples_would_be_repeated_or_skipped(
+    start: Starter, finished: Finished, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("quite another text, long enough for a few windows of it\n" * 200)
+    changed = start(1, *finished.flags, "--data", str(tmp_path / "other.txt"), attempt=1)
+    assert changed.end() == [EXIT_BAD_INPUT]
+    assert "data was '" in changed.said()
+    assert "11,201 bytes of text" in changed.said()
+
+
+def test_a_run_that_is_already_done_says_so(start: Starter, finished: Finished) -> None:
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK]
+    assert "nothing to do: step 9/9 was already done" in again.said()
+
+
+def test_numbers_that_are_no_longer_finite_end_the_run_and_are_never_saved(start: Starter, text: Path) -> None:
+    ranks = start(
+        2, *TINY, "--data", str(text), "--steps", "200", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1"
+    )
+    assert ranks.end() == [EXIT_DIVERGED] * 2
+    assert "no longer finite" in ranks.said()
+    (diverged,) = events(ranks.run_dir, "diverged")
+    saved = latest(ranks.run_dir)
+    assert saved is None or saved["step"] < diverged["step"]
+
+
+def test_ranks_that_have_no_text_end_alike_and_one_says_why(start: Starter, tmp_path: Path) -> None:
+    ranks = start(2, *TINY, "--data", str(tmp_path / "nowhere"), "--steps", "2")
+    assert ranks.end() == [EXIT_BAD_INPUT] * 2
+    assert "does not exist: give a folder" in ranks.said(0)
+    assert ranks.said(1) == ""
+
+
+def test_the_last_beat_and_line_tell_how_it_ended(finished: Finished) -> None:
+    for rank in (0, 1):
+        beat = json.loads((finished.run_dir / "beats" / f"rank-{rank}.json").read_text())
+        assert (beat["phase"], beat["step"], beat["steps"], beat["world_size"]) == ("done", 9, 9, 2)
+        assert beat["loss"] == pytest.approx(metrics(finished.run_dir, rank)[-1]["loss"])
+        assert beat["peak_memory_bytes"] > 1e6
+        assert beat["mfu"] is None
+        assert beat["checkpoint_step"] == (9 if rank == 0 else None)
+    first, last = losses(finished.run_dir)[1], losses(finished.run_dir)[9]
+    assert f"done: loss {first:.2f} -> {last:.2f}, " in finished.said
+    assert "step 9/9  loss " in finished.said
+
+
+def compile_cache() -> dict[str, str]:
+    """Compiled kernels outlive the test, if the caller has a place for them."""
+    return {name: os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR",) if name in os.environ}
