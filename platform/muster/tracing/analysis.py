@@ -1,0 +1,179 @@
+"""From one trace to what a report needs of it: a value of a few kilobytes, so that many ranks fit in memory at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+from muster.errors import InvalidTrace
+from muster.tracing.events import Trace
+from muster.tracing.idle import StreamIdle, idle_by_stream
+from muster.tracing.operators import Operator, kernels_by_time, operators_by_self_time
+from muster.tracing.overlap import overlap
+from muster.tracing.reader import read
+from muster.tracing.spans import clip
+from muster.tracing.steps import steps_of
+from muster.tracing.temporal import KernelType, kernel_types, selected, temporal, whole_microseconds
+from muster.tracing.timeline import StepPicture, step_pictures
+from muster.tracing.work import (
+    Exposed,
+    Work,
+    communication_events,
+    exposed_collectives,
+    exposed_communication,
+    lanes_of,
+    shares,
+    traced_window,
+)
+
+TOP = 30
+
+
+@dataclass(frozen=True, slots=True)
+class HtaNumbers:
+    """What HolisticTraceAnalysis prints for this trace with its defaults: whole microseconds, last step left out."""
+
+    idle_us: int
+    compute_us: int
+    non_compute_us: int
+    kernel_us: int
+    overlap_percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """One trace, analysed. Times in seconds; `work_s` sums up to `window_s`.
+
+    `operators` are the first 30 CPU operators by self time, `kernels` of device work by duration (empty on the CPU);
+    `operators_s` and `kernels_s` are the times of all of them, not only those listed.
+    """
+
+    source: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    device: str | None
+    job: str | None
+    events: int
+    unusable: int
+    on_device: bool
+    window_s: float
+    work_s: dict[str, float]
+    communication_s: float
+    overlapped_s: float
+    collectives: tuple[Exposed, ...]
+    steps: tuple[tuple[int, float], ...]
+    operators: tuple[Operator, ...]
+    operators_s: float
+    kernels: tuple[Operator, ...]
+    kernels_s: float
+    idle: tuple[StreamIdle, ...]
+    pictures: tuple[StepPicture, ...]
+    hta: HtaNumbers | None
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """The part of communication that computation hides; None without communication."""
+        return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
+
+    def share(self, kind: Work) -> float:
+        """The part of the window that went to a kind of work, 0 to 1."""
+        return self.work_s[kind.name.lower()] / self.window_s if self.window_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file that could not be analysed, and why; `trace` is False if it simply is no trace."""
+
+    source: str
+    reason: str
+    trace: bool = True
+
+
+def summarise(trace: Trace) -> TraceSummary:
+    """Everything the report tells about one trace. Every profiled step counts, the last one included."""
+    steps = steps_of(trace)
+    work = selected(trace, last_step=True)
+    lanes = lanes_of(trace, work)
+    start, end = traced_window(trace, work, steps)
+    both = overlap(clip(lanes[Work.COMMUNICATION], start, end), lanes.computing)
+    exposed = exposed_communication(lanes, start, end)
+    operators, kernels = operators_by_self_time(trace), kernels_by_time(trace, work)
+    return TraceSummary(
+        source=trace.source,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        backend=trace.backend,
+        device=trace.device if len(work) else None,
+        job=trace.job,
+        events=trace.decoded,
+        unusable=trace.unusable,
+        on_device=len(work) > 0,
+        window_s=(end - start) / 1e9,
+        work_s={kind.name.lower(): ns / 1e9 for kind, ns in shares(lanes, start, end).items()},
+        communication_s=both.communication_ns / 1e9,
+        overlapped_s=both.overlapped_ns / 1e9,
+        collectives=exposed_collectives(trace, communication_events(trace, work), exposed)[:TOP],
+        steps=tuple((step.number, step.duration_ns / 1e9) for step in steps),
+        operators=operators[:TOP],
+        operators_s=sum(op.total_ns for op in operators) / 1e9,
+        kernels=kernels[:TOP],
+        kernels_s=sum(op.total_ns for op in kernels) / 1e9,
+        idle=idle_by_stream(trace, work),
+        pictures=step_pictures(trace, work, lanes, steps),
+        hta=hta_numbers(trace) if len(work) else None,
+    )
+
+
+def hta_numbers(trace: Trace) -> HtaNumbers:
+    """The temporal breakdown and overlap by HTA's rules, to compare with it."""
+    rounded = whole_microseconds(trace)
+    work = selected(rounded, last_step=False)
+    types = kernel_types(rounded, work)
+    parts = temporal(types, work.spans)
+    both = overlap(work.spans[types == KernelType.COMMUNICATION], work.spans[types == KernelType.COMPUTE])
+    return HtaNumbers(
+        idle_us=parts.idle_ns // 1000,
+        compute_us=parts.compute_ns // 1000,
+        non_compute_us=parts.non_compute_ns // 1000,
+        kernel_us=parts.total_ns // 1000,
+        overlap_percent=None if both.ratio is None else round(100 * both.ratio, 2),
+    )
+
+
+def summarise_file(path: Path) -> TraceSummary | Unreadable:
+    """Read and analyse one file; what is wrong with it comes back as a value, since the other ranks still count."""
+    try:
+        return summarise(read(path))
+    except InvalidTrace as error:
+        return Unreadable(str(path), str(error).removeprefix(f"{path}: "), trace=error.reason != "NotATrace")
+    except OSError as error:
+        return Unreadable(str(path), str(error))
+
+
+def summarise_files(paths: Sequence[Path], *, workers: int = 1) -> tuple[TraceSummary | Unreadable, ...]:
+    """The same for many files, in their order; with several workers each file is one process's, one at a time."""
+    if workers <= 1 or len(paths) <= 1:
+        return tuple(summarise_file(path) for path in paths)
+    # Not fork: the caller may have threads.
+    with ProcessPoolExecutor(
+        min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_end_with_parent
+    ) as pool:
+        return tuple(pool.map(summarise_file, paths))
+
+
+def _end_with_parent() -> None:
+    """A worker would wait for work for ever if its parent were killed."""
+    parent = parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

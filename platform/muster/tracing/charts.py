@@ -1,0 +1,266 @@
+"""Pictures as inline SVG: a few hundred bytes each, sharp at any size, coloured by the page's style sheet.
+
+Text that comes from a trace or a job is escaped here; nothing else of it reaches the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from muster.tracing.axes import tick_names, ticks
+from muster.tracing.figures import percent
+
+_Scale = Callable[[float], float]
+GLYPH_PX = 7.3  # an average letter of 12 px DejaVu Sans, the widest of the page's fonts
+
+INSET = 6  # between the axis and the first point, so that marks there do not touch the labels
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line of a chart. `style` is the class that colours it; points are (x, y), x rising."""
+
+    label: str
+    style: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """A point beyond the top of the axis: drawn there as a triangle; the highest one says its `name`."""
+
+    x: float
+    y: float
+    style: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """How to draw curves: sizes in pixels, `shade` the x bounds of a shaded band and what it means.
+
+    `top` cuts the y axis there, `beyond` are points above it. `time` labels y in time units.
+    """
+
+    title: str
+    width: int = 520
+    height: int = 240
+    from_zero: bool = False
+    time: bool = False
+    top: float | None = None
+    beyond: tuple[Beyond, ...] = ()
+    shade: tuple[float, float, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a bar: 0 to 1, and what a reader sees on pointing at it."""
+
+    style: str
+    part: float
+    tip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One labelled bar of stacked segments; `note` stands behind it."""
+
+    label: str
+    segments: tuple[Segment, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row of a timeline: (style, digits 0..4 per slot) drawn over each other, and a name."""
+
+    name: str
+    layers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The lanes of one rank, `duration_s` wide; `note` stands behind the first lane."""
+
+    label: str
+    duration_s: float
+    lanes: tuple[Lane, ...]
+    note: str = ""
+
+
+def line_chart(curves: Sequence[Curve], plot: Plot) -> str:
+    """Curves over steps, with axes; empty without points."""
+    points = [p for curve in curves for p in curve.points]
+    if not points:
+        return ""
+    x_lo, x_hi = min(p[0] for p in points), max(p[0] for p in points)
+    shown = [p[1] for p in points if plot.top is None or p[1] <= plot.top] or [p[1] for p in points]
+    y_lo, y_hi = (0.0 if plot.from_zero else min(shown)), max(shown)
+    y_ticks = ticks(y_lo, y_hi if y_hi > y_lo else y_lo + 1, 5)
+    y_lo, y_hi = min(y_lo, y_ticks[0]), max(y_hi, y_ticks[-1])
+    names = tick_names(y_ticks, time=plot.time)
+    left, right, top, bottom = 12 + GLYPH_PX * max(map(len, names)), 16, 12, 34
+    wide, high = plot.width - left - right, plot.height - top - bottom
+
+    def x(value: float) -> float:
+        return left + INSET + (wide - 2 * INSET) * ((value - x_lo) / (x_hi - x_lo) if x_hi > x_lo else 0.5)
+
+    def y(value: float) -> float:
+        return top + high * (1 - (min(value, y_hi) - y_lo) / (y_hi - y_lo))
+
+    out = []
+    if plot.shade is not None:
+        lo, hi, meaning = plot.shade
+        x1, x2 = x(max(lo, x_lo)), x(min(hi, x_hi))
+        if x2 > x1:
+            band = max(x2 - x1, 3.0)  # of few steps among thousands something must still be seen
+            out.append(f'<rect class="shade" x="{x1:.1f}" y="{top}" width="{band:.1f}" height="{high}"/>')
+            anchor, at = ("start", x1 + 4) if x1 + 4 + GLYPH_PX * len(meaning) < left + wide else ("end", x2 - 4)
+            out.append(
+                f'<text class="quiet" x="{at:.1f}" y="{top + high - 6}" text-anchor="{anchor}">{escape(meaning)}</text>'
+            )
+    for tick, name in zip(y_ticks, names, strict=True):
+        at = y(tick)
+        out.append(f'<line class="grid" x1="{left:.1f}" x2="{left + wide:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        out.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{name}</text>')
+    inside = [tick for tick in ticks(x_lo, x_hi, 6, whole=True) if x_lo <= tick <= x_hi]
+    if inside and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX:  # where the curve begins, unless a label stands there already
+        inside = [x_lo, *inside]
+    for tick in inside:
+        out.append(f'<text x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{tick:,.0f}</text>')
+    out.append(f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">step</text>')
+    for curve in curves:
+        out.append(_curve(curve, x, y))
+    out += _beyond(plot.beyond, x, y, left + wide)
+    return _svg(plot.width, plot.height, plot.title, out)
+
+
+def _curve(curve: Curve, x: _Scale, y: _Scale) -> str:
+    title = f"<title>{escape(curve.label)}</title>"
+    if len(curve.points) == 1:
+        px, py = curve.points[0]
+        return f'<circle class="dot {curve.style}" cx="{x(px):.1f}" cy="{y(py):.1f}" r="3">{title}</circle>'
+    path = "M" + "L".join(f"{x(px):.1f} {y(py):.1f}" for px, py in curve.points)
+    return f'<path class="curve {curve.style}" d="{path}">{title}</path>'
+
+
+def _beyond(points: Sequence[Beyond], x: _Scale, y: _Scale, edge: float) -> list[str]:
+    out = [
+        f'<path class="dot {p.style}" d="M{x(p.x) - 4:.1f} {y(p.y) + 3:.1f}h8l-4 -7z">'
+        f"<title>{escape(p.name)}</title></path>"
+        for p in points
+    ]
+    if points:
+        highest = max(points, key=lambda p: (p.y, p.x, p.name))
+        before = x(highest.x) + 8 + GLYPH_PX * len(highest.name) > edge
+        anchor, at = ("end", x(highest.x) - 8) if before else ("start", x(highest.x) + 8)
+        name = escape(highest.name)
+        out.append(
+            f'<text class="quiet halo" x="{at:.1f}" y="{y(highest.y) + 4:.1f}" text-anchor="{anchor}">{name}</text>'
+        )
+    return out
+
+
+def stacked_bars(bars: Sequence[Bar], title: str, *, width: int = 1040) -> str:
+    """Horizontal bars from 0 to 100%; segments wide enough carry their percentage."""
+    if not bars:
+        return ""
+    high, gap = (22, 8) if len(bars) <= 24 else (14, 4)
+    left = min(20 + GLYPH_PX * max(len(bar.label) for bar in bars), 320)
+    right = 12 + GLYPH_PX * max(len(bar.note) for bar in bars)
+    wide = width - left - right
+    out = []
+    for row, bar in enumerate(bars):
+        top = row * (high + gap)
+        out.append(_label(bar.label, left - 10, top + high / 2 + 4, left - 12))
+        at = left
+        for segment in bar.segments:
+            part = wide * segment.part
+            if part > 0:
+                out.append(
+                    f'<rect class="{segment.style}" x="{at:.1f}" y="{top}" width="{part:.2f}" height="{high}">'
+                    f"<title>{escape(bar.label)}: {escape(segment.tip)}</title></rect>"
+                )
+            if part > 46 and high > 16:
+                out.append(
+                    f'<text class="on-{segment.style}" x="{at + part / 2:.1f}" y="{top + high / 2 + 4}" '
+                    f'text-anchor="middle">{percent(segment.part)}</text>'
+                )
+            at += part
+        out.append(f'<text class="quiet" x="{left + wide + 8:.1f}" y="{top + high / 2 + 4}">{escape(bar.note)}</text>')
+    bottom = len(bars) * (high + gap)
+    for part_of in (0.0, 0.25, 0.5, 0.75, 1.0):
+        at = left + wide * part_of
+        out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 12}" text-anchor="middle">{part_of:.0%}</text>')
+    return _svg(width, bottom + 18, title, out)
+
+
+def timeline(tracks: Sequence[Track], title: str, *, width: int = 1040) -> str:
+    """Lanes of every rank against time since the beginning of its step; fuller slots are stronger in colour."""
+    if not tracks:
+        return ""
+    high, gap, heading, between = 15, 3, 18, 12
+    left = 12 + GLYPH_PX * max(len(lane.name) for t in tracks for lane in t.lanes)
+    wide = width - left - 24
+    longest = max(t.duration_s for t in tracks)
+    out, top = [], 0.0
+    for track in tracks:
+        label, note = escape(track.label), escape(track.note)
+        out.append(
+            f'<text x="{left:.1f}" y="{top + 12:.1f}"><tspan class="strong">{label}</tspan>'
+            f'<tspan class="quiet" dx="10">{note}</tspan></text>'
+        )
+        top += heading
+        for lane in track.lanes:
+            here = wide * track.duration_s / longest
+            out.append(f'<rect class="track" x="{left:.1f}" y="{top:.1f}" width="{here:.1f}" height="{high}"/>')
+            out.append(
+                f'<text class="quiet" x="{left - 8:.1f}" y="{top + 12:.1f}" text-anchor="end">{lane.name}</text>'
+            )
+            for style, levels in lane.layers:
+                out.append(_slots(style, levels, left, top, here, high))
+            top += high + gap
+        top += between
+    bottom = top - between
+    marks = [tick for tick in ticks(0, longest, 8) if tick <= longest]
+    for tick, name in zip(marks, tick_names(marks, time=True), strict=True):
+        at = left + wide * tick / longest
+        out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
+        out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{name}</text>')
+    return _svg(width, bottom + 22, title, out)
+
+
+def _slots(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
+    """Runs of equally full slots as one path per level."""
+    paths: dict[str, list[str]] = {}
+    slot = wide / len(levels)
+    at = 0
+    while at < len(levels):
+        end = at
+        while end < len(levels) and levels[end] == levels[at]:
+            end += 1
+        if levels[at] != "0":
+            paths.setdefault(levels[at], []).append(
+                f"M{left + at * slot:.1f} {top:.1f}h{(end - at) * slot:.2f}v{high}h-{(end - at) * slot:.2f}z"
+            )
+        at = end
+    return "".join(f'<path class="{style} l{level}" d="{"".join(parts)}"/>' for level, parts in sorted(paths.items()))
+
+
+def _label(text: str, x: float, y: float, room: float) -> str:
+    """Right-aligned at x, cut to `room` pixels; the whole text shows on pointing at it."""
+    most = max(4, int(room / GLYPH_PX))
+    shown = text if len(text) <= most else text[: most - 1] + "…"
+    title = f"<title>{escape(text)}</title>"
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(shown)}{title}</text>'
+
+
+def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
+    """Wide pictures keep a readable size on a narrow screen: their frame scrolls."""
+    kind = "wide" if width > 600 else "small"
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" '
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,99 @@
+"""The facts at the head of a report: what ran, how far it came, how fast it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.tracing.analysis import TraceSummary
+from muster.tracing.runfolder import Metrics, RunFolder, finite
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known about the job; None where nothing says it.
+
+    `loss_from` and `loss_to` are those of the first and the last step. `step_time_s`, `tokens_per_s` and `mfu` are
+    medians over all steps, so that the slow first ones do not count. `attempts` counts the attempts seen, 1 for a job
+    that was never restarted.
+    """
+
+    name: str
+    folder: str
+    world_size: int | None
+    attempts: int
+    steps: int | None
+    loss_from: float | None
+    loss_to: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    peak_memory_bytes: float | None
+    device: str | None
+    backend: str | None
+
+
+def facts_of(folder: RunFolder, traces: Sequence[TraceSummary], *, name: str | None) -> Facts:
+    """Facts from metrics and beats first, from traces where those are silent."""
+    reference = next((m for m in folder.metrics if np.isfinite(m.loss).any()), None) or next(iter(folder.metrics), None)
+    loss = finite(reference.loss) if reference is not None else np.empty(0)
+    memory = [b.peak_memory_bytes for b in folder.beats if b.peak_memory_bytes]
+    attempts = [b.attempt for b in folder.beats] + [h.attempt for h in folder.happenings]
+    attempts += [w.attempt for w in folder.windows]
+    return Facts(
+        name=name or next((t.job for t in traces if t.job), None) or folder.path.resolve().name,
+        folder=str(folder.path.absolute()),
+        world_size=_world_size(folder, traces),
+        attempts=max(attempts, default=0) + 1,
+        steps=_steps(folder, reference),
+        loss_from=float(loss[0]) if len(loss) else None,
+        loss_to=float(loss[-1]) if len(loss) else None,
+        step_time_s=_usual(reference, "step_time_s"),
+        tokens_per_s=_usual(reference, "tokens_per_s"),
+        mfu=_usual(reference, "mfu"),
+        peak_memory_bytes=max(memory, default=0) or None,
+        device=_device(traces),
+        backend=_backend(traces),
+    )
+
+
+def _world_size(folder: RunFolder, traces: Sequence[TraceSummary]) -> int | None:
+    """Unknown for traces of different jobs."""
+    beats = [b.world_size for b in folder.beats if b.world_size]
+    known = beats or list({t.world_size for t in traces if t.world_size})
+    if known:
+        return max(known) if beats or len(known) == 1 else None
+    return len(folder.metrics) or None
+
+
+def _steps(folder: RunFolder, reference: Metrics | None) -> int | None:
+    if reference is not None and len(reference):
+        return len(reference)
+    return max((b.step for b in folder.beats if b.step is not None), default=None)
+
+
+def _usual(metrics: Metrics | None, column: str) -> float | None:
+    if metrics is None:
+        return None
+    values = finite(getattr(metrics, column))
+    return float(np.median(values)) if len(values) else None
+
+
+def _device(traces: Sequence[TraceSummary]) -> str | None:
+    named = sorted({t.device for t in traces if t.device})
+    if len(named) > 2:
+        return f"{named[0]} and {len(named) - 1} other kinds"
+    return " and ".join(named) or ("CPU" if traces and not any(t.on_device for t in traces) else None)
+
+
+def _backend(traces: Sequence[TraceSummary]) -> str | None:
+    """Of `cpu:gloo,cuda:nccl` the part that carries the work."""
+    known = {t.backend for t in traces if t.backend}
+    if len(known) != 1:
+        return None
+    backend = known.pop()
+    device = "cuda" if any(t.on_device for t in traces) else "cpu"
+    parts = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
+    return parts.get(device, backend)

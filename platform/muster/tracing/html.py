@@ -1,0 +1,102 @@
+"""The report as one self-contained page: no network, no scripts, light and dark by the reader's own setting.
+
+Names of jobs, operators and files come from outside and may hold anything: all text goes through `escape`.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+
+from muster.tracing.figures import count, digits, percent, seconds, size
+from muster.tracing.job import Report
+from muster.tracing.pictures import curves, kinds_of_work, one_step
+from muster.tracing.tables import hta, operators
+
+
+def page(report: Report) -> str:
+    """The whole HTML document."""
+    style = files("muster.tracing").joinpath("style.css").read_text(encoding="utf-8")
+    body = "".join(
+        (
+            _header(report),
+            _findings(report),
+            curves(report),
+            kinds_of_work(report),
+            one_step(report),
+            operators(report),
+            _skipped(report),
+            hta(report),
+            _footer(),
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(report.facts.name)} · Muster report</title><style>{style}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    facts = report.facts
+    cards: list[tuple[str, str, str]] = []
+    if facts.steps is not None:
+        cards.append(("steps", f"{facts.steps:,}", ""))
+    if facts.loss_from is not None and facts.loss_to is not None:
+        cards.append(("loss", f"{digits(facts.loss_from)} → {digits(facts.loss_to)}", ""))
+    if facts.step_time_s is not None:
+        cards.append(("step time, median", seconds(facts.step_time_s), ""))
+    if facts.tokens_per_s is not None:
+        cards.append(("tokens per second", count(facts.tokens_per_s), ""))
+    if facts.mfu is not None:
+        cards.append(("MFU", percent(facts.mfu), ""))
+    if facts.peak_memory_bytes is not None:
+        cards.append(("peak memory", size(facts.peak_memory_bytes), "per rank"))
+    on = ", ".join(filter(None, (facts.device, facts.backend)))
+    if facts.world_size is not None:
+        cards.append(("ranks", f"{facts.world_size:,}", on))
+    elif facts.device is not None:
+        cards.append(("device", facts.device, ""))
+    if report.rows:
+        cards.append(("traces", f"{len(report.rows):,}", _traced_steps(report)))
+    if facts.attempts > 1:
+        cards.append(("attempts", str(facts.attempts), ""))
+    shown = "".join(
+        f'<div class="fact"><dt>{escape(name)}</dt><dd>{escape(value)}'
+        f"{f' <small>{escape(extra)}</small>' if extra else ''}</dd></div>"
+        for name, value, extra in cards
+    )
+    return (
+        f'<header><div class="eyebrow">Muster report</div><h1>{escape(facts.name)}</h1>'
+        f'<div class="where">{escape(facts.folder)}</div><dl class="facts">{shown}</dl></header>'
+    )
+
+
+def _traced_steps(report: Report) -> str:
+    if report.traced is not None:
+        return f"steps {report.traced[0]}–{report.traced[1] - 1}"
+    return ""
+
+
+def _findings(report: Report) -> str:
+    if not report.findings:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.findings)
+    return f'<section><h2>What the data shows</h2><ul class="findings">{items}</ul></section>'
+
+
+def _skipped(report: Report) -> str:
+    if not report.skipped:
+        return ""
+    rows = "".join(
+        f"<tr><td><code>{escape(s.file)}</code></td><td>{escape(s.reason)}</td></tr>" for s in report.skipped
+    )
+    return (
+        '<section><h2>Not used</h2><p class="hint">Files that could not be read; everything above is without them.</p>'
+        f"<table><tbody>{rows}</tbody></table></section>"
+    )
+
+
+def _footer() -> str:
+    return "<footer>Made by Muster. How each number is computed: docs/tracing.md.</footer>"

@@ -1,0 +1,37 @@
+"""The names of traces in a run folder (docs/run-folder.md): who wrote it, in which attempt, over which steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\.gz)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TraceName:
+    """`start_step` is the first traced step, `end_step` the first that is not traced any more."""
+
+    attempt: int
+    start_step: int
+    end_step: int
+    rank: int
+
+    @property
+    def spooled(self) -> str:
+        """The name under which the profile hook finishes it."""
+        return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
+
+    @property
+    def collected(self) -> str:
+        """The name under which the collector publishes it."""
+        return self.spooled + ".gz"
+
+
+def parse_name(name: str) -> TraceName | None:
+    """None for anything that is not exactly such a name, a file still being written (.tmp) included."""
+    match = NAME.fullmatch(name)
+    if match is None:
+        return None
+    rank, attempt, start, end = (int(group) for group in match.groups())
+    return TraceName(attempt=attempt, start_step=start, end_step=end, rank=rank)

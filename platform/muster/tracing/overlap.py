@@ -1,0 +1,25 @@
+"""How much communication hides behind computation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.tracing.spans import Spans, intersect, total
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Nanoseconds of communication, and of it those in which computation ran as well."""
+
+    communication_ns: int
+    overlapped_ns: int
+
+    @property
+    def ratio(self) -> float | None:
+        """|communication and computation| / |communication|, as HTA defines it; None without communication."""
+        return self.overlapped_ns / self.communication_ns if self.communication_ns else None
+
+
+def overlap(communication: Spans, computation: Spans) -> Overlap:
+    """Both sides are unions: two collectives at once count once."""
+    return Overlap(total(communication), total(intersect(communication, computation)))

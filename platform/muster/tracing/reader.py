@@ -1,0 +1,185 @@
+"""From a trace file to a `Trace`: columns filled block by block, so that memory follows what is kept, not the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from muster.errors import InvalidTrace
+from muster.tracing.events import Events, Int32, Kind, Thread, Trace
+from muster.tracing.scan import Header, RawEvent, scan
+
+# Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
+KINDS = {
+    "cpu_op": Kind.CPU_OP,
+    "Operator": Kind.CPU_OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "Runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "Memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "Memset": Kind.MEMSET,
+    "cuda_sync": Kind.SYNC,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+}
+# The profiler's own span would hide everything under it; Python frames are most of a with_stack trace and unused here.
+SKIPPED = frozenset({"Trace", "python_function"})
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """What can be told without keeping the events: enough to accept a file."""
+
+    events: int
+    rank: int | None
+
+
+def check(path: Path) -> TraceFacts:
+    """Decode the whole file and keep nothing. Raises InvalidTrace as `scan` does, or if it holds no event at all."""
+    counts: list[int] = []
+    header = scan(path, lambda events: counts.append(len(events)))
+    if not sum(counts):
+        raise InvalidTrace(f"{path}: holds no events")
+    return TraceFacts(events=sum(counts), rank=_distributed(header)[0])
+
+
+def read(path: Path) -> Trace:
+    """Read one trace, `.json` or gzipped.
+
+    Raises InvalidTrace (file and byte named) if it is truncated, damaged or no trace, and OSError if it cannot be
+    opened. Events without a time or of an impossible one are counted in `unusable` and left out.
+    """
+    columns = _Columns()
+    header = scan(path, columns.take)
+    if not columns.decoded:
+        raise InvalidTrace(f"{path}: holds no events")
+    rank, world_size, backend = _distributed(header)
+    origin_us, events = columns.events()
+    return Trace(
+        source=str(path),
+        rank=rank,
+        world_size=world_size,
+        backend=backend,
+        device=_device(header),
+        job=_job(header),
+        base_ns=header.baseTimeNanoseconds if isinstance(header.baseTimeNanoseconds, int) else None,
+        origin_us=origin_us,
+        decoded=columns.decoded,
+        unusable=columns.unusable,
+        names=tuple(columns.names),
+        threads=tuple(
+            Thread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
+            for pid, tid in columns.threads
+        ),
+        events=events,
+    )
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns under construction: arrays of each block, and the tables that give every name and thread a number."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
+    thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
+    blocks: list[tuple[Any, ...]] = field(default_factory=list)
+    decoded: int = 0
+    unusable: int = 0
+
+    def take(self, events: list[RawEvent]) -> None:
+        self.decoded += len(events)
+        kept: list[RawEvent] = []
+        for event in events:
+            if event.ph == "X":
+                if event.ts is None or event.dur is None or event.dur < 0:
+                    self.unusable += 1
+                elif event.cat and event.cat not in SKIPPED:
+                    kept.append(event)
+            elif event.ph == "M":
+                if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
+                    self.thread_names.setdefault((event.pid, event.tid), event.args.name)
+            elif event.ph == "unusable":
+                self.unusable += 1
+        if kept:
+            self.blocks.append(self._columns(kept))
+
+    def _columns(self, kept: list[RawEvent]) -> tuple[Any, ...]:
+        names, threads, other = self.names, self.threads, Kind.OTHER
+        args = [event.args for event in kept]
+        return (
+            np.array([KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
+            np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
+            np.array([threads.setdefault((e.pid, e.tid), len(threads)) for e in kept], dtype=np.int32),
+            np.array([e.ts for e in kept], dtype=np.float64),
+            np.array([e.dur for e in kept], dtype=np.float64),
+            _streams([-1 if a is None or a.stream is None else _number(a.stream) for a in args]),
+            np.array(
+                [-1 if a is None or a.correlation is None else _number(a.correlation) for a in args], dtype=np.int64
+            ),
+            np.array(
+                [
+                    -1 if a is None or a.collective is None else names.setdefault(str(a.collective), len(names))
+                    for a in args
+                ],
+                dtype=np.int32,
+            ),
+        )
+
+    def events(self) -> tuple[float, Events]:
+        """The origin in microseconds, and all blocks as one table."""
+        if not self.blocks:
+            empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4")]
+            return 0.0, Events(*empty)
+        kind, name, thread, ts, dur, stream, correlation, collective = (
+            np.concatenate(parts) for parts in zip(*self.blocks, strict=True)
+        )
+        # Times are large floats of microseconds: only after the origin is taken off do nanoseconds survive.
+        origin = float(np.floor(ts.min()))
+        start = np.rint((ts - origin) * 1000).astype(np.int64)
+        end = np.rint((ts - origin + dur) * 1000).astype(np.int64)
+        return origin, Events(kind, name, thread, start, end, stream, correlation, collective)
+
+
+def _streams(values: list[int]) -> Int32:
+    """Stream ids; "no stream" is written as 2**32 - 1 by some profilers."""
+    array = np.array(values, dtype=np.int64)
+    return np.where((array < 0) | (array >= 1 << 31), -1, array).astype(np.int32)
+
+
+def _number(value: Any) -> int:
+    """An id as the profiler wrote it; ids that are no number count as absent."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+    return number if 0 <= number < 1 << 63 else -1
+
+
+def _distributed(header: Header) -> tuple[int | None, int | None, str | None]:
+    info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
+    rank, world, backend = info.get("rank"), info.get("world_size"), info.get("backend")
+    return (
+        rank if isinstance(rank, int) and rank >= 0 else None,
+        world if isinstance(world, int) and world > 0 else None,
+        backend if isinstance(backend, str) else None,
+    )
+
+
+def _job(header: Header) -> str | None:
+    job = header.muster.get("job") if isinstance(header.muster, dict) else None
+    return job if isinstance(job, str) and job else None
+
+
+def _device(header: Header) -> str | None:
+    devices = header.deviceProperties
+    if not isinstance(devices, list) or not devices or not isinstance(devices[0], dict):
+        return None
+    name = devices[0].get("name")
+    return name if isinstance(name, str) else None

@@ -1,0 +1,259 @@
+"""Read what a job left in its run folder (docs/run-folder.md), as far as it can be read.
+
+A job may still be running, may have been killed in the middle of a line, or may not be ours at all: a bare folder of
+traces is read as well. What cannot be read is named, never a reason to refuse the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.errors import InvalidTrace
+from muster.tracing.claims import CLAIMED
+from muster.tracing.manifest import MANIFEST, read_manifest
+from muster.tracing.names import TraceName, parse_name
+from muster.tracing.spans import Int64
+
+Float64 = NDArray[np.float64]
+MOST_FILES = 1024
+RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
+
+
+class MetricsLine(msgspec.Struct):
+    """One step of one rank, as written."""
+
+    step: int
+    attempt: int = 0
+    step_time_s: float | None = None
+    data_time_s: float | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+
+
+class Beat(msgspec.Struct):
+    """The newest heartbeat of a rank, as far as the report uses it."""
+
+    rank: int
+    world_size: int | None = None
+    attempt: int = 0
+    step: int | None = None
+    steps: int | None = None
+    peak_memory_bytes: float | None = None
+    phase: str | None = None
+
+
+class Happening(msgspec.Struct):
+    """A line of events.jsonl."""
+
+    message: str = ""
+    kind: str = ""
+    at: float | None = None
+    attempt: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One rank's steps in order, each once (the highest attempt counts); unknown values are NaN."""
+
+    rank: int
+    step: Int64
+    step_time_s: Float64
+    data_time_s: Float64
+    loss: Float64
+    tokens_per_s: Float64
+    mfu: Float64
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that the report could not use, and why."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The traces of one attempt over the same steps; `steps` None for traces that do not follow our names."""
+
+    attempt: int
+    steps: tuple[int, int] | None
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Everything but the traces' content. `windows` are ordered from the newest."""
+
+    path: Path
+    ours: bool
+    metrics: tuple[Metrics, ...]
+    beats: tuple[Beat, ...]
+    happenings: tuple[Happening, ...]
+    windows: tuple[Window, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def read_run_folder(path: Path) -> RunFolder:
+    """Raises InvalidTrace if there is no such folder or file."""
+    if not path.exists():
+        raise InvalidTrace(f"{path}: no such folder")
+    if not _is_ours(path):
+        return RunFolder(path, False, (), (), (), _bare_windows(path), ())
+    skipped: list[Skipped] = []
+    metrics = [_metrics(file, skipped) for file in _rank_files(path / "metrics")]
+    beats = [_beat(file, skipped) for file in _rank_files(path / "beats")]
+    events = path / "events.jsonl"
+    happenings = _lines(events, Happening, skipped) if events.exists() else []
+    return RunFolder(
+        path=path,
+        ours=True,
+        metrics=tuple(m for m in metrics if len(m)),
+        beats=tuple(beat for beat in beats if beat is not None),
+        happenings=tuple(happenings),
+        windows=_windows(path / "traces"),
+        skipped=(*skipped, *_refused(path / "traces")),
+    )
+
+
+def _is_ours(path: Path) -> bool:
+    traces = path / "traces"
+    return any((path / name).is_dir() for name in ("metrics", "beats")) or (
+        traces.is_dir() and ((traces / "spool").is_dir() or any(traces.glob("manifest-*.json")))
+    )
+
+
+def _rank_files(folder: Path) -> list[Path]:
+    found = [(int(match[1]), file) for file in folder.glob("rank-*") if (match := RANK_FILE.fullmatch(file.name))]
+    return [file for _, file in sorted(found)]
+
+
+def _beat(path: Path, skipped: list[Skipped]) -> Beat | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Beat)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        skipped.append(Skipped(_short(path), f"cannot be read: {error}"))
+        return None
+
+
+Line = TypeVar("Line", MetricsLine, Happening)
+
+
+def _lines(path: Path, kind: type[Line], skipped: list[Skipped]) -> list[Line]:
+    """The lines that make sense; a job killed in mid-write leaves half a line."""
+    decoder = msgspec.json.Decoder(kind)
+    found: list[Line] = []
+    broken: list[int] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    found.append(decoder.decode(line))
+                except (msgspec.MsgspecError, UnicodeDecodeError):
+                    if line.strip():
+                        broken.append(number)
+    except OSError as error:
+        skipped.append(Skipped(_short(path), str(error)))
+    if broken:
+        lines = f"line {broken[0]}" if len(broken) == 1 else f"{len(broken)} lines, the first is line {broken[0]}"
+        skipped.append(Skipped(_short(path), f"cannot be read: {lines}"))
+    return found
+
+
+def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
+    match = RANK_FILE.fullmatch(path.name)
+    lines = _lines(path, MetricsLine, skipped)
+    step = np.array([line.step for line in lines], dtype=np.int64)
+    attempt = np.array([line.attempt for line in lines], dtype=np.int64)
+    order = np.lexsort((np.arange(len(step)), attempt, step))
+    last = order[np.append(step[order][1:] != step[order][:-1], True)] if len(order) else order
+
+    def column(name: str) -> Float64:
+        values = np.array([getattr(line, name) for line in lines], dtype=np.float64)
+        return values[last]
+
+    return Metrics(
+        rank=int(match[1]) if match else 0,
+        step=step[last],
+        step_time_s=column("step_time_s"),
+        data_time_s=column("data_time_s"),
+        loss=column("loss"),
+        tokens_per_s=column("tokens_per_s"),
+        mfu=column("mfu"),
+    )
+
+
+def _windows(traces: Path) -> tuple[Window, ...]:
+    """Collected traces, and those that no collector has taken yet."""
+    files: dict[TraceName, Path] = {}
+    for folder in (traces / "spool", *sorted((traces / CLAIMED).glob("*")), traces):
+        for file in folder.glob("rank-*"):
+            name = parse_name(file.name)
+            if name is not None:
+                files[name] = file
+    by_window: dict[tuple[int, int, int], list[TraceName]] = {}
+    for name in files:
+        by_window.setdefault((name.attempt, name.end_step, name.start_step), []).append(name)
+    return tuple(
+        Window(attempt, (start, end), tuple(files[name] for name in sorted(names, key=lambda n: n.rank)))
+        for (attempt, end, start), names in sorted(by_window.items(), reverse=True)
+    )
+
+
+def _refused(traces: Path) -> list[Skipped]:
+    """What the collector found corrupt, and what was never finished."""
+    found: dict[str, str] = {}
+    for file in sorted(traces.glob("manifest-*.json")):
+        if not MANIFEST.fullmatch(file.name):
+            continue
+        try:
+            manifest = read_manifest(file)
+        except (InvalidTrace, OSError) as error:
+            found[file.name] = str(error).removeprefix(f"{file}: ")
+            continue
+        for entry in manifest.traces:
+            if entry.status == "corrupt":
+                found[entry.file.removeprefix("corrupt/")] = entry.reason or "corrupt"
+    for file in sorted((traces / "corrupt").glob("*.json")):
+        found.setdefault(file.name, "corrupt, and in no manifest")
+    spool = traces / "spool"
+    for file in sorted([*spool.glob("*.tmp"), *(spool / ".tmp").glob("rank-*")]):
+        if file.is_file():
+            found[file.name.removesuffix(".tmp")] = f"not finished: {file.stat().st_size} bytes so far"
+    return [Skipped(file, reason) for file, reason in found.items()]
+
+
+def _bare_windows(path: Path) -> tuple[Window, ...]:
+    """Every file below a folder that may be a trace by its name; whether it is one shows when it is read."""
+    if path.is_file():
+        return (Window(0, None, (path,)),)
+    files = [
+        file
+        for pattern in ("*.json", "*.json.gz")
+        for file in path.rglob(pattern)
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    return (Window(0, None, tuple(sorted(files)[:MOST_FILES])),) if files else ()
+
+
+def _short(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "beats") else path.name
+
+
+def finite(values: Sequence[float] | NDArray[Any]) -> Float64:
+    """Without NaN and infinities."""
+    array = np.asarray(values, dtype=np.float64)
+    return array[np.isfinite(array)]

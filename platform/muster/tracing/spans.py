@@ -1,0 +1,128 @@
+"""Sets of time spans, as arrays: the algebra under every "how long" and "how much of it at once" of this package.
+
+A span is half-open, [start, end), in nanoseconds. Overlaps between *sets* of spans (compute, communication, ...) are
+all questions to one function, `coverage`: which sets are active in each elementary stretch of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Parallel arrays of starts and ends in nanoseconds, any order, overlaps allowed; empty spans count for nothing."""
+
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, which: NDArray[np.bool_] | Int64 | slice) -> Spans:
+        return Spans(self.start[which], self.end[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Time cut at every edge of every set.
+
+    `active[i]` has bit k set where set k covers [edges[i], edges[i + 1]); `active` is one shorter than `edges`
+    (both are empty without spans).
+    """
+
+    edges: Int64
+    active: Int64
+
+    def total(self, wanted: NDArray[np.bool_]) -> int:
+        """Nanoseconds of the stretches picked by a mask over `active`."""
+        return int(np.diff(self.edges)[wanted].sum()) if len(self.active) else 0
+
+    def spans(self, wanted: NDArray[np.bool_]) -> Spans:
+        """The picked stretches as disjoint spans, in order, neighbours joined."""
+        return union(Spans(self.edges[:-1][wanted], self.edges[1:][wanted])) if len(self.active) else EMPTY
+
+    def by_state(self) -> dict[int, int]:
+        """Nanoseconds for each combination of active sets that occurs, the empty one (0) included."""
+        if not len(self.active):
+            return {}
+        states, inverse = np.unique(self.active, return_inverse=True)
+        sums = np.zeros(len(states), dtype=np.int64)
+        np.add.at(sums, inverse, np.diff(self.edges))
+        return {int(state): int(ns) for state, ns in zip(states, sums, strict=True)}
+
+
+EMPTY = Spans(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+def spans_of(pairs: Sequence[tuple[int, int]]) -> Spans:
+    """Spans from (start, end) pairs in nanoseconds."""
+    array = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+    return Spans(array[:, 0], array[:, 1])
+
+
+def join(parts: Sequence[Spans]) -> Spans:
+    """All spans of all parts, as they are."""
+    if not parts:
+        return EMPTY
+    return Spans(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts]))
+
+
+def union(spans: Spans) -> Spans:
+    """The same time as disjoint spans in order; spans that touch are joined."""
+    spans = spans[spans.end > spans.start]
+    if not len(spans):
+        return EMPTY
+    order = np.argsort(spans.start, kind="stable")
+    start, end = spans.start[order], np.maximum.accumulate(spans.end[order])
+    first = np.empty(len(start), dtype=bool)
+    first[0] = True
+    first[1:] = start[1:] > end[:-1]
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)
+    return Spans(start[first], end[last])
+
+
+def total(spans: Spans) -> int:
+    """Nanoseconds covered by at least one span."""
+    merged = union(spans)
+    return int((merged.end - merged.start).sum())
+
+
+def coverage(sets: Sequence[Spans]) -> Coverage:
+    """Cut time at every edge and tell which of the sets (at most 62) are active in each stretch."""
+    merged = [union(s) for s in sets]
+    times = np.concatenate([m.start for m in merged] + [m.end for m in merged]) if merged else EMPTY.start
+    if not len(times):
+        return Coverage(EMPTY.start, EMPTY.start)
+    bits = [np.full(len(m), 1 << k, dtype=np.int64) for k, m in enumerate(merged)]
+    deltas = np.concatenate(bits + [-b for b in bits])
+    order = np.argsort(times, kind="stable")
+    times, states = times[order], np.cumsum(deltas[order])
+    # Several edges can share one time: the state that counts is the one after the last of them.
+    last = np.append(times[1:] != times[:-1], True)
+    return Coverage(times[last], states[last][:-1])
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    """The time that lies in both, as disjoint spans in order."""
+    cut = coverage((a, b))
+    return cut.spans(cut.active == 3)
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """The time of `a` outside `b`, as disjoint spans in order."""
+    cut = coverage((a, b))
+    return cut.spans(cut.active == 1)
+
+
+def clip(spans: Spans, lo: int, hi: int) -> Spans:
+    """The part of each span inside [lo, hi); spans wholly outside are dropped."""
+    start, end = np.maximum(spans.start, lo), np.minimum(spans.end, hi)
+    keep = end > start
+    return Spans(start[keep], end[keep])

@@ -1,0 +1,106 @@
+"""Where a device's time went: computing, doing something else, idle. Formulas of HolisticTraceAnalysis (HTA).
+
+HTA looks at the device work that was launched before the last profiled step (its kernels may be cut off), with
+timestamps rounded inwards to whole microseconds. `selected` and `whole_microseconds` do the same, so that the numbers
+can be compared with HTA's to the microsecond; the report itself uses every step and full resolution.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.events import DEVICE_WORK, Events, Kind, Mask, Trace
+from muster.tracing.spans import Coverage, Spans, coverage, total, union
+from muster.tracing.steps import steps_of
+
+COMMUNICATION = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
+MEMORY = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
+US = 1000  # nanoseconds
+
+
+class KernelType(IntEnum):
+    """HTA's types of device work; the value is the bit in `type_coverage`."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    MEMORY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Temporal:
+    """Nanoseconds of one device between its first and last work; the three parts sum up to `total_ns`.
+
+    `non_compute_ns` is time in which only communication or memory work ran.
+    """
+
+    idle_ns: int
+    compute_ns: int
+    non_compute_ns: int
+    total_ns: int
+
+
+def kernel_type(name: str) -> KernelType:
+    """By HTA's name patterns; what is neither communication nor memory work is compute."""
+    if COMMUNICATION.match(name):
+        return KernelType.COMMUNICATION
+    return KernelType.MEMORY if MEMORY.match(name) else KernelType.COMPUTE
+
+
+def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
+    """The type of each event of device work; copies and sets are memory work whatever a vendor calls them."""
+    by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
+    types = by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
+    return np.where(work.kind == Kind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
+
+
+def whole_microseconds(trace: Trace) -> Trace:
+    """HTA's rounding: starts up and ends down to whole microseconds; work shorter than that becomes empty.
+
+    HTA adds start and duration as the file has them, as floats, whose grain is a quarter of a microsecond in traces
+    of before mid-2024. The sum must be made in the same numbers, or thousands of ends round to the other side.
+    """
+    ts_us = trace.origin_us + trace.events.start / US
+    end_us = np.floor(ts_us + trace.events.duration / US)
+    start = ((np.ceil(ts_us) - trace.origin_us) * US).astype(np.int64)
+    end = np.maximum(((end_us - trace.origin_us) * US).astype(np.int64), start)
+    return replace(trace, events=replace(trace.events, start=start, end=end))
+
+
+def selected(trace: Trace, *, last_step: bool) -> Events:
+    """Device work launched before the last profiled step begins, or with `last_step` before it ends.
+
+    All device work when fewer than two steps were profiled: then there is nothing to tell the iterations apart by.
+    """
+    work = trace.device_work
+    steps = steps_of(trace)
+    if len({step.number for step in steps}) < 2:
+        return work
+    on_cpu = trace.events[~np.isin(trace.events.kind, (*DEVICE_WORK, Kind.SYNC, Kind.DEVICE_ANNOTATION))]
+    before = on_cpu.start <= steps[-1].end if last_step else on_cpu.start < steps[-1].start
+    return work[np.isin(work.correlation, on_cpu.correlation[before & (on_cpu.correlation >= 0)])]
+
+
+def type_coverage(types: NDArray[np.int8], work: Spans) -> Coverage:
+    """Time cut by which types of work run in it; bit k stands for KernelType k."""
+    return coverage([work[_is(types, t)] for t in KernelType])
+
+
+def _is(types: NDArray[np.int8], wanted: KernelType) -> Mask:
+    mask: Mask = types == wanted
+    return mask
+
+
+def temporal(types: NDArray[np.int8], work: Spans) -> Temporal:
+    """Break down the time between the first start and the last end of `work`."""
+    merged = union(work)
+    if not len(merged):
+        return Temporal(0, 0, 0, 0)
+    whole = int(merged.end[-1] - merged.start[0])
+    idle = whole - total(merged)
+    compute = total(work[_is(types, KernelType.COMPUTE)])
+    return Temporal(idle_ns=idle, compute_ns=compute, non_compute_ns=whole - idle - compute, total_ns=whole)

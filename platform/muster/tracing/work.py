@@ -1,0 +1,217 @@
+"""What a rank's time went to, moment by moment: every instant belongs to exactly one kind of work.
+
+On a device the kernels say it. On the CPU (gloo) the innermost operator of each thread says it, in the context it runs
+in: an `aten::mul_` inside `Optimizer.step` is the optimizer's. Communication runs on threads of its own there, so an
+instant counts as communication only when no thread computes: that is the part that the job waits for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.events import Events, Kind, Mask, Trace
+from muster.tracing.idle import launch_times
+from muster.tracing.nesting import nest
+from muster.tracing.spans import EMPTY, Spans, clip, coverage, join, union
+from muster.tracing.steps import Step
+from muster.tracing.temporal import KernelType, kernel_types
+
+
+class Work(IntEnum):
+    """Kinds of work in the order in which they claim an instant; OTHER is what is left."""
+
+    COMPUTE = 0
+    OPTIMIZER = 1
+    COMMUNICATION = 2
+    MEMORY = 3
+    DATA = 4
+    OTHER = 5
+
+
+COMMUNICATION = re.compile(
+    r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
+)
+# torch's own annotations, and the plain words that training loops (ours too) put around the same work.
+OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
+DATA = re.compile(r"enumerate\(DataLoader\)#|data$")
+# Annotations are frames around work, and so are these: what runs directly in them is Python.
+FRAME = re.compile(
+    r"PythonSubclass$|autograd::engine::evaluate_function|.*BackwardFunctionBackward$|Torch-Compiled Region"
+    r"|CompiledFunction(Backward)?$"
+)
+# Inductor's own annotation around the kernels of a compiled graph: on the CPU they run in it without another event.
+COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+)")
+NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Disjoint spans per kind of work of one rank; kinds may run at once, `shares` decides who claims an instant."""
+
+    by_kind: dict[Work, Spans]
+
+    def __getitem__(self, kind: Work) -> Spans:
+        return self.by_kind.get(kind, EMPTY)
+
+    @property
+    def computing(self) -> Spans:
+        """Compute and optimizer: what communication can hide behind."""
+        return union(join((self[Work.COMPUTE], self[Work.OPTIMIZER])))
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """A collective and the nanoseconds in which it ran while nothing else did."""
+
+    name: str
+    calls: int
+    exposed_ns: int
+
+
+def lanes_of(trace: Trace, work: Events) -> Lanes:
+    """The lanes of a device where `work` holds device work, of the CPU otherwise."""
+    return _device_lanes(trace, work) if len(work) else _cpu_lanes(trace)
+
+
+def shares(lanes: Lanes, start: int, end: int) -> dict[Work, int]:
+    """Nanoseconds of [start, end) for each kind of work; they sum up to end - start."""
+    kinds = [kind for kind in Work if kind is not Work.OTHER]
+    states = coverage([clip(lanes[kind], start, end) for kind in kinds]).by_state()
+    found = dict.fromkeys(Work, 0)
+    for state, ns in states.items():
+        if state:
+            found[Work((state & -state).bit_length() - 1)] += ns
+    found[Work.OTHER] = end - start - sum(found.values())
+    return found
+
+
+def exposed_communication(lanes: Lanes, start: int, end: int) -> Spans:
+    """Communication in [start, end) while nothing computes."""
+    cut = coverage((clip(lanes[Work.COMMUNICATION], start, end), lanes.computing))
+    return cut.spans(cut.active == 1)
+
+
+def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[Exposed, ...]:
+    """How much of the exposed communication each collective accounts for, longest first; `events` carry it out."""
+    found: dict[str, tuple[int, int]] = {}
+    for code in np.unique(events.name):
+        here = events[events.name == code]
+        cut = coverage((here.spans, exposed))
+        name = _collective_name(trace, here)
+        calls, ns = found.get(name, (0, 0))
+        found[name] = (calls + len(here), ns + cut.total(cut.active == 3))
+    rows = [Exposed(name, calls, ns) for name, (calls, ns) in found.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.name)))
+
+
+def communication_events(trace: Trace, work: Events) -> Events:
+    """The events that carry out communication: kernels on a device, spans of the backend's threads on the CPU."""
+    if len(work):
+        return work[kernel_types(trace, work) == KernelType.COMMUNICATION]
+    annotations = trace.annotations
+    carrying = _matching(trace, re.compile(r"(gloo|mpi|ucc):"))
+    return annotations[carrying[annotations.name]] if len(annotations) else annotations
+
+
+def _collective_name(trace: Trace, events: Events) -> str:
+    named = events.collective[events.collective >= 0]
+    if len(named):
+        return str(trace.names[named[0]])
+    name = str(trace.names[events.name[0]]).split("(")[0]
+    kernel = NCCL_KERNEL.match(name)
+    return f"nccl:{kernel[1]}" if kernel else name
+
+
+def _matching(trace: Trace, pattern: re.Pattern[str]) -> Mask:
+    return np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+
+
+def _device_lanes(trace: Trace, work: Events) -> Lanes:
+    types = kernel_types(trace, work)
+    spans = work.spans
+    computing = types == KernelType.COMPUTE
+    optimizer = computing & _launched_in(trace, work, _annotated(trace, OPTIMIZER))
+    return Lanes(
+        {
+            Work.COMPUTE: union(spans[computing & ~optimizer]),
+            Work.OPTIMIZER: union(spans[optimizer]),
+            Work.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
+            Work.MEMORY: union(spans[types == KernelType.MEMORY]),
+            # Loading data on the CPU costs the device only while it has nothing to do, and there it comes last.
+            Work.DATA: union(_annotated(trace, DATA)),
+        }
+    )
+
+
+def _annotated(trace: Trace, pattern: re.Pattern[str]) -> Spans:
+    wanted = _matching(trace, pattern)
+    annotations = trace.annotations
+    return union(annotations.spans[wanted[annotations.name]]) if len(annotations) else EMPTY
+
+
+def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
+    """Device work whose launch lies in one of the disjoint spans."""
+    if not len(spans):
+        return np.zeros(len(work), dtype=bool)
+    launched = launch_times(trace, work)
+    at = np.searchsorted(spans.start, launched, side="right") - 1
+    inside: Mask = (at >= 0) & (launched < spans.end[np.maximum(at, 0)])
+    return inside
+
+
+def _cpu_lanes(trace: Trace) -> Lanes:
+    own = _own_kinds(trace)
+    events = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
+    parts: dict[Work, list[Spans]] = {kind: [] for kind in Work}
+    for row in np.unique(events.thread):
+        here = events[events.thread == row]
+        tree = nest(here)
+        kinds = _in_context(own[here.name[tree.order]], tree.parent.tolist())
+        at_work = np.where(tree.owner >= 0, kinds[tree.owner], NONE) if len(kinds) else tree.owner
+        for kind in Work:
+            parts[kind].append(tree.stretches[at_work == kind])
+    return Lanes({kind: union(join(found)) for kind, found in parts.items() if kind is not Work.OTHER})
+
+
+def _own_kinds(trace: Trace) -> NDArray[np.int64]:
+    """What each name says about itself."""
+    annotation_names = set(np.unique(trace.annotations.name).tolist())
+    return np.array(
+        [_own_kind(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)], dtype=np.int64
+    )
+
+
+def _own_kind(name: str, *, annotation: bool) -> int:
+    if COMMUNICATION.match(name):
+        return Work.COMMUNICATION
+    if annotation and OPTIMIZER.match(name):
+        return Work.OPTIMIZER
+    if annotation and DATA.match(name):
+        return Work.DATA
+    framing = (annotation and not COMPILED_GRAPH.match(name)) or FRAME.match(name)
+    return NONE if framing else Work.COMPUTE
+
+
+def _in_context(own: NDArray[np.int64], parent: list[int]) -> NDArray[np.int64]:
+    """Communication, optimizer and data loading claim what runs inside them; communication wins over both others."""
+    strong = (Work.OPTIMIZER, Work.DATA, Work.COMMUNICATION)
+    kinds: list[int] = own.tolist()
+    for i, outer in enumerate(parent):
+        if outer >= 0 and kinds[i] != Work.COMMUNICATION and kinds[outer] in strong:
+            kinds[i] = kinds[outer]
+    return np.array(kinds, dtype=np.int64)
+
+
+def traced_window(trace: Trace, work: Events, steps: Sequence[Step]) -> tuple[int, int]:
+    """The nanoseconds looked at: a device's first to last work, else the profiled steps, else all events."""
+    if not len(work) and steps:
+        return min(step.start for step in steps), max(step.end for step in steps)
+    spans = work.spans if len(work) else trace.events.spans
+    return (int(spans.start.min()), int(spans.end.max())) if len(spans) else (0, 0)

@@ -1,0 +1,123 @@
+"""Run the collector over and over, each time killing it (SIGKILL) one executed line later, and look at what it left.
+
+In every other case the collector of another pod finishes the work, so that what the first one wrote down counts too.
+
+A process of its own, because it forks: `python -m tests.tracing.killed_at_every_line FOLDER`. Prints at how many lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.tracing.kineto import trace_text, training_steps
+
+from muster.tracing import claims, collect, manifest, publish, store
+from muster.tracing.manifest import read_manifest
+
+WATCHED = {module.__file__ for module in (claims, collect, manifest, publish, store)}
+GOOD = "rank-0.attempt-0.steps-20-25.json"
+BAD = "rank-1.attempt-0.steps-20-25.json"
+
+
+def collect_all(run_dir: Path, pod: int = 0) -> None:
+    """What the collector's process does with what is in the spool."""
+    duty = collect.Duty(run_dir, "trainer", pod, store=str(run_dir / "kept"))
+    with claims.only_one(duty.traces, duty.owner):
+        collector = collect.start(duty, time.time())
+        while collector.sweep(time.time(), patient=False):
+            pass
+
+
+def killed_after(lines: int, run_dir: Path) -> bool:
+    """Collect in a child that dies at its `lines`-th line in our files; False if it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        left = lines
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in WATCHED:
+                return None
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+        collect_all(run_dir)
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def fresh(run_dir: Path, good: bytes, bad: bytes) -> None:
+    shutil.rmtree(run_dir, ignore_errors=True)
+    spool = run_dir / "traces" / "spool"
+    spool.mkdir(parents=True)
+    (spool / GOOD).write_bytes(good)
+    (spool / BAD).write_bytes(bad)
+
+
+def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
+    """Right after the kill, each trace is still somewhere, and what has its final name is whole."""
+    traces = run_dir / "traces"
+    packed = traces / f"{GOOD}.gz"
+    claimed = traces / "claimed" / "trainer-0"
+    assert (traces / "spool" / GOOD).exists() or (claimed / GOOD).exists() or packed.exists()
+    for folder in (traces / "spool", claimed):
+        assert not (folder / BAD).exists() or (folder / BAD).read_bytes() == bad
+    if not (traces / "spool" / BAD).exists() and not (claimed / BAD).exists():
+        assert (traces / "corrupt" / BAD).read_bytes() == bad
+    for path in (packed, run_dir / "kept" / "traces" / f"{GOOD}.gz"):
+        assert not path.exists() or gzip.decompress(path.read_bytes()) == good
+    if (traces / "manifest-trainer-0.json").exists():
+        for entry in read_manifest(traces / "manifest-trainer-0.json").traces:
+            assert entry.status == "corrupt" or packed.exists()
+
+
+def all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
+    """After another one finished: one entry each in all manifests, the right bytes, nothing claimed, no leftovers."""
+    traces, kept = run_dir / "traces", run_dir / "kept" / "traces"
+    entries = [entry for found in manifest.manifests(traces) for entry in found.traces]
+    assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
+    assert (traces / "corrupt" / BAD).read_bytes() == bad
+    assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good
+    assert (kept / f"{GOOD}.gz").read_bytes() == (traces / f"{GOOD}.gz").read_bytes()
+    names = [path.name for path in traces.glob("manifest-*.json")]
+    for name in names:
+        assert (kept / name).read_bytes() == (traces / name).read_bytes()
+    found = (path.relative_to(traces) for path in traces.rglob("*") if path.is_file())
+    left = sorted(str(path) for path in found if path.suffix != ".lock")
+    assert left == sorted([f"corrupt/{BAD}", *names, f"{GOOD}.gz"]), left
+
+
+def main(folder: Path) -> int:
+    good = trace_text(training_steps(5))
+    bad = good[: len(good) // 2]
+    run_dir = folder / "run"
+    lines = 0
+    while True:
+        fresh(run_dir, good, bad)
+        killed = killed_after(lines, run_dir)
+        try:
+            nothing_is_lost(run_dir, good, bad)
+            collect_all(run_dir, pod=lines % 2)
+            all_is_collected_once(run_dir, good, bad)
+        except AssertionError as error:
+            raise AssertionError(f"killed at line {lines}: {error}") from error
+        if not killed:
+            print(lines)
+            return 0
+        lines += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,68 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.tracing.axes import tick_names, ticks
+from muster.tracing.figures import count, digits, listed, percent, seconds, size
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0 µs"),
+        (42.1e-6, "42.1 µs"),
+        (0.134, "134 ms"),
+        (0.9999, "1.00 s"),
+        (1.2345, "1.23 s"),
+        (99.9, "99.9 s"),
+        (99.96, "1:40 min"),
+        (754, "12:34 min"),
+        (7200, "2.0 h"),
+        (float("nan"), "–"),
+    ],
+)
+def test_seconds_get_the_unit_that_suits_them(value: float, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"), [(0, "0%"), (1, "100%"), (0.1834, "18.3%"), (0.0001, "<0.1%"), (0.08, "8.0%")]
+)
+def test_parts_are_shown_in_percent(part: float, shown: str) -> None:
+    assert percent(part) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(5.0, "5"), (13012, "13,012"), (1_376_543, "1.38M"), (129_000, "129k")])
+def test_counts_are_short(value: float, shown: str) -> None:
+    assert count(value) == shown
+
+
+def test_digits_that_count_are_kept() -> None:
+    assert [digits(v) for v in (0.012345, 2.4, 12.345, 1234.5, 0)] == ["0.0123", "2.40", "12.3", "1,234", "0"]
+
+
+def test_sizes_go_by_powers_of_1024() -> None:
+    assert [size(v) for v in (12, 2048, 58_935_301_000)] == ["12 bytes", "2.00 KiB", "54.9 GiB"]
+
+
+def test_lists_read_as_sentences() -> None:
+    assert [listed(["a", "b", "c"][:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert listed(list("abcdef"), most=4) == "a, b, c and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "names"),
+    [
+        (0.0, 0.29, ["0", "100 ms", "200 ms", "300 ms"]),
+        (0.0, 0.000052, ["0", "20 µs", "40 µs", "60 µs"]),
+        (0.0, 9.0, ["0", "2.5 s", "5.0 s", "7.5 s", "10.0 s"]),
+    ],
+)
+def test_ticks_are_round_and_share_a_unit(lo: float, hi: float, names: list[str]) -> None:
+    assert tick_names(ticks(lo, hi, 5), time=True) == names
+
+
+def test_an_axis_of_one_value_still_has_two_ticks() -> None:
+    assert ticks(3.0, 3.0, 5) == [3.0, 4.0]

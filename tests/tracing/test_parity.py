@@ -1,0 +1,81 @@
+"""On HolisticTraceAnalysis's own sample traces we find what it finds with its defaults, to the microsecond."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.tracing.kineto import DATA
+
+from muster.tracing.analysis import HtaNumbers, hta_numbers
+from muster.tracing.events import Trace
+from muster.tracing.idle import StreamIdle, idle_by_stream
+from muster.tracing.reader import read
+from muster.tracing.temporal import KernelType, kernel_type, kernel_types, selected, type_coverage, whole_microseconds
+
+
+@cache
+def sample(name: str) -> Trace:
+    return read(DATA / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "idle", "compute", "non_compute", "total", "overlap"),
+    [
+        ("ns_resolution.pt.trace.json.gz", 10113, 372150, 2371, 384634, None),
+        ("negative_queue.json.gz", 705853, 143836, 166865, 1016554, 1.37),
+        ("control.json.gz", 62119, 234760, 86525, 383404, 47.03),
+    ],
+)
+def test_temporal_breakdown_and_overlap_equal_htas(
+    name: str, idle: int, compute: int, non_compute: int, total: int, overlap: float | None
+) -> None:
+    found = hta_numbers(sample(name))
+    assert found == HtaNumbers(idle, compute, non_compute, total, overlap)
+
+
+def test_reasons_of_idleness_and_launches_equal_htas() -> None:
+    trace = whole_microseconds(sample("ns_resolution.pt.trace.json.gz"))
+    work = selected(trace, last_step=False)
+    assert idle_by_stream(trace, work) == (StreamIdle(7, host_wait_ns=1_709_000, kernel_wait_ns=8_404_000, other_ns=0),)
+    assert len(work) == 4876
+
+
+def test_time_by_kernel_type_and_their_overlaps_equal_htas() -> None:
+    trace = whole_microseconds(sample("negative_queue.json.gz"))
+    work = selected(trace, last_step=False)
+    compute, communication, memory = (1 << t for t in KernelType)
+    found = type_coverage(kernel_types(trace, work), work.spans).by_state()
+    found.pop(0)
+    assert {state: ns // 1000 for state, ns in found.items()} == {
+        compute: 138794,
+        communication: 134025,
+        memory: 32246,
+        compute | memory: 3171,
+        compute | communication: 1871,
+        communication | memory: 594,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", KernelType.COMMUNICATION),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", KernelType.COMMUNICATION),
+        ("Memcpy HtoD (Pageable -> Device)", KernelType.MEMORY),
+        ("Memset (Device)", KernelType.MEMORY),
+        ("void at::native::vectorized_elementwise_kernel<4>", KernelType.COMPUTE),
+    ],
+)
+def test_kernels_are_typed_by_their_names(name: str, expected: KernelType) -> None:
+    assert kernel_type(name) is expected
+
+
+def test_full_resolution_counts_the_work_that_rounding_swallows() -> None:
+    """Rounding every start up and every end down makes 6.5 ms of idleness look like 10.1 ms."""
+    exact = sample("ns_resolution.pt.trace.json.gz")
+    idle_us = [
+        sum(idle.total_ns for idle in idle_by_stream(trace, selected(trace, last_step=False))) // 1000
+        for trace in (exact, whole_microseconds(exact))
+    ]
+    assert idle_us == [6452, 10113]

@@ -1,0 +1,157 @@
+"""Reading block by block gives what reading at once gives, and damage is named by file and byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, training_steps
+
+from muster.errors import InvalidTrace
+from muster.tracing.reader import check, read
+from muster.tracing.scan import RawEvent, scan
+
+# Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
+tricky = st.sampled_from(
+    ["}, {", '"}, {"', '\\"},\n  {', '{"traceEvents": [', "]}", "}]", "ä∂", "\\", '"traceEvents":[']
+)
+values = st.recursive(
+    tricky | st.integers(-5, 5) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tricky, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def scanned(path: Path, block_bytes: int) -> list[RawEvent]:
+    events: list[RawEvent] = []
+    scan(path, events.extend, block_bytes=block_bytes)
+    return events
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"ph": st.just("X"), "name": tricky, "args": st.dictionaries(tricky, values, max_size=2)}
+        ),
+        max_size=12,
+    ),
+    st.dictionaries(st.sampled_from(["a", '"traceEvents":[', "b"]), values, max_size=2),
+    st.sampled_from([1, 7, 64, 300, 4 << 20]),
+    st.sampled_from([None, 1]),
+)
+def test_any_block_size_finds_the_same_events(
+    tmp_path_factory: pytest.TempPathFactory,
+    events: list[dict[str, object]],
+    beside: dict[str, object],
+    block_bytes: int,
+    indent: int | None,
+) -> None:
+    path = tmp_path_factory.mktemp("scan") / "trace.json"
+    path.write_text(json.dumps({**beside, "traceEvents": events, "tail": [{"x": 1}, {"y": 2}]}, indent=indent))
+    assert [e.name for e in scanned(path, block_bytes)] == [e["name"] for e in events]
+
+
+def test_a_bare_array_of_events_is_a_trace_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([e.as_json() for e in training_steps()]))
+    assert read(path).decoded == len(training_steps())
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_truncated_file_is_refused_by_name_and_byte(tmp_path: Path, keep: float, packed: bool) -> None:
+    text = trace_text(training_steps(40))
+    whole = gzip.compress(text) if packed else text
+    path = tmp_path / "cut.json"
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(InvalidTrace, match=r"cut\.json: truncated.*byte \d+"):
+        check(path)
+
+
+def test_damage_in_the_middle_is_found_where_it_is(tmp_path: Path) -> None:
+    text = bytearray(trace_text(training_steps(400)))
+    at = text.index(b'"ts": 200050.0') + 3
+    text[at] = ord("!")
+    path = tmp_path / "bad.json"
+    path.write_bytes(text)
+    with pytest.raises(InvalidTrace, match=r"bad\.json: damaged at byte (\d+)") as caught:
+        scanned(path, 4096)
+    named = int(str(caught.value).split("byte ")[1].split(":")[0])
+    assert abs(named - at) < 16
+
+
+def test_flipped_bits_in_a_packed_file_are_damage(tmp_path: Path) -> None:
+    packed = bytearray((DATA / "simple_add.json.gz").read_bytes())
+    packed[len(packed) // 2] ^= 0xFF
+    path = tmp_path / "flipped.json.gz"
+    path.write_bytes(packed)
+    with pytest.raises(InvalidTrace, match=r"flipped\.json\.gz"):
+        check(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b'{"a": 1}', "without traceEvents"),
+        (b'{"traceEvents": []}', "holds no events"),
+        (b"not json", "damaged at byte"),
+        (b'{"traceEvents": 3}', "without traceEvents"),
+    ],
+)
+def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidTrace, match=says):
+        check(path)
+
+
+def test_numbers_and_texts_that_are_not_json_are_read_all_the_same(tmp_path: Path) -> None:
+    """Profilers have written nan, inf, raw control characters and bytes that are no UTF-8."""
+    text = trace_text(training_steps(200)).replace(b'"args": {}', b'"args": {"bandwidth": -inf, "x": nan}')
+    text = text.replace(b"aten::mm", b"aten::m\x01m\xff", 1)
+    path = tmp_path / "odd.json"
+    path.write_bytes(text)
+    assert len(scanned(path, 4096)) == len(training_steps(200))
+
+
+def test_fields_of_an_unexpected_type_cost_only_their_event(tmp_path: Path) -> None:
+    text = (
+        trace_text(training_steps(3))
+        .replace(b'"ts": 50.0', b'"ts": "50.0"', 1)
+        .replace(b'"dur": 1000', b'"dur": {}', 1)
+    )
+    path = tmp_path / "types.json"
+    path.write_bytes(text)
+    trace = read(path)
+    assert (trace.decoded, trace.unusable, len(trace.events)) == (15, 1, 14)
+
+
+def test_events_without_a_possible_time_are_counted_and_left_out(tmp_path: Path) -> None:
+    events = [*training_steps(2), Event("aten::add", 5, -3)]
+    path = tmp_path / "t.json"
+    path.write_bytes(trace_text(events))
+    trace = read(path)
+    assert (trace.unusable, len(trace.events)) == (1, 10)
+
+
+def test_a_trace_knows_its_rank_its_threads_and_which_call_launched_what(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(trace_text([launch(5, 1.0), kernel("gemm", 4.0, 2.5, stream=7, launch=5)], rank=3, world_size=8))
+    trace = read(path)
+    assert (trace.rank, trace.world_size, trace.backend) == (3, 8, "gloo")
+    assert trace.kernels.stream.tolist() == [7]
+    assert trace.kernels.correlation.tolist() == trace.launches.correlation.tolist() == [5]
+    assert (trace.kernels.start - trace.launches.start).tolist() == [3000]
+    assert trace.kernels.duration.tolist() == [2500]
+
+
+def test_compact_json_keeps_the_rank(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(trace_text(training_steps(), rank=3, indent=None).replace(b": ", b":"))
+    assert read(path).rank == 3

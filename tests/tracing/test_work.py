@@ -1,0 +1,263 @@
+"""What time is counted as: nesting, kinds of work, overlap, steps, operators, reasons of idleness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tracing.kineto import Event, kernel, launch, step, write_trace
+
+from muster.tracing.analysis import TraceSummary, summarise
+from muster.tracing.events import Trace
+from muster.tracing.idle import StreamIdle, idle_by_stream
+from muster.tracing.nesting import nest
+from muster.tracing.operators import operators_by_self_time, short_name
+from muster.tracing.reader import read
+from muster.tracing.spans import spans_of
+from muster.tracing.steps import skew, steps_of
+from muster.tracing.timeline import SLOTS, slots
+from muster.tracing.work import Work
+
+MS = 1000.0
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Traced:
+    return Traced(tmp_path)
+
+
+class Traced:
+    """Events written to a file and read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def trace(self, events: Sequence[Event]) -> Trace:
+        return read(write_trace(self._folder / "trace.json", events))
+
+    def summary(self, events: Sequence[Event]) -> TraceSummary:
+        return summarise(self.trace(events))
+
+
+def work_ms(summary: TraceSummary) -> dict[Work, float]:
+    return {
+        kind: round(summary.work_s[kind.name.lower()] * 1e3, 6) for kind in Work if summary.work_s[kind.name.lower()]
+    }
+
+
+def annotation(name: str, start_ms: float, ms: float, *, thread: int = 1) -> Event:
+    return Event(name, start_ms * MS, ms * MS, "user_annotation", thread=thread)
+
+
+def op(name: str, start_ms: float, ms: float, *, thread: int = 1) -> Event:
+    return Event(name, start_ms * MS, ms * MS, thread=thread)
+
+
+def a_step(number: int, start_ms: float, ms: float) -> Event:
+    return step(number, start_ms * MS, ms * MS)
+
+
+def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) -> None:
+    """10 ms: 4 compute (1 of them beside communication), 3 communication alone, 1 optimizer, 1 data, 1 of nothing."""
+    summary = traced.summary(
+        [
+            a_step(1, 0, 10),
+            annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 1),
+            op("aten::mm", 1, 4),
+            annotation("gloo:all_reduce", 4, 4, thread=2),
+            op("aten::copy_", 5, 1, thread=2),
+            annotation("Optimizer.step#AdamW.step", 8, 1),
+            op("aten::lerp_", 8.2, 0.5),
+        ]
+    )
+    assert work_ms(summary) == {
+        Work.COMPUTE: 4.0,
+        Work.OPTIMIZER: 1.0,
+        Work.COMMUNICATION: 3.0,
+        Work.DATA: 1.0,
+        Work.OTHER: 1.0,
+    }
+    assert (summary.communication_s, summary.overlapped_s) == (0.004, 0.001)
+    assert summary.overlap_ratio == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("data", Work.DATA), ("optimizer", Work.OPTIMIZER), ("clip", Work.OPTIMIZER)]
+)
+def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: Work) -> None:
+    summary = traced.summary([a_step(1, 0, 4), annotation(name, 1, 2), op("aten::mul", 1, 1)])
+    assert work_ms(summary) == {kind: 2.0, Work.OTHER: 2.0}
+
+
+def test_communication_inside_the_optimizer_stays_communication(traced: Traced) -> None:
+    summary = traced.summary(
+        [a_step(1, 0, 4), annotation("clip", 0, 4), op("c10d::allreduce_", 1, 2), op("aten::add", 1, 1)]
+    )
+    assert work_ms(summary) == {Work.OPTIMIZER: 2.0, Work.COMMUNICATION: 2.0}
+
+
+def test_frames_around_work_are_no_work(traced: Traced) -> None:
+    """What runs directly in an annotation, a subclass dispatch or autograd's frame is Python."""
+    frames = [annotation("FSDP::pre_forward", 0, 4), op("PythonSubclass", 1, 3), op("aten::mm", 2, 1)]
+    assert work_ms(traced.summary([a_step(1, 0, 4), *frames])) == {Work.COMPUTE: 1.0, Work.OTHER: 3.0}
+
+
+def test_a_compiled_graph_computes_though_it_is_annotated_only(traced: Traced) -> None:
+    summary = traced.summary([a_step(1, 0, 4), annotation("## Call CompiledFxGraph f2vzvlwqq ##", 1, 2)])
+    assert work_ms(summary) == {Work.COMPUTE: 2.0, Work.OTHER: 2.0}
+    assert [short_name(o.name) for o in summary.operators] == ["compiled graph f2vzvlwq"]
+
+
+def test_collectives_are_listed_by_the_time_that_nothing_hides(traced: Traced) -> None:
+    summary = traced.summary(
+        [
+            a_step(1, 0, 10),
+            op("aten::mm", 0, 4),
+            annotation("gloo:all_gather", 1, 4, thread=2),
+            annotation("gloo:all_reduce", 6, 2, thread=2),
+            annotation("gloo:all_reduce", 9, 1, thread=2),
+        ]
+    )
+    assert [(c.name, c.calls, c.exposed_ns) for c in summary.collectives] == [
+        ("gloo:all_reduce", 2, 3_000_000),
+        ("gloo:all_gather", 1, 1_000_000),
+    ]
+
+
+def test_on_a_device_kernels_decide_and_the_optimizer_is_known_by_who_launched(traced: Traced) -> None:
+    """Device time 10 to 20 ms: 3 compute, 2 optimizer, 2 communication alone, 1 copy, 2 idle of which 1 for data."""
+    summary = traced.summary(
+        [
+            launch(1, 0),
+            launch(2, 100),
+            annotation("Optimizer.step#AdamW.step", 1, 1),
+            launch(3, 1.5 * MS),
+            launch(4, 3 * MS),
+            annotation("data", 17, 1),
+            launch(5, 3.1 * MS),
+            kernel("gemm", 10 * MS, 3 * MS, launch=1),
+            kernel("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", 12 * MS, 3 * MS, stream=20, launch=2),
+            kernel("multi_tensor_apply_kernel", 15 * MS, 2 * MS, launch=3),
+            Event("Memcpy DtoH (Device -> Pinned)", 19 * MS, 1 * MS, "gpu_memcpy", stream=7, correlation=5),
+        ]
+    )
+    assert summary.on_device
+    assert work_ms(summary) == {
+        Work.COMPUTE: 3.0,
+        Work.OPTIMIZER: 2.0,
+        Work.COMMUNICATION: 2.0,
+        Work.MEMORY: 1.0,
+        Work.DATA: 1.0,
+        Work.OTHER: 1.0,
+    }
+    assert [c.name for c in summary.collectives] == ["nccl:AllGather"]
+
+
+def test_gaps_of_a_stream_have_three_reasons(traced: Traced) -> None:
+    trace = traced.trace(
+        [
+            *(launch(i, at) for i, at in enumerate([0, 1, 150, 2, 3])),
+            kernel("a", 10, 40, launch=0),
+            kernel("b", 60, 40, launch=1),  # launched in time, 10 us later: kernel wait
+            kernel("c", 160, 40, launch=2),  # launched after the end of b: host wait, 60 us
+            kernel("d", 300, 40, launch=3),  # launched in time, 100 us later: other
+            kernel("e", 0, 5, stream=9, launch=4),
+        ]
+    )
+    assert idle_by_stream(trace, trace.device_work) == (
+        StreamIdle(stream=7, host_wait_ns=60_000, kernel_wait_ns=10_000, other_ns=100_000),
+        StreamIdle(stream=9, host_wait_ns=0, kernel_wait_ns=0, other_ns=0),
+    )
+
+
+def test_self_time_leaves_out_the_callees(traced: Traced) -> None:
+    found = operators_by_self_time(
+        traced.trace(
+            [
+                op("aten::linear", 0, 10),
+                op("aten::addmm", 2, 6),
+                op("aten::linear", 20, 1),
+                op("aten::mm", 0, 3, thread=2),
+            ]
+        )
+    )
+    assert [(o.name, o.calls, o.total_ns / 1e6) for o in found] == [
+        ("aten::addmm", 1, 6.0),
+        ("aten::linear", 2, 5.0),
+        ("aten::mm", 1, 3.0),
+    ]
+    assert found[1].mean_ns == 2_500_000
+
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=14)
+
+
+@given(spans)
+def test_self_times_of_a_thread_sum_up_to_its_busy_time(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]]
+) -> None:
+    """Also when events do not nest cleanly, as rounded timestamps have it: nothing counts twice."""
+    events = [Event(f"op{i}", start, length) for i, (start, length) in enumerate(pairs)]
+    trace = read(write_trace(tmp_path_factory.mktemp("nest") / "t.json", events))
+    tree = nest(trace.cpu_ops)
+    busy = {t for start, length in pairs for t in range(start, start + length)}
+    reachable = {t for start, end in outermost(pairs) for t in range(start, end)}
+    assert (tree.self_time() >= 0).all()
+    assert int(tree.self_time().sum()) == 1000 * len(reachable & busy)
+
+
+def outermost(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Events that begin outside of all others; one that runs past the end of its parent is cut there."""
+    found: list[tuple[int, int]] = []
+    for start, length in sorted(pairs, key=lambda p: (p[0], -p[1])):
+        if not found or start >= found[-1][1]:
+            found.append((start, start + length))
+    return found
+
+
+def test_steps_are_read_from_the_profilers_annotations(traced: Traced) -> None:
+    steps = steps_of(traced.trace([a_step(21, 2, 3), a_step(20, 0, 2), op("ProfilerStep#9", 0, 1)]))
+    assert [(s.number, s.duration_ns) for s in steps] == [(20, 2_000_000), (21, 3_000_000)]
+
+
+def test_skew_names_the_slowest_rank_of_each_step() -> None:
+    found = skew({0: {1: 1.0, 2: 1.0}, 1: {1: 1.5, 2: 1.0}, 2: {1: 1.1, 3: 9.0}})
+    assert [(s.step, s.fastest_s, s.median_s, s.slowest_s, s.slowest_rank) for s in found] == [
+        (1, 1.0, 1.1, 1.5, 1),
+        (2, 1.0, 1.0, 1.0, 1),
+    ]
+    assert found[0].spread == pytest.approx(0.5 / 1.1)
+
+
+def test_a_picture_tells_how_much_of_each_slot_was_busy() -> None:
+    width = 100
+    spans = spans_of([(0, width), (2 * width, 2 * width + 50), (4 * width, 4 * width + 5)])
+    picture = slots(spans, 0, SLOTS * width)
+    assert picture == "40201" + "0" * (SLOTS - 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("aten::mm", "aten::mm"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "ncclKernel_AllReduce_RING_LL_Sum_float"),
+        (
+            "void at::native::elementwise_kernel<2, at::native::gpu_kernel_impl<at::native::CUDAFunctor_add<int> > >()",
+            "elementwise_kernel<CUDAFunctor_add>",
+        ),
+        ("void cutlass::Kernel<cutlass_80_gemm>(cutlass_80_gemm::Params)", "cutlass::Kernel<cutlass_80_gemm>"),
+        ("x" * 100, "x" * 31 + "…" + "x" * 32),
+        ("<<<(", "<<<("),
+    ],
+)
+def test_kernel_names_are_shortened_to_what_tells_them_apart(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+@given(st.text(alphabet="<>(){}:, aZ_9", max_size=40))
+def test_any_name_can_be_shortened(name: str) -> None:
+    assert len(short_name(name, 20)) <= max(20, len(name))
