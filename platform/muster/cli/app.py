@@ -1,0 +1,108 @@
+"""The verbs, put together: names, order in the help, and what holds for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from muster.cli import host, jobs, logs, objects, queues, reports, watch, worlds
+from muster.cli.outcome import Ended, ExitCode, run, tell
+
+_SECTIONS = {
+    "Jobs": ("submit", "watch", "jobs", "describe", "logs", "cancel", "suspend", "resume"),
+    "Queues and nodes": ("apply", "delete", "queues", "nodes"),
+    "Looking back": ("report",),
+    "What if": ("simulate", "replay"),
+    "This host": ("local",),
+}
+
+
+class Sections(TyperGroup):
+    """Lists the verbs by what they are about."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in _SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in _SECTIONS.items():
+            rows = []
+            for name in names:
+                command = self.get_command(ctx, name)
+                if command is not None:
+                    rows.append((name, command.get_short_help_str(limit=80)))
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=12)
+
+
+app = typer.Typer(
+    name="muster",
+    cls=Sections,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich's help costs 0.2 s
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"muster {version('muster')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _muster(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Launch, queue and watch PyTorch training.
+
+    Tables for people; --json for scripts, with the field names of the YAML. Exit codes: 0 done, 1 the job failed,
+    2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 130 interrupted.
+    """
+
+
+for _room in (jobs, logs, watch, objects, queues, reports, worlds):
+    _room.register(app)
+app.add_typer(host.app, name="local")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point of the `muster` script; ends the process with one of `ExitCode`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    sys.exit(run(lambda: _invoke(words, as_json), as_json=as_json))
+
+
+def _invoke(words: list[str], as_json: bool) -> None:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=words, prog_name="muster", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer's way to say that the reader has gone
+            raise end.__context__ from None
+        raise
+    except Exception as error:
+        if not _is_usage_error(error):
+            raise
+        if as_json:
+            tell(error.format_message(), "Usage", as_json=True)  # type: ignore[attr-defined]
+        else:
+            error.show()  # type: ignore[attr-defined]
+        raise Ended(ExitCode.INVALID) from None
+    if isinstance(code, int) and code:
+        raise Ended(ExitCode(code))
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Typer carries a click of its own; its errors are told by what they can do."""
+    return hasattr(error, "format_message") and hasattr(error, "show") and hasattr(error, "exit_code")

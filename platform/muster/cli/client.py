@@ -1,0 +1,103 @@
+"""What the verbs need of a cluster; `muster.local.client.LocalClient` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    from muster.documents import Object
+    from muster.spec import TrainingJob
+
+
+class QueueResourcesRow(TypedDict):
+    """One flavor of one queue, in the shape of `spec.resources`: quantities by resource name.
+
+    `used` is charged usage of the queue and all below it; `borrowed` the part of it above the guarantee; `available`
+    what the queue could still take (negative when over-admitted). A resource without a limit is not in `limit`.
+    """
+
+    flavor: str
+    guaranteed: dict[str, str]
+    limit: dict[str, str]
+    lend: dict[str, str]
+    used: dict[str, str]
+    borrowed: dict[str, str]
+    available: dict[str, str]
+
+
+class QueueRow(TypedDict):
+    """One queue; rows come parents first, children by name."""
+
+    name: str
+    parent: str | None
+    active: bool
+    reason: str  # of the condition Active
+    message: str
+    overcommitted: str | None
+    weight: float
+    share: float  # of the decayed usage; 0 when nothing was used
+    waiting: int  # jobs in this queue and below
+    admitted: int
+    resources: list[QueueResourcesRow]
+
+
+class NodeRow(TypedDict):
+    """One node; quantities by resource name."""
+
+    name: str
+    flavor: str | None  # None: no flavor matches, or more than one
+    pretended: bool
+    ready: bool
+    labels: dict[str, str]
+    allocatable: dict[str, str]
+    used: dict[str, str]
+    pods: list[str]
+
+
+class Client(Protocol):
+    """The calls of the verbs. Raises `NotFound`, `Refused`, `Conflict`, `ClusterError` as `muster.errors` tells."""
+
+    def status(self) -> dict[str, Any]: ...
+    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]: ...
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
+    def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob: ...
+    def jobs(self, namespace: str | None = None) -> list[TrainingJob]: ...
+    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def cancel(self, name: str, namespace: str = "default") -> Any: ...
+    def suspend(self, name: str, namespace: str = "default") -> Any: ...
+    def resume(self, name: str, namespace: str = "default") -> Any: ...
+    def queues(self) -> list[dict[str, Any]]: ...
+    def nodes(self) -> list[dict[str, Any]]: ...
+    def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
+    def run_dir(self, name: str, namespace: str = "default") -> Path: ...
+    def snapshot(self) -> bytes: ...
+    def log_lines(
+        self,
+        name: str,
+        namespace: str,
+        role: str,
+        index: int,
+        *,
+        attempt: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]: ...
+
+
+def connect(start: bool = True) -> Client:
+    """The cluster; the daemon of this host is started unless `start` is False."""
+    return _open(start)
+
+
+def _local(start: bool) -> Client:
+    from muster.local.client import LocalClient
+
+    return LocalClient.connect(start=start)
+
+
+_open: Callable[[bool], Client] = _local  # a test puts a cluster in memory here

@@ -1,0 +1,95 @@
+"""The verbs `local up|down|status`: the daemon that runs jobs on this host."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from muster.cli.completing import Json
+from muster.cli.printing import print_json, show
+
+app = typer.Typer(
+    help="The daemon that runs jobs on this host; it starts by itself on the first submit.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def up(
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="4x8", help="Pretend 4 nodes of 8 GPUs: slots to learn and test with; `host`: no more."),
+    ] = None,
+    idle: Annotated[
+        str | None, typer.Option(metavar="10m", help="End by itself after so long without jobs and requests.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start the daemon, if it does not run."""
+    from muster.cli.views.amounts import parse_duration
+    from muster.local.client import LocalClient
+
+    idle_s = None if idle is None else float(parse_duration(idle, "--idle"))
+    _tell(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)
+
+
+@app.command()
+def down(
+    force: Annotated[
+        bool, typer.Option("--force", help="Stop running jobs first; they go on from their checkpoints once it is up.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Stop the daemon; refused while jobs run, unless --force."""
+    from muster.errors import DaemonError
+    from muster.local.client import LocalClient
+
+    try:
+        client = LocalClient.connect(start=False)
+    except DaemonError as error:
+        if error.reason != "NotRunning":
+            raise
+        told = "no daemon runs"
+    else:
+        client.down(force)
+        told = "stopped"
+    if as_json:
+        print_json([{"result": told}])
+    else:
+        print(told)
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Tell whether the daemon runs, and what it does; exit code 4 if it does not."""
+    from muster.local.client import LocalClient
+
+    _tell(LocalClient.connect(start=False).status(), as_json)
+
+
+@app.command()
+def snapshot(
+    out: Annotated[Path, typer.Argument(metavar="OUT.json", help="File to write; - is stdout.")] = Path("-"),
+) -> None:
+    """Save the world that was planned last: `muster replay OUT.json` plans it again."""
+    from muster.local.client import LocalClient
+
+    world = LocalClient.connect(start=False).snapshot()
+    if str(out) == "-":
+        sys.stdout.buffer.write(world + b"\n")
+    else:
+        out.write_bytes(world)
+
+
+def _tell(status: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json([status])
+        return
+    from muster.cli.views.daemon_page import daemon_page
+
+    show(daemon_page(status, time.time()))

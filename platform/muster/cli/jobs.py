@@ -1,0 +1,188 @@
+"""Verbs about jobs: submit, jobs, describe, cancel, suspend, resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.client import Client, connect
+from muster.cli.completing import JobName, JobNames, Json, Namespace, QueueName, split_name
+from muster.cli.outcome import Ended, ExitCode
+from muster.cli.printing import console, print_json, show
+
+if TYPE_CHECKING:
+    from muster.spec import TrainingJob
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    app.command()(submit)
+    app.command("jobs")(list_jobs)
+    app.command()(describe)
+    app.command()(cancel)
+    app.command()(suspend)
+    app.command()(resume)
+
+
+def submit(
+    files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with TrainingJobs; - is stdin.")],
+    queue: QueueName = None,
+    priority: Annotated[int | None, typer.Option(help="Priority within the queue; higher first.")] = None,
+    max_runtime: Annotated[
+        str | None, typer.Option(metavar="2h", help="Longest stay; lets the job start ahead where it delays nobody.")
+    ] = None,
+    trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace these steps (half-open).")] = None,
+    namespace: Namespace = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; the exit code tells how it was.")] = False,
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Submit one job and watch it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit the jobs of YAML files: all of them, or none."""
+    from muster.cli.reading import Overrides, read_jobs
+    from muster.cli.watch import watch_job
+
+    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace)
+    jobs = [job for file in files for job in read_jobs(file, overrides)]
+    _check_named_once(jobs)
+    if follow and len(jobs) != 1:
+        raise typer.BadParameter(f"--watch shows one job, the files hold {len(jobs)}; use --wait")
+    client = connect()
+    checked = [client.submit(job, dry_run=True) for job in jobs]  # nothing is submitted if one is refused
+    accepted = checked if dry_run else [client.submit(job) for job in jobs]
+    if as_json and not wait:
+        print_json(accepted)
+    for job in () if as_json else accepted:
+        _tell_submitted(job, dry_run, quiet=follow)
+    if dry_run:
+        return
+    if follow:
+        watch_job(client, *_key(accepted[0]))
+    elif wait:
+        ended = [_wait(client, *_key(job)) for job in accepted]
+        if as_json:
+            print_json(ended)
+        for job in () if as_json else ended:
+            console().print(f"{_shown(job)} {job.status.phase}")
+        if any(job.status.phase != "Succeeded" for job in ended):
+            raise Ended(ExitCode.JOB_FAILED)
+
+
+def list_jobs(
+    namespace: Namespace = None,
+    queue: QueueName = None,
+    phase: Annotated[str | None, typer.Option(help="Pending, Admitted, Running, Suspended, Succeeded, Failed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what runs, what waits and why, and what ended."""
+    from muster.cli.views.job_table import in_order, job_table
+    from muster.cli.views.job_words import STYLES
+
+    if phase is not None and phase.capitalize() not in STYLES:
+        raise typer.BadParameter(f"--phase {phase!r} is not known; write one of {', '.join(STYLES)}")
+    jobs = [
+        job
+        for job in connect().jobs(namespace)
+        if (queue is None or job.spec.queue == queue) and (phase is None or job.status.phase == phase.capitalize())
+    ]
+    if as_json:
+        print_json(in_order(jobs))
+    elif jobs:
+        show(job_table(jobs, time.time()))
+    else:
+        print("No jobs. Submit one: muster submit FILE.yaml")
+
+
+def describe(job: JobName, namespace: Namespace = None, as_json: Json = False) -> None:
+    """Show one job: why it waits, where it runs, what happened."""
+    from muster.cli.views.job_page import JobStory, job_page
+
+    client, (name, space) = connect(), split_name(job, namespace)
+    found = client.job(name, space)
+    if as_json:
+        print_json([found])
+        return
+    story = JobStory(
+        job=found,
+        events=client.events(name, space),
+        beats=client.beats(name, space),
+        run_dir=client.run_dir(name, space),
+        now=time.time(),
+    )
+    show(job_page(story))
+
+
+def cancel(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+    """Stop jobs for good: SIGTERM, a checkpoint, the end. Their records and logs stay."""
+    _each(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
+
+
+def suspend(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+    """Stop jobs after a checkpoint and free their room until they are resumed."""
+    _each(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
+
+
+def resume(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+    """Queue suspended jobs again; they go on from their last checkpoint."""
+    _each(jobs, namespace, as_json, "resumed", lambda client: client.resume)
+
+
+def _each(
+    jobs: list[str],
+    namespace: str | None,
+    as_json: bool,
+    done: str,
+    act: Callable[[Client], Callable[[str, str], object]],
+) -> None:
+    """Act on every job, if all of them exist."""
+    client, keys = connect(), [split_name(job, namespace) for job in jobs]
+    for key in keys:
+        client.job(*key)
+    for key in keys:
+        act(client)(*key)
+        if not as_json:
+            console().print(f"trainingjob {key[1]}/{key[0]} {done}")
+    if as_json:
+        print_json([client.job(*key) for key in keys])
+
+
+def _wait(client: Client, name: str, namespace: str) -> TrainingJob:
+    from muster.cli.views.job_words import is_over
+    from muster.errors import NotFound
+
+    for job in client.watch(name, namespace):
+        if is_over(job):
+            return job
+    raise NotFound(f"job {namespace}/{name} was deleted before it ended")
+
+
+def _check_named_once(jobs: list[TrainingJob]) -> None:
+    """Raises `InvalidSpec` for a name that is there twice: the second would be refused once the first is submitted."""
+    from muster.errors import InvalidSpec
+
+    seen: set[tuple[str, str]] = set()
+    for job in jobs:
+        if _key(job) in seen:
+            raise InvalidSpec(
+                f"metadata.name: two of the jobs are {_shown(job)}; give each a name of its own", field="metadata.name"
+            )
+        seen.add(_key(job))
+
+
+def _tell_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
+    told = "would be submitted" if dry_run else "submitted"
+    console().print(f"trainingjob {_shown(job)} {told} to queue {job.spec.queue}")
+    if not dry_run and not quiet:
+        where = "" if job.metadata.namespace in (None, "default") else f"{job.metadata.namespace}/"
+        console().print(f"follow it with: muster watch {where}{job.metadata.name}", style="dim")
+
+
+def _shown(job: TrainingJob) -> str:
+    return "/".join(reversed(_key(job)))
+
+
+def _key(job: TrainingJob) -> tuple[str, str]:
+    return job.metadata.name, job.metadata.namespace or "default"

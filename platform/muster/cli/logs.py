@@ -1,0 +1,171 @@
+"""The verb `logs`: what the pods of a job wrote, merged and filtered."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from muster.cli.client import Client, connect
+from muster.cli.completing import JobName, Json, Namespace, split_name
+from muster.cli.printing import console
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this file."""
+    app.command()(logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod whose log is shown."""
+
+    role: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Which part of a log: one attempt (None: the newest), between two Unix times, lines that match."""
+
+    attempt: int | None
+    since: float | None
+    until: float | None
+    follow: bool
+    pattern: re.Pattern[str] | None
+
+
+def logs(
+    job: JobName,
+    role: Annotated[str | None, typer.Option(help="Pods of this role only.")] = None,
+    index: Annotated[list[int] | None, typer.Option("--index", "-i", help="Pods of this index only.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=0, help="This attempt instead of the newest.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    since: Annotated[str | None, typer.Option(metavar="10m", help="From this time, or so long ago.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or so long ago.")] = None,
+    regex: Annotated[str | None, typer.Option("--regex", "-e", help="Lines that match only.")] = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
+    """Print what the pods of a job wrote; several pods are told apart by a prefix."""
+    from muster.cli.views.amounts import parse_moment
+
+    now, (name, space) = time.time(), split_name(job, namespace)
+    excerpt = Excerpt(
+        attempt=attempt,
+        since=None if since is None else parse_moment(since, now, "--since"),
+        until=None if until is None else parse_moment(until, now, "--until"),
+        follow=follow,
+        pattern=None if regex is None else _compiled(regex),
+    )
+    client = connect()
+    pods = _pods(client, name, space, role, index)
+    if as_json:
+        _print_json(client, (name, space), pods, excerpt)
+    else:
+        _print(client, (name, space), pods, excerpt)
+
+
+def _compiled(regex: str) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise typer.BadParameter(f"--regex {regex!r} is no regular expression: {error}") from error
+
+
+def _pods(client: Client, name: str, namespace: str, role: str | None, indexes: list[int] | None) -> list[Pod]:
+    roles = client.job(name, namespace).spec.roles
+    if role is not None and role not in {item.name for item in roles}:
+        raise typer.BadParameter(f"--role {role!r}: the job has {', '.join(item.name for item in roles)}")
+    pods = [Pod(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)]
+    chosen = [pod for pod in pods if not indexes or pod.index in indexes]
+    if not chosen:
+        raise typer.BadParameter(f"--index {indexes}: the job's indexes are 0 to {max(pod.index for pod in pods)}")
+    return chosen
+
+
+def _print(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> None:
+    out = console()
+    colours = {pod: _COLOURS[place % len(_COLOURS)] for place, pod in enumerate(pods)}
+    width = max(len(pod.name) for pod in pods)
+    for pod, line in _merged(client, job, pods, excerpt):
+        if len(pods) > 1:
+            out.print(f"{pod.name:{width}} │ ", style=colours[pod], end="", markup=False, soft_wrap=True)
+        out.file.write(line + "\n")
+        if excerpt.follow:
+            out.file.flush()
+
+
+def _print_json(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> None:
+    """One object a line when following, which has no end to close a list at; else a list."""
+    import json
+
+    from muster.cli.printing import print_json
+
+    rows = ({"role": pod.role, "index": pod.index, "line": line} for pod, line in _merged(client, job, pods, excerpt))
+    if not excerpt.follow:
+        print_json(list(rows))
+        return
+    for row in rows:
+        print(json.dumps(row), flush=True)
+
+
+def _merged(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> Iterator[tuple[Pod, str]]:
+    """The pods' lines: one pod after the other, or as they come when following."""
+    if excerpt.follow and len(pods) > 1:
+        lines = _as_they_come(client, job, pods, excerpt)
+    else:
+        lines = ((pod, line) for pod in pods for line in _lines(client, job, pod, excerpt))
+    for pod, line in lines:
+        if excerpt.pattern is None or excerpt.pattern.search(line):
+            yield pod, line
+
+
+def _as_they_come(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> Iterator[tuple[Pod, str]]:
+    arriving: queue.Queue[tuple[Pod, str | Exception | None]] = queue.Queue(maxsize=10_000)
+
+    def read(pod: Pod) -> None:
+        try:
+            for line in _lines(client, job, pod, excerpt):
+                arriving.put((pod, line))
+            arriving.put((pod, None))
+        except Exception as error:  # raised again where the verb can tell it
+            arriving.put((pod, error))
+
+    for pod in pods:
+        threading.Thread(target=read, args=(pod,), daemon=True).start()
+    left = len(pods)
+    while left:
+        pod, line = arriving.get()
+        if isinstance(line, Exception):
+            raise line
+        if line is None:
+            left -= 1
+        else:
+            yield pod, line
+
+
+def _lines(client: Client, job: tuple[str, str], pod: Pod, excerpt: Excerpt) -> Iterator[str]:
+    name, namespace = job
+    return client.log_lines(
+        name,
+        namespace,
+        pod.role,
+        pod.index,
+        attempt=excerpt.attempt,
+        since=excerpt.since,
+        until=excerpt.until,
+        follow=excerpt.follow,
+    )

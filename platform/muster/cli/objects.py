@@ -1,0 +1,73 @@
+"""Verbs about objects as such: apply, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from muster.cli.client import connect
+from muster.cli.completing import Json, Namespace, split_name
+from muster.cli.printing import console, print_json
+
+_KINDS = {
+    "Queue": ("queue", "queues", "mq"),
+    "Flavor": ("flavor", "flavors"),
+    "TrainingJob": ("trainingjob", "trainingjobs", "job", "jobs", "tj"),
+}
+_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    app.command()(apply)
+    app.command()(delete)
+
+
+def apply(
+    files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with objects; - is stdin.")],
+    as_json: Json = False,
+) -> None:
+    """Create or change queues and flavors: all objects of the files, or none."""
+    from muster.cli.reading import read_objects
+
+    objects = [item for file in files for item in read_objects(file)]
+    _tell(connect().apply(objects), as_json)
+
+
+def delete(
+    kind: Annotated[str | None, typer.Argument(help="queue, flavor or job.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names of that kind.")] = None,
+    files: Annotated[list[str] | None, typer.Option("--file", "-f", help="Delete what a file names.")] = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
+    """Delete objects. A job that runs is stopped first; a queue goes once no unfinished job names it."""
+    from muster.cli.reading import read_objects
+
+    targets: list[tuple[str, str, str]] = []
+    if kind is not None:
+        known = next((name for name, words in _KINDS.items() if kind.lower() in words), None)
+        if known is None:
+            raise typer.BadParameter(f"kind {kind!r} is not known; write queue, flavor or job")
+        targets += [(known, *split_name(name, namespace)) for name in names or []]
+    for file in files or []:
+        targets += [
+            (item.kind, item.metadata.name, item.metadata.namespace or "default") for item in read_objects(file)
+        ]
+    if not targets:
+        raise typer.BadParameter("nothing named; write a kind and names (queue research), or --file FILE.yaml")
+    client, rows = connect(), []
+    for target, name, space in targets:
+        rows.append(client.delete(target, name, space))
+    _tell(rows, as_json)
+
+
+def _tell(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        space = f"{row['namespace']}/" if row["kind"] == "TrainingJob" and row.get("namespace") else ""
+        style = _STYLES.get(row["result"], "dim")
+        console().print(f"{row['kind'].lower()} {space}{row['name']} [{style}]{row['result']}[/]")

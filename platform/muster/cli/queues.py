@@ -1,0 +1,57 @@
+"""Verbs about where jobs go: queues, nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from muster.cli.client import connect
+from muster.cli.completing import Json
+from muster.cli.printing import console, print_json, show
+
+if TYPE_CHECKING:
+    from muster.cli.client import NodeRow, QueueRow
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    app.command()(queues)
+    app.command()(nodes)
+
+
+def queues(
+    follow: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the queue tree: what is used, guaranteed, borrowed."""
+    from muster.cli.views.queue_tree import queue_tree
+
+    client = connect()
+    rows = cast("list[QueueRow]", client.queues())
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        print("No queues. Create some: muster apply QUEUES.yaml")
+    elif follow and console().is_terminal:
+        from rich.live import Live
+
+        with Live(console=console(), screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(queue_tree(rows, live.console.width), refresh=True)
+                time.sleep(1.0)
+                rows = cast("list[QueueRow]", client.queues())
+    else:
+        show(queue_tree(rows, console().width))
+
+
+def nodes(as_json: Json = False) -> None:
+    """Show the nodes: flavor, topology domain, what is used of them."""
+    from muster.cli.views.node_table import node_table
+
+    rows = cast("list[NodeRow]", connect().nodes())
+    if as_json:
+        print_json(rows)
+    else:
+        show(node_table(rows))

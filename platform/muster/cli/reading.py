@@ -1,0 +1,76 @@
+"""Files of objects, and what the command line sets over them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from muster.cli.views.amounts import parse_duration, parse_steps
+from muster.documents import Object, load_documents
+from muster.documents.located import MAX_BYTES
+from muster.errors import InvalidSpec
+from muster.spec import TrainingJob
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Options of `muster submit` that count instead of what a file says; None leaves the file's word."""
+
+    queue: str | None = None
+    priority: int | None = None
+    max_runtime: str | None = None
+    trace_steps: str | None = None
+    namespace: str | None = None
+
+
+def read_objects(file: str) -> list[Object]:
+    """The objects of one file; `-` is stdin. Raises `InvalidSpec`, `OSError`."""
+    if file == "-":
+        return load_documents(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
+    with Path(file).open("rb") as stream:
+        return load_documents(stream.read(MAX_BYTES + 1), file)
+
+
+def read_jobs(file: str, overrides: Overrides) -> list[TrainingJob]:
+    """The jobs of one file with the overrides put in. Raises `InvalidSpec` when it holds anything else."""
+    jobs = []
+    for item in read_objects(file):
+        if not isinstance(item, TrainingJob):
+            told = (
+                f"{file}: {item.kind} {item.metadata.name!r} is no job; `muster apply {file}` takes queues and flavors"
+            )
+            raise InvalidSpec(told, field="kind")
+        jobs.append(_with(item, overrides))
+    return jobs
+
+
+def _with(job: TrainingJob, overrides: Overrides) -> TrainingJob:
+    fields: dict[str, Any] = {}
+    if overrides.queue is not None:
+        fields["queue"] = overrides.queue
+    if overrides.priority is not None:
+        fields["priority"] = overrides.priority
+    if overrides.max_runtime is not None:
+        fields["maxRuntimeSeconds"] = parse_duration(overrides.max_runtime, "--max-runtime")
+    if overrides.trace_steps is not None:
+        start, steps = parse_steps(overrides.trace_steps, "--trace-steps")
+        fields["trace"] = {"startStep": start, "steps": steps}
+    if not fields and overrides.namespace is None:
+        return job
+    written = job.model_dump(by_alias=True, mode="json", exclude_unset=True)
+    written["spec"] |= fields
+    if overrides.namespace is not None:
+        written["metadata"]["namespace"] = overrides.namespace
+    return _checked(written)
+
+
+def _checked(written: dict[str, Any]) -> TrainingJob:
+    import json
+
+    (job,) = load_documents(
+        json.dumps({"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"} | written), "options"
+    )
+    assert isinstance(job, TrainingJob)
+    return job

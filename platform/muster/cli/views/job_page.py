@@ -1,0 +1,199 @@
+"""The page of `muster describe`: what the job is, why it waits or where it runs, what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from muster.cli.views import job_words
+from muster.cli.views.amounts import amount, duration, moment, plural, short_resource
+from muster.quantity import parse_quantity
+from muster.spec import RoleSpec, TrainingJob
+
+_MOST_EVENTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class JobStory:
+    """A job and all that is known about it at `now`. Events: `at`, `type`, `reason`, `message`, oldest first."""
+
+    job: TrainingJob
+    events: list[dict[str, Any]]
+    beats: list[dict[str, Any]]
+    run_dir: Path
+    now: float
+
+
+def job_page(story: JobStory) -> RenderableType:
+    """The page, most wanted first."""
+    return Group(
+        _headline(story.job),
+        *_why(story),
+        *_section("Job", _facts(story)),
+        *_section("Roles", _roles(story.job)),
+        *(_section("Placement", _placement(story.job)) if story.job.status.placement else ()),
+        *(_section("Last failure", _failure(story)) if story.job.status.last_failure else ()),
+        *(_section("Events", _events(story)) if story.events else ()),
+    )
+
+
+def _headline(job: TrainingJob) -> Text:
+    phase = job.status.phase
+    style = f"bold {job_words.STYLES[phase]}"
+    return Text.assemble((job_words.label(job), "bold"), "  ", (f"{job_words.MARKS[phase]} {phase}", style))
+
+
+def _why(story: JobStory) -> Iterator[RenderableType]:
+    job, status = story.job, story.job.status
+    code, message = job_words.reason(job)
+    if status.phase != "Running" and (code or message):
+        yield Padding(Text.assemble((f"{code}: ", job_words.STYLES[status.phase]), message), (0, 0, 0, 2))
+    if status.phase == "Pending" and status.queue_position is not None:
+        told = f"next in queue {job.spec.queue}"
+        if status.queue_position > 1:
+            told = f"number {status.queue_position} in queue {job.spec.queue}"
+        if status.estimated_start is not None:
+            told += f", starts about {moment(status.estimated_start, story.now)}"
+        yield Padding(Text(told), (0, 0, 0, 2))
+    beat = job_words.leading(story.beats)
+    if beat is not None:
+        style = "" if status.phase == "Running" else "dim"
+        yield Padding(Text(job_words.progress(beat), style=style), (0, 0, 0, 2))
+
+
+def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
+    yield Text()
+    yield Text(title, style="bold")
+    yield Padding(body, (0, 0, 0, 2))
+
+
+def _facts(story: JobStory) -> Table:
+    job, spec, status, now = story.job, story.job.spec, story.job.status, story.now
+    rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {spec.priority}")]
+    if spec.max_runtime_seconds:
+        rows.append(("max runtime", duration(spec.max_runtime_seconds)))
+    if spec.flavors:
+        rows.append(("flavors", ", ".join(spec.flavors)))
+    if spec.topology:
+        levels = (("required", spec.topology.required), ("preferred", spec.topology.preferred))
+        rows.append(("topology", ", ".join(f"{level} {word}" for word, level in levels if level)))
+    for word, at in (
+        ("submitted", status.submitted_at or job.metadata.creation_timestamp),
+        ("admitted", status.admitted_at),
+        ("started", status.started_at),
+        ("finished", status.finished_at),
+    ):
+        if at is not None:
+            rows.append((word, moment(at, now)))
+    ran = job_words.ran_for(job, now)
+    if ran is not None:
+        rows.append(("ran for", duration(ran)))
+    policy = spec.failure_policy
+    rows.append(("attempt", f"{status.attempt}; {status.restarts} of {plural(policy.max_restarts, 'restart')} used"))
+    if status.requeue_after is not None and status.requeue_after > now:
+        rows.append(("tries again", moment(status.requeue_after, now)))
+    if status.node_losses:
+        rows.append(("node losses", str(status.node_losses)))
+    if status.blamed_nodes:
+        rows.append(("avoids", ", ".join(f"{b.node} until {moment(b.until, now)}" for b in status.blamed_nodes)))
+    if status.last_checkpoint is not None:
+        last = status.last_checkpoint
+        rows.append(("checkpoint", f"step {last.step}, {moment(last.at, now)}"))
+    if spec.trace is not None:
+        ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
+        end = spec.trace.start_step + spec.trace.steps
+        rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
+    if status.traces is not None:
+        rows.append(("traces", plural(status.traces.files, "file")))
+        if status.traces.report:
+            rows.append(("report", status.traces.report))
+    rows.append(("run folder", str(story.run_dir)))
+    return _pairs(rows)
+
+
+def _roles(job: TrainingJob) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for role in job.spec.roles:
+        pods = plural(role.replicas, "pod")
+        if role.min_replicas is not None and role.min_replicas < role.replicas:
+            pods = f"{role.min_replicas} to {role.replicas} pods"
+        table.add_row(Text(role.name, style="bold"), pods, _request(role), Text(_command(role), style="dim"))
+    return table
+
+
+def _request(role: RoleSpec) -> str:
+    total: dict[str, int] = {}
+    for container in role.template.spec.containers:
+        for name, value in {**container.resources.limits, **container.resources.requests}.items():
+            total[name] = total.get(name, 0) + parse_quantity(value, name)
+    return (
+        ", ".join(f"{amount(value, name)} {short_resource(name)}" for name, value in total.items())
+        or "asks for nothing"
+    )
+
+
+def _command(role: RoleSpec) -> str:
+    main = role.template.spec.containers[0]
+    words = " ".join([*main.command, *main.args])
+    return words if len(words) <= 300 else f"{words[:297]}..."
+
+
+def _placement(job: TrainingJob) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for role in job.status.placement:
+        for share in role.nodes:
+            table.add_row(
+                f"{role.role} {share.indexes}", Text(share.node, style="cyan"), Text(role.flavor, style="dim")
+            )
+    return table
+
+
+def _failure(story: JobStory) -> RenderableType:
+    failure = story.job.status.last_failure
+    assert failure is not None
+    told = f"pod {failure.pod}" + (f" on {failure.node}" if failure.node else "")
+    if failure.exit_code is not None:
+        told += f", exit code {failure.exit_code}{_signal(failure.exit_code)}"
+    if failure.reason:
+        told += f", {failure.reason}"
+    if failure.at is not None:
+        told += f", {moment(failure.at, story.now)}"
+    return Group(Text(told, style="red"), Text(failure.log_tail.rstrip("\n"), style="dim"))
+
+
+def _signal(exit_code: int) -> str:
+    import signal
+
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})" if exit_code > 128 else ""
+    except ValueError:
+        return ""
+
+
+def _events(story: JobStory) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    left_out = len(story.events) - _MOST_EVENTS
+    if left_out > 0:
+        table.add_row("", "", Text(f"{plural(left_out, 'older event')} not shown", style="dim"))
+    for event in story.events[-_MOST_EVENTS:]:
+        style = "yellow" if event.get("type") == "Warning" else "green"
+        ago = Text(f"{duration(story.now - float(event['at']))} ago", style="dim")
+        times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
+        table.add_row(ago, Text(str(event["reason"]), style=style), Text(f"{event['message']}{times}", overflow="fold"))
+    return table
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table

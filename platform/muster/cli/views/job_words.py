@@ -1,0 +1,108 @@
+"""A job in a few words: its phase and colour, why it waits, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from muster.cli.views.amounts import count, duration
+from muster.spec import Condition, TrainingJob
+
+STYLES = {
+    "Pending": "yellow",
+    "Admitted": "cyan",
+    "Running": "green",
+    "Suspended": "magenta",
+    "Succeeded": "blue",
+    "Failed": "red",
+}
+MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
+
+
+def label(job: TrainingJob) -> str:
+    """`namespace/name`."""
+    return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+
+
+def condition(job: TrainingJob, kind: str) -> Condition | None:
+    """The condition of that type; None when there is none."""
+    return next((item for item in job.status.conditions if item.type == kind), None)
+
+
+def is_over(job: TrainingJob) -> bool:
+    """Nothing will change any more."""
+    return job.status.phase in ("Succeeded", "Failed")
+
+
+def reason(job: TrainingJob) -> tuple[str, str]:
+    """(code, sentence) that explains the phase best; empty when there is nothing to explain."""
+    wanted = {
+        "Failed": ("Failed",),
+        "Suspended": ("Suspended",),
+        "Succeeded": ("Complete",),
+        "Running": ("PodsReady",),
+    }.get(job.status.phase, ("Admitted", "Evicted"))
+    for kind in wanted:
+        found = condition(job, kind)
+        if found is not None and (found.message or found.reason):
+            return found.reason, found.message
+    return "", ""
+
+
+def pods(job: TrainingJob) -> str:
+    """Ready of wanted: `2/4`; for an elastic job that waits, `2-4`."""
+    status = job.status
+    if status.pods_wanted and status.phase in ("Admitted", "Running"):
+        return f"{status.pods_ready}/{status.pods_wanted}"
+    most = sum(role.replicas for role in job.spec.roles)
+    least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
+    return str(most) if least == most else f"{least}-{most}"
+
+
+def ran_for(job: TrainingJob, now: float) -> float | None:
+    """Seconds since its start, or from start to end; None before it has started."""
+    if job.status.started_at is None:
+        return None
+    end = job.status.finished_at
+    if end is None and job.status.phase not in ("Running", "Admitted"):
+        return None
+    return (now if end is None else end) - job.status.started_at
+
+
+def leading(beats: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The beat of the lowest rank of the newest attempt: it speaks for the job."""
+    if not beats:
+        return None
+    newest = max(beat.get("attempt") or 0 for beat in beats)
+    return min((beat for beat in beats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0)
+
+
+def progress(beat: Mapping[str, Any]) -> str:
+    """`step 40/60  loss 2.31  12.3k tokens/s  MFU 41.2%  ETA 1m10s`; what is unknown is left out."""
+    parts = []
+    if beat.get("step") is not None:
+        parts.append(f"step {beat['step']}" + (f"/{beat['steps']}" if beat.get("steps") else ""))
+    if beat.get("phase") in ("setup", "compile", "checkpoint"):
+        parts.append(str(beat["phase"]))
+    if beat.get("loss") is not None:
+        parts.append(f"loss {beat['loss']:.4g}")
+    if beat.get("tokens_per_s"):
+        parts.append(f"{count(beat['tokens_per_s'])} tokens/s")
+    if beat.get("mfu"):
+        parts.append(f"MFU {beat['mfu'] * 100:.1f}%")
+    left = eta_s(beat)
+    if left is not None:
+        parts.append(f"ETA {duration(left)}")
+    return "  ".join(parts)
+
+
+def eta_s(beat: Mapping[str, Any]) -> float | None:
+    """Seconds to the last step, as the job says or by its step time; None when it is done or cannot be known."""
+    step, steps = beat.get("step") or 0, beat.get("steps")
+    if beat.get("phase") == "done" or (steps and step >= steps):
+        return None
+    if beat.get("eta_s") is not None:
+        return float(beat["eta_s"])
+    if steps and step and beat.get("step_time_s"):
+        return float((steps - step) * beat["step_time_s"])
+    return None

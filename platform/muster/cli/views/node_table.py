@@ -1,0 +1,43 @@
+"""The table of `muster nodes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from muster.cli.views.amounts import amount, short_resource
+from muster.cli.views.queue_bar import Level, queue_bar
+from muster.quantity import parse_quantity
+
+if TYPE_CHECKING:
+    from muster.cli.client import NodeRow
+
+_BAR = 10
+
+
+def node_table(rows: Sequence[NodeRow]) -> Table:
+    """One line a node; a bar for every resource that any node has, GPUs first."""
+    names = {name for row in rows for name in row["allocatable"] if name != "pods"}
+    resources = sorted(names, key=lambda name: (name in ("cpu", "memory"), name))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("NODE", "FLAVOR", *(short_resource(name).upper() for name in resources), "PODS", ""):
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        flavor = Text(row["flavor"]) if row["flavor"] else Text("none", style="red")
+        remark = Text("pretended", style="dim") if row["pretended"] else Text()
+        state = remark if row["ready"] else Text("not ready", style="red")
+        cells = [_cell(row, name) for name in resources]
+        table.add_row(Text(row["name"]), flavor, *cells, str(len(row["pods"])), state)
+    return table
+
+
+def _cell(row: NodeRow, resource: str) -> Text:
+    if resource not in row["allocatable"]:
+        return Text()
+    whole = parse_quantity(row["allocatable"][resource], resource)
+    used = parse_quantity(row["used"].get(resource, 0), resource)
+    bar = queue_bar(Level(used, whole, whole), whole, _BAR)
+    return Text.assemble(bar, f" {amount(used, resource)}/{amount(whole, resource)}")

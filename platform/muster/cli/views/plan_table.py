@@ -1,0 +1,94 @@
+"""A plan as a table, and as rows for scripts: who starts where, who waits for what, who has to leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from muster.cli.views.amounts import moment, plural
+from muster.model import Admit, Decision, Evict, HoldRoom, Placement, Resize, Snapshot, Wait
+
+_STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red", "Resize": "magenta"}
+
+
+def decision_rows(world: Snapshot, decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+    """One row a decision, gangs by name; `placement` as in a job's status."""
+    names = _names(world)
+    return [_row(decision, names) for decision in decisions]
+
+
+def plan_table(world: Snapshot, decisions: Sequence[Decision]) -> RenderableType:
+    """One line a decision, in the order the planner took them."""
+    names = _names(world)
+    queues = {gang.uid: gang.queue for gang in (*world.waiting, *(one.gang for one in world.running))}
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("GANG", "QUEUE", "DECISION"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("WHERE OR WHY", overflow="fold")
+    for decision in decisions:
+        kind = type(decision).__name__
+        name, queue = names.get(decision.gang, decision.gang), queues.get(decision.gang, "")
+        table.add_row(Text(name), Text(queue), Text(kind, style=_STYLES[kind]), _told(decision, names, world.now))
+    counts = [plural(sum(type(d).__name__ == kind for d in decisions), kind.lower()) for kind in _STYLES]
+    shape = ", ".join(
+        (plural(len(world.nodes), "node"), f"{len(world.running)} running", f"{len(world.waiting)} waiting")
+    )
+    return Group(
+        Text(shape, style="dim"), table, Text(", ".join(c for c in counts if not c.startswith("0 ")), style="dim")
+    )
+
+
+def _names(world: Snapshot) -> dict[str, str]:
+    return {gang.uid: gang.name for gang in (*world.waiting, *(one.gang for one in world.running))}
+
+
+def _row(decision: Decision, names: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"gang": names.get(decision.gang, decision.gang), "decision": type(decision).__name__}
+    if isinstance(decision, Wait):
+        row |= {"reason": decision.code, "message": decision.message, "queuePosition": decision.position}
+        return row | {"estimatedStart": decision.estimated_start}
+    if isinstance(decision, Evict | Resize):
+        row |= {"reason": decision.reason, "for": names.get(decision.beneficiary or "", decision.beneficiary)}
+    if isinstance(decision, HoldRoom):
+        row |= {"victims": [names.get(uid, uid) for uid in decision.victims], "expiresAt": decision.expires_at}
+    if isinstance(decision, Admit):
+        row |= {"backfilled": decision.backfilled}
+    if isinstance(decision, Admit | HoldRoom | Resize):
+        row |= {"placement": _placement(decision.placement)}
+    return row
+
+
+def _placement(placement: Placement) -> list[dict[str, Any]]:
+    roles = []
+    for part in placement:
+        nodes, first = [], 0
+        for node, count in part.nodes:
+            last = first + count - 1
+            nodes.append({"node": node, "indexes": str(first) if count == 1 else f"{first}-{last}"})
+            first = last + 1
+        roles.append({"role": part.role, "flavor": part.flavor, "nodes": nodes})
+    return roles
+
+
+def _told(decision: Decision, names: dict[str, str], now: float) -> Text:
+    if isinstance(decision, Wait):
+        place = f"#{decision.position} " if decision.position else ""
+        start = (
+            f", starts about {moment(decision.estimated_start, now)}" if decision.estimated_start is not None else ""
+        )
+        return Text.assemble(place, (f"{decision.code}: ", "yellow"), decision.message, start)
+    if isinstance(decision, Evict):
+        return Text(f"{decision.reason} for {names.get(decision.beneficiary, decision.beneficiary)}")
+    nodes = [f"{node} ×{count}" for part in decision.placement for node, count in part.nodes]
+    told = ", ".join(nodes[:6]) + (f" and {plural(len(nodes) - 6, 'node')} more" if len(nodes) > 6 else "")
+    if isinstance(decision, HoldRoom):
+        told += f"; from {', '.join(names.get(uid, uid) for uid in decision.victims)}"
+    if isinstance(decision, Resize):
+        told += f"; {decision.reason}"
+    if isinstance(decision, Admit) and decision.backfilled:
+        told += "; backfilled"
+    return Text(told)

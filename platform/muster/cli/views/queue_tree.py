@@ -1,0 +1,157 @@
+"""The queue tree of `muster queues`: one bar for every flavor and resource of every queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from muster.cli.views.amounts import amount, short_resource
+from muster.cli.views.queue_bar import Level, legend, queue_bar
+from muster.quantity import parse_quantity
+
+if TYPE_CHECKING:
+    from muster.cli.client import QueueRow
+
+_WIDE, _WIDEST_BAR = 100, 40  # columns of the terminal, cells
+_Key = tuple[str, str]  # flavor, resource
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A queue at its place in the drawing: what is drawn before its name, and below its name."""
+
+    row: QueueRow
+    root: str
+    before_name: str
+    below_name: str
+
+
+def queue_tree(rows: Sequence[QueueRow], width: int = 120) -> RenderableType:
+    """The tree with its bars, a legend, and a line for every queue that is inactive or promises too much."""
+    levels = {row["name"]: _levels(row) for row in rows}
+    branches = list(_branches(rows))
+    wholes = _wholes(branches, levels)
+    several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
+    wide = width >= _WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
+    for title in ("QUEUE", "JOBS", "RESOURCE", ""):
+        table.add_column(title if wide else title.removesuffix("OURCE"), no_wrap=True)
+    for title in ("USED", "GUARANTEED" if wide else "GUAR", "BORROWED" if wide else "BORR", "LIMIT"):
+        table.add_column(title, justify="right", no_wrap=True)
+    bar = max(12, min(_WIDEST_BAR, width - 92)) if wide else 16
+    for branch in branches:
+        _add_queue(table, branch, levels[branch.row["name"]], wholes, several, bar)
+    return Group(table, Text(), legend(), *_complaints(branches))
+
+
+def _add_queue(
+    table: Table,
+    branch: Branch,
+    levels: Mapping[_Key, Level],
+    wholes: Mapping[tuple[str, _Key], int],
+    several_flavors: bool,
+    bar: int,
+) -> None:
+    row = branch.row
+    name = Text.assemble((branch.before_name, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
+    if not row["active"] or row["overcommitted"]:
+        name.append(" !", style="bold red" if not row["active"] else "bold yellow")
+    jobs = Text.assemble(
+        (f"●{row['admitted']}" if row["admitted"] else "", "green"),
+        " " if row["admitted"] and row["waiting"] else "",
+        (f"○{row['waiting']}" if row["waiting"] else "", "yellow"),
+    )
+    if not levels:
+        table.add_row(name, jobs, Text("no quota", style="dim"))
+    below = Text(branch.below_name, style="bright_black")
+    for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first)):
+        cells = _cells(key, level, wholes[branch.root, key], several_flavors, bar)
+        table.add_row(below if index else name, "" if index else jobs, *cells)
+
+
+def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
+    for branch in branches:
+        row = branch.row
+        for told, style in ((None if row["active"] else row["message"], "red"), (row["overcommitted"], "yellow")):
+            if told:
+                yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
+
+
+def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int) -> list[Text]:
+    flavor, resource = key
+    borrowed = max(0, level.used - level.guaranteed)
+    if not level.named:  # nobody on the path limits it: there is nothing to compare its use with
+        name = Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim"))
+        return [name, Text("not limited", style="dim"), Text(amount(level.used, resource), style="bold")]
+    full = level.limit is not None and level.used >= level.limit > 0
+    return [
+        Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim")),
+        queue_bar(level, whole, bar),
+        Text(amount(level.used, resource), style="bold" if level.used else "dim"),
+        Text(amount(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
+        Text(amount(borrowed, resource) if borrowed else "", style="yellow"),
+        Text("" if level.limit is None else amount(level.limit, resource), style="red" if full else "dim"),
+    ]
+
+
+def _gpus_first(item: tuple[_Key, Level]) -> tuple[str, int, str]:
+    (flavor, resource), _ = item
+    return flavor, ("cpu", "memory").index(resource) + 1 if resource in ("cpu", "memory") else 0, resource
+
+
+def _levels(row: QueueRow) -> dict[_Key, Level]:
+    levels = {}
+    for entry in row["resources"]:
+        names = {**entry["guaranteed"], **entry["limit"], **entry["lend"], **entry["used"]}
+        for name in names:
+            limit = entry["limit"].get(name)
+            levels[entry["flavor"], name] = Level(
+                used=parse_quantity(entry["used"].get(name, 0), name),
+                guaranteed=parse_quantity(entry["guaranteed"].get(name, 0), name),
+                limit=None if limit is None else parse_quantity(limit, name),
+                named=any(name in entry[word] for word in ("guaranteed", "limit", "lend")),
+            )
+    return levels
+
+
+def _wholes(branches: Sequence[Branch], levels: Mapping[str, Mapping[_Key, Level]]) -> dict[tuple[str, _Key], int]:
+    """The scale of each tree and resource: the most that any of its queues has, uses or is guaranteed."""
+    wholes: dict[tuple[str, _Key], int] = {}
+    for branch in branches:
+        for key, level in levels[branch.row["name"]].items():
+            at = branch.root, key
+            wholes[at] = max(wholes.get(at, 1), level.guaranteed, level.used)
+    for branch in branches:  # a tree of limits alone: nobody is guaranteed anything
+        for key, level in levels[branch.row["name"]].items():
+            at = branch.root, key
+            if wholes[at] == 1 and level.limit:
+                wholes[at] = max(wholes[at], level.limit)
+    return wholes
+
+
+def _branches(rows: Sequence[QueueRow]) -> Iterator[Branch]:
+    names = {row["name"] for row in rows}
+    children: dict[str | None, list[QueueRow]] = {}
+    for row in rows:
+        children.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
+    seen: set[str] = set()
+
+    def walk(row: QueueRow, root: str, before: str, stem: str) -> Iterator[Branch]:
+        seen.add(row["name"])
+        below = sorted(children.get(row["name"], ()), key=lambda child: child["name"])
+        yield Branch(row, root, before, stem + ("│" if below else ""))
+        for child in below:
+            last = child is below[-1]
+            yield from walk(child, root, f"{stem}{'└─ ' if last else '├─ '}", f"{stem}{'   ' if last else '│  '}")
+
+    for row in sorted(children.get(None, ()), key=lambda row: row["name"]):
+        yield from walk(row, row["name"], "", "")
+    for row in rows:  # what is in a cycle hangs from nowhere
+        if row["name"] not in seen:
+            seen.add(row["name"])
+            yield Branch(row, row["name"], "", "")

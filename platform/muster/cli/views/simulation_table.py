@@ -1,0 +1,74 @@
+"""The figures of a simulation, policies side by side; the best of each line stands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from muster.cli.views.amounts import duration
+
+if TYPE_CHECKING:
+    from muster.simulate import Result
+
+_Line = tuple[str, "Callable[[Result], float]", Callable[[float], str], Literal["low", "high", "any"]]
+_LINES: tuple[_Line | None, ...] = (
+    ("jobs", lambda r: r.jobs, lambda v: f"{v:.0f}", "any"),
+    ("completed", lambda r: r.completed, lambda v: f"{v:.0f}", "high"),
+    ("refused", lambda r: r.refused, lambda v: f"{v:.0f}", "any"),
+    None,
+    ("wait, mean", lambda r: r.wait_s.mean, duration, "low"),
+    ("wait, p50", lambda r: r.wait_s.p50, duration, "low"),
+    ("wait, p95", lambda r: r.wait_s.p95, duration, "low"),
+    ("wait, p99", lambda r: r.wait_s.p99, duration, "low"),
+    None,
+    ("completion, mean", lambda r: r.jct_s.mean, duration, "low"),
+    ("completion, p50", lambda r: r.jct_s.p50, duration, "low"),
+    ("completion, p95", lambda r: r.jct_s.p95, duration, "low"),
+    ("completion, p99", lambda r: r.jct_s.p99, duration, "low"),
+    None,
+    ("GPU utilization", lambda r: r.gpu_utilization, lambda v: f"{v:.2%}", "high"),
+    ("fragmentation", lambda r: r.fragmentation, lambda v: f"{v:.2%}", "low"),
+    ("preemptions", lambda r: r.preemptions, lambda v: f"{v:.0f}", "low"),
+    ("lost work", lambda r: r.lost_work_s, duration, "low"),
+    ("makespan", lambda r: r.makespan_s, duration, "low"),
+    None,
+    ("took", lambda r: r.wall_s, lambda v: f"{v:.1f}s", "any"),
+)
+
+
+def simulation_table(results: Sequence[Result], gpus: int) -> RenderableType:
+    """One column a policy."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column(f"{gpus} GPUs", no_wrap=True)
+    for result in results:
+        table.add_column(result.policy, justify="right", no_wrap=True)
+    for line in _LINES:
+        if line is None:
+            table.add_row()
+            continue
+        title, figure, shown, good = line
+        values = [figure(result) for result in results]
+        best = {"low": min(values), "high": max(values), "any": None}[good]
+        marked = len(results) > 1 and len(set(values)) > 1
+        cells = [Text(shown(value), style="bold green" if marked and value == best else "") for value in values]
+        table.add_row(Text(title, style="dim"), *cells)
+    return Group(table, *_notes(results))
+
+
+def _notes(results: Sequence[Result]) -> list[Text]:
+    """What holds for all policies once, what differs with the policy's name."""
+    told: dict[str, list[str]] = {}
+    for result in results:
+        for note in result.notes:
+            told.setdefault(note, []).append(result.policy)
+        for refusal in result.refusals[:3]:
+            told.setdefault(f"refused {refusal.job}: {refusal.code}: {refusal.message}", []).append(result.policy)
+    notes = []
+    for note, policies in told.items():
+        prefix = "" if len(policies) == len(results) else f"{', '.join(policies)}: "
+        notes.append(Text(f"note: {prefix}{note}", style="yellow"))
+    return [Text(), *notes] if notes else []

@@ -1,0 +1,201 @@
+"""The verb `watch`: a job from its place in the queue to its report.
+
+On a terminal one block is drawn anew; into a pipe a line is printed when something has changed. Both end with what the
+report found and, as the very last line, where it lies. The exit code tells how the job ended.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.client import Client, connect
+from muster.cli.completing import JobName, Json, Namespace, split_name
+from muster.cli.outcome import Ended, ExitCode
+from muster.cli.printing import console, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from muster.cli.views.watching import Sight
+    from muster.spec import TrainingJob
+
+_POLL_S = 0.5
+REPORT_PATIENCE_S = 930.0
+"""The local daemon gives a report 900 s."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this file."""
+    app.command()(watch)
+
+
+def watch(
+    job: JobName,
+    namespace: Namespace = None,
+    report: Annotated[bool, typer.Option(help="Build and show the report at the end.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Watch one job until it ends; exit code 0 if it succeeded, 1 if not."""
+    watch_job(connect(), *split_name(job, namespace), report=report, as_json=as_json)
+
+
+def watch_job(client: Client, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
+    """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
+    from muster.cli.views.job_words import is_over
+    from muster.errors import NotFound
+
+    out = console()
+    client.job(name, namespace)  # tells at once if there is none
+    sights = _sights(client, name, namespace)
+    show = _last if as_json else _drawn if out.is_terminal else _printed
+    try:
+        last = show(sights, out)
+    except KeyboardInterrupt:
+        print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
+        raise
+    if last is None or not is_over(last.job):
+        raise NotFound(f"job {namespace}/{name} was deleted before it ended")
+    if not as_json:
+        _tell_end(last, out)
+    job = _reported(client, last.job) if report else last.job
+    if as_json:
+        print_json([job])
+    elif report:
+        _tell_report(job, client.run_dir(name, namespace), out)
+    if last.job.status.phase != "Succeeded":
+        raise Ended(ExitCode.JOB_FAILED)
+
+
+def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
+    """What there is to see, whenever the job changes and twice a second in between, until it is over."""
+    from muster.cli.views.job_words import is_over, leading
+    from muster.cli.views.watching import Sight
+
+    changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
+
+    def read() -> None:
+        try:
+            for job in client.watch(name, namespace):
+                changes.put(job)
+                if is_over(job):
+                    break
+            changes.put(None)
+        except Exception as error:  # raised again where the verb can tell it
+            changes.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    job: TrainingJob | None = None
+    while True:
+        try:
+            change = changes.get(timeout=_POLL_S)
+            if isinstance(change, Exception):
+                raise change
+            if change is None:
+                return
+            job = change
+        except queue.Empty:
+            pass
+        if job is not None:
+            started = job.status.phase == "Running" or is_over(job)
+            yield Sight(job, leading(client.beats(name, namespace)) if started else None, time.time())
+
+
+def _last(sights: Iterator[Sight], out: Console) -> Sight | None:
+    last = None
+    for sight in sights:
+        last = sight
+    return last
+
+
+def _drawn(sights: Iterator[Sight], out: Console) -> Sight | None:
+    """Draw on a terminal; what was drawn last stays."""
+    from rich.live import Live
+
+    from muster.cli.views.watching import Curve, news, picture
+
+    last, curve = None, Curve()
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        for sight in sights:
+            for line in news(last, sight):
+                live.console.print(line)
+            curve = curve.with_beat(sight.beat)
+            live.update(picture(sight, curve, out.width), refresh=True)
+            last = sight
+    if last is not None and last.beat is not None:
+        out.print(picture(last, curve, out.width))
+    return last
+
+
+def _printed(sights: Iterator[Sight], out: Console) -> Sight | None:
+    """Print lines into a pipe: what has changed at once, progress now and then."""
+    from muster.cli.views.watching import news, progress_line
+
+    last, shown_at, shown_step = None, 0.0, None
+    for sight in sights:
+        for line in news(last, sight):
+            out.print(line, soft_wrap=True)
+        step = sight.beat.get("step") if sight.beat else None
+        over = sight.job.status.phase in ("Succeeded", "Failed")
+        if step is not None and step != shown_step and (over or sight.now - shown_at >= PROGRESS_EVERY_S):
+            out.print(progress_line(sight), soft_wrap=True)
+            shown_at, shown_step = sight.now, step
+        out.file.flush()
+        last = sight
+    return last
+
+
+PROGRESS_EVERY_S = 5.0
+
+
+def _tell_end(sight: Sight, out: Console) -> None:
+    from muster.cli.views.watching import ending
+
+    out.print(ending(sight))
+
+
+def _reported(client: Client, job: TrainingJob) -> TrainingJob:
+    """The job once its report is built: of a job that was traced, the cluster builds it after the end."""
+    from muster.errors import NotFound
+
+    until = time.monotonic() + REPORT_PATIENCE_S
+    while _awaits_report(job) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        try:
+            job = client.job(job.metadata.name, job.metadata.namespace or "default")
+        except NotFound:  # deleted meanwhile
+            break
+    return job
+
+
+def _awaits_report(job: TrainingJob) -> bool:
+    return job.spec.trace is not None and job.status.started_at is not None and job.status.traces is None
+
+
+def _tell_report(job: TrainingJob, run_dir: Path, out: Console) -> None:
+    """Show the report, or build it where the cluster does not; a run that measured nothing has none.
+
+    That it cannot be built is told, but how the job ended counts more.
+    """
+    from muster.cli.reports import build_and_show, show
+    from muster.errors import InvalidTrace
+
+    traces = job.status.traces
+    try:
+        if traces is not None and traces.report:
+            show(Path(traces.report), out)
+        elif traces is not None or _awaits_report(job):
+            print(f"no report: it could not be built; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
+        elif any((run_dir / "metrics").glob("*.jsonl")) or any((run_dir / "traces").glob("*.json.gz")):
+            build_and_show(run_dir, out, job=job.metadata.name)
+    except (InvalidTrace, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        print(f"no report: {error}", file=sys.stderr)

@@ -1,0 +1,118 @@
+"""A cluster in memory that speaks what the verbs ask: it keeps objects and plays what a test wrote down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muster.admission import check_apply, check_submit
+from muster.documents import Object
+from muster.errors import Conflict, NotFound
+from muster.spec import Queue, TrainingJob, TrainingJobStatus
+
+NOW = 1_790_000_000.0
+
+
+@dataclass
+class MemoryClient:
+    """Jobs and queues by name. `films` are the statuses that a watched job goes through."""
+
+    run_root: Path
+    kept_jobs: dict[str, TrainingJob] = field(default_factory=dict)
+    kept_queues: dict[str, Queue] = field(default_factory=dict)
+    queue_rows: list[dict[str, Any]] = field(default_factory=list)
+    node_rows: list[dict[str, Any]] = field(default_factory=list)
+    kept_events: list[dict[str, Any]] = field(default_factory=list)
+    kept_beats: list[dict[str, Any]] = field(default_factory=list)
+    films: dict[str, list[TrainingJobStatus]] = field(default_factory=dict)
+    logs: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def status(self) -> dict[str, Any]:
+        return {"running": True}
+
+    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
+        check_apply(documents, list(self.kept_queues.values()))
+        rows = []
+        for item in documents:
+            result = "configured" if item.metadata.name in self.kept_queues else "created"
+            if isinstance(item, Queue):
+                self.kept_queues[item.metadata.name] = item
+            rows.append({"kind": item.kind, "namespace": None, "name": item.metadata.name, "result": result})
+        return rows
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        kept: dict[str, Any] = self.kept_queues if kind == "Queue" else self.kept_jobs
+        if name not in kept:
+            raise NotFound(f"there is no {kind.lower()} {name!r}")
+        del kept[name]
+        space = namespace if kind == "TrainingJob" else None
+        return {"kind": kind, "namespace": space, "name": name, "result": "deleted"}
+
+    def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
+        if job.metadata.name in self.kept_jobs:
+            raise Conflict(f"a job {job.metadata.name!r} exists already", reason="AlreadyExists")
+        check_submit(job, self.kept_queues.values())
+        if not dry_run:
+            self.kept_jobs[job.metadata.name] = job
+        return job
+
+    def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
+        jobs = self.kept_jobs.values()
+        return [job for job in jobs if namespace in (None, job.metadata.namespace or "default")]
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        found = self.kept_jobs.get(name)
+        if found is None or (found.metadata.namespace or "default") != namespace:
+            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}")
+        return found
+
+    def cancel(self, name: str, namespace: str = "default") -> None:
+        self.asked.append(("cancel", name, namespace))
+
+    def suspend(self, name: str, namespace: str = "default") -> None:
+        self.asked.append(("suspend", name, namespace))
+
+    def resume(self, name: str, namespace: str = "default") -> None:
+        self.asked.append(("resume", name, namespace))
+
+    def queues(self) -> list[dict[str, Any]]:
+        return self.queue_rows
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.node_rows
+
+    def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return self.kept_events
+
+    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return self.kept_beats
+
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
+        for status in self.films.get(name, []):
+            self.kept_jobs[name] = self.job(name, namespace).model_copy(update={"status": status})
+            yield self.kept_jobs[name]
+
+    def run_dir(self, name: str, namespace: str = "default") -> Path:
+        self.job(name, namespace)
+        return self.run_root / name
+
+    def snapshot(self) -> bytes:
+        return b"{}"
+
+    def log_lines(
+        self,
+        name: str,
+        namespace: str,
+        role: str,
+        index: int,
+        *,
+        attempt: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        self.asked.append(("logs", role, index, attempt, since, until, follow))
+        yield from self.logs.get((role, index), [])

@@ -1,0 +1,248 @@
+"""submit, jobs, describe, cancel, suspend, resume."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import NOW, MemoryClient
+from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, placement, queue, status
+
+
+@pytest.fixture
+def file(tmp_path: Path, cluster: MemoryClient) -> Path:
+    cluster.kept_queues["research"] = queue("research")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB_YAML)
+    return path
+
+
+def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", str(file))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "trainingjob default/llama submitted to queue research",
+        "follow it with: muster watch llama",
+    ]
+    assert list(cluster.kept_jobs) == ["llama"]
+
+
+def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:
+    (row,) = muster("submit", str(file), "--json").rows
+    assert (row["kind"], row["metadata"]["name"], row["spec"]["queue"]) == ("TrainingJob", "llama", "research")
+
+
+def test_submit_takes_a_file_from_stdin(
+    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert muster("submit", "-").code == 0
+    assert list(cluster.kept_jobs) == ["llama"]
+
+
+def test_a_dry_run_submits_nothing(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", str(file), "--dry-run")
+    assert (ended.code, ended.out) == (0, "trainingjob default/llama would be submitted to queue research\n")
+    assert cluster.kept_jobs == {}
+
+
+def test_when_one_job_of_several_is_refused_none_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    file.write_text(
+        JOB_YAML + "---\n" + JOB_YAML.replace("llama", "other").replace("queue: research", "queue: reserch")
+    )
+    ended = muster("submit", str(file))
+    assert ended.code == 3
+    assert ended.err == (
+        "error: spec.queue: queue 'reserch' does not exist; did you mean 'research'? (QueueNotFound)\n"
+    )
+    assert cluster.kept_jobs == {}
+
+
+def test_a_name_that_is_there_twice_is_invalid_and_none_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    other = file.with_name("other.yaml")
+    other.write_text(file.read_text())
+    ended = muster("submit", str(file), str(other))
+    assert (ended.code, ended.err) == (
+        2, "error: metadata.name: two of the jobs are default/llama; give each a name of its own\n",
+    )  # fmt: skip
+    assert cluster.kept_jobs == {}
+
+
+def test_a_refusal_as_json_goes_to_stderr(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("queue: research", "queue: nope"))
+    ended = muster("submit", str(file), "--json")
+    assert (ended.code, ended.out) == (3, "")
+    assert '"reason": "QueueNotFound"' in ended.err
+
+
+def test_malformed_yaml_is_invalid_input_with_line_and_column(file: Path, muster: Muster) -> None:
+    file.write_text("a: [1\nb: 2\n")
+    ended = muster("submit", str(file))
+    assert ended.code == 2
+    assert f"{file}:2:2: malformed YAML" in ended.err
+
+
+def test_an_unknown_field_is_invalid_input_with_the_field_in_the_json(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("roles:", "rolls:"))
+    ended = muster("submit", str(file), "--json")
+    assert ended.code == 2
+    assert '"field": "spec.rolls"' in ended.err
+    assert "did you mean 'roles'?" in ended.err
+
+
+def test_a_missing_file_is_invalid_input(cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", "nowhere.yaml")
+    assert (ended.code, ended.err) == (2, "error: nowhere.yaml: No such file or directory (FileError)\n")
+
+
+def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) -> None:
+    file.write_text(QUEUE_YAML)
+    ended = muster("submit", str(file))
+    assert ended.code == 2
+    assert "Queue 'research' is no job; `muster apply" in ended.err
+
+
+def test_options_count_instead_of_what_the_file_says(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    muster("submit", str(file), "--priority", "7", "--max-runtime", "2h", "--trace-steps", "20:25", "-n", "team-a")
+    made = cluster.kept_jobs["llama"]
+    assert (made.spec.priority, made.spec.max_runtime_seconds, made.metadata.namespace) == (7, 7200, "team-a")
+    assert made.spec.trace is not None
+    assert (made.spec.trace.start_step, made.spec.trace.steps) == (20, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write 90, 45s, 10m, 2h or 1h30m"),
+        ("--max-runtime", "0", "spec.maxRuntimeSeconds: 0 is too small; write 1 or more"),
+        ("--trace-steps", "25:20", "--trace-steps: '25:20' is no range of steps; write first:end, as in 20:25"),
+        ("--queue", "A B", "spec.queue: 'A B' is no name"),
+        ("--priority", "high", "Invalid value for '--priority'"),
+    ],
+)
+def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:
+    ended = muster("submit", str(file), option, value)
+    assert ended.code == 2
+    assert told in ended.err
+
+
+def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.films["llama"] = [status("Running"), status("Succeeded")]
+    assert muster("submit", str(file), "--wait").code == 0
+    cluster.kept_jobs.clear()
+    cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
+    ended = muster("submit", str(file), "--wait")
+    assert (ended.code, ended.out.splitlines()[-1]) == (1, "default/llama Failed")
+
+
+# ---- jobs
+
+
+def test_without_jobs_the_table_says_what_to_do(cluster: MemoryClient, muster: Muster) -> None:
+    assert muster("jobs").out == "No jobs. Submit one: muster submit FILE.yaml\n"
+    assert muster("jobs", "--json").rows == []
+
+
+def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    message = "needs 16 GPUs of h200; 8 of 24 left"
+    cluster.kept_jobs = {
+        "done": job("done", status("Succeeded", startedAt=NOW, finishedAt=NOW + 65)),
+        "second": job("second", status("Pending", "QuotaExceeded", message, queuePosition=2)),
+        "first": job("first", status("Pending", "NoRoom", "needs 2 nodes", queuePosition=1)),
+        "runs": job("runs", status("Running", placement=placement("n1", "n2"), podsWanted=2, podsReady=2)),
+    }
+    ended = muster("jobs")
+    lines = ended.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "runs", "first", "second", "done"]
+    assert "● Running" in lines[1]
+    assert "2/2" in lines[1]
+    assert lines[1].rstrip().endswith("n1, n2")
+    assert "#1 NoRoom: needs 2 nodes" in lines[2]
+    assert "1m05s" in lines[4]
+    assert [row["metadata"]["name"] for row in muster("jobs", "--json").rows] == ["runs", "first", "second", "done"]
+
+
+def test_jobs_can_be_narrowed_by_queue_and_phase(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a", queue="x"), "b": job("b", status("Running"))}
+    assert [row["metadata"]["name"] for row in muster("jobs", "--json", "--phase", "running").rows] == ["b"]
+    assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x").rows] == ["a"]
+    ended = muster("jobs", "--phase", "runing")
+    assert (ended.code, "'runing' is not known; write one of Pending" in ended.err) == (2, True)
+
+
+def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a", status("Failed", "Error", "[red]x[/red] [/]"))}
+    assert "[red]x[/red] [/]" in muster("jobs").out
+
+
+# ---- describe
+
+
+def test_describe_shows_why_a_job_waits(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job(status=status("Pending", "QuotaExceeded", "needs 16 GPUs", queuePosition=3))
+    out = muster("describe", "llama").out
+    assert "default/llama  ○ Pending" in out
+    assert "QuotaExceeded: needs 16 GPUs" in out
+    assert "number 3 in queue research" in out
+
+
+def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryClient, muster: Muster) -> None:
+    failure = {"pod": "llama-trainer-1", "node": "n2", "exitCode": 139, "logTail": "boom\n"}
+    cluster.kept_jobs["llama"] = job(
+        status=status(
+            "Running",
+            placement=placement("n1", "n2"),
+            attempt=1,
+            restarts=1,
+            lastFailure=failure,
+            lastCheckpoint={"step": 40, "at": NOW},
+        )
+    )
+    cluster.kept_beats = [
+        {"rank": 1, "attempt": 1, "step": 41, "steps": 60, "loss": 2.5, "tokens_per_s": 12_300.0, "eta_s": 70.0},
+        {"rank": 0, "attempt": 0, "step": 59, "steps": 60},
+    ]
+    cluster.kept_events = [{"at": NOW, "type": "Warning", "reason": "Restarted", "message": "exit 139", "count": 3}]
+    out = muster("describe", "llama").out
+    assert "step 41/60  loss 2.5  12.3k tokens/s  ETA 1m10s" in out
+    assert "trainer 1  n2" in out
+    assert "exit code 139 (SIGSEGV)" in out
+    assert "boom" in out
+    assert "1; 1 of 3 restarts used" in out
+    assert "step 40," in out
+    assert "exit 139 (×3)" in out
+
+
+def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    assert muster("describe", "default/llama", "--json").rows[0]["metadata"]["name"] == "llama"
+
+
+def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("describe", "nobody")
+    assert (ended.code, ended.err) == (3, "error: there is no job 'nobody' in namespace 'default' (NotFound)\n")
+
+
+# ---- cancel, suspend, resume
+
+
+@pytest.mark.parametrize(("verb", "told"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
+def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, told: str) -> None:
+    cluster.kept_jobs = {"a": job("a"), "b": job("b")}
+    ended = muster(verb, "a", "default/b")
+    assert cluster.asked == [(verb, "a", "default"), (verb, "b", "default")]
+    assert ended.out.splitlines() == [f"trainingjob default/a {told}", f"trainingjob default/b {told}"]
+
+
+def test_when_one_of_several_jobs_does_not_exist_none_is_touched(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a")}
+    assert muster("cancel", "a", "nobody").code == 3
+    assert cluster.asked == []

@@ -1,0 +1,144 @@
+"""apply, delete, queues, nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+from tests.cli.objects import QUEUE_YAML, job, queue
+
+GPU = "nvidia.com/gpu"
+
+
+def row(name: str, parent: str | None = None, **fields: Any) -> dict[str, Any]:
+    resources = {"flavor": "h200"} | {
+        word: {GPU: str(fields.pop(word))} if word in fields else {}
+        for word in ("guaranteed", "limit", "lend", "used", "borrowed", "available")
+    }
+    plain = {"name": name, "parent": parent, "active": True, "reason": "Ready", "message": "", "overcommitted": None}
+    return plain | {"weight": 1.0, "share": 0.0, "waiting": 0, "admitted": 0, "resources": [resources]} | fields
+
+
+TREE = [
+    row("company", guaranteed=32, used=28, admitted=3, waiting=1),
+    row("product", "company", guaranteed=16, used=8, admitted=1),
+    row("research", "company", guaranteed=16, limit=24, used=20, admitted=2, waiting=1),
+]
+
+
+def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
+    file = tmp_path / "queues.yaml"
+    file.write_text(QUEUE_YAML)
+    assert muster("apply", str(file)).out == "queue research created\n"
+    assert muster("apply", str(file)).out == "queue research configured\n"
+    assert muster("apply", str(file), "--json").rows == [
+        {"kind": "Queue", "namespace": None, "name": "research", "result": "configured"}
+    ]
+
+
+def test_apply_refuses_a_cycle_and_changes_nothing(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
+    file = tmp_path / "queues.yaml"
+    file.write_text(
+        f"{QUEUE_YAML}spec: {{parent: b}}\n---\n{QUEUE_YAML.replace('research', 'b')}spec: {{parent: research}}\n"
+    )
+    ended = muster("apply", str(file))
+    assert ended.code == 3
+    assert "b → research → b" in ended.err
+    assert cluster.kept_queues == {}
+
+
+def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_queues = {"a": queue("a"), "research": queue("research")}
+    cluster.kept_jobs = {"j": job("j")}
+    assert muster("delete", "queue", "a").out == "queue a deleted\n"
+    assert muster("delete", "job", "j").out == "trainingjob default/j deleted\n"
+    file = tmp_path / "queues.yaml"
+    file.write_text(QUEUE_YAML)
+    assert muster("delete", "-f", str(file)).out == "queue research deleted\n"
+    assert muster("delete", "queue", "a").code == 3
+
+
+@pytest.mark.parametrize(("words", "told"), [(["pod", "x"], "kind 'pod' is not known"), ([], "nothing named")])
+def test_delete_without_a_known_kind_is_invalid(
+    cluster: MemoryClient, muster: Muster, words: list[str], told: str
+) -> None:
+    ended = muster("delete", *words)
+    assert (ended.code, told in ended.err) == (2, True)
+
+
+def test_queues_are_a_tree_with_bars_to_one_scale(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.queue_rows = TREE
+    bar = 28
+    half, used, borrowed = bar // 2, round(28 / 32 * bar), round(20 / 32 * bar) - bar // 2
+    lines = muster("queues").out.splitlines()
+    assert lines[1].split() == ["company", "●3", "○1", "gpu", "█" * used + "░" * (bar - used), "28", "32"]
+    assert lines[2].split() == ["├─", "product", "●1", "gpu", "█" * 7 + "░" * 7 + "·" * half, "8", "16"]
+    reach = round(24 / 32 * bar) - half - borrowed
+    drawn = "█" * half + "▓" * borrowed + "·" * reach
+    assert lines[3].split() == ["└─", "research", "●2", "○1", "gpu", drawn, "20", "16", "4", "24"]
+    assert lines[-1].split("  ")[:4] == ["██ used", "▓▓ borrowed", "░░ own, idle", "·· may borrow"]
+
+
+def test_what_nobody_limits_is_shown_as_use_alone_and_not_as_borrowed(cluster: MemoryClient, muster: Muster) -> None:
+    unlimited = row("default", used=8)
+    unlimited["resources"][0]["guaranteed"] = {"pods": "4"}
+    cluster.queue_rows = [unlimited]
+    lines = muster("queues").out.splitlines()
+    assert lines[1].split() == ["default", "gpu", "not", "limited", "8"]
+    assert lines[2].split()[-2:] == ["0", "4"]
+
+
+def test_queues_fit_a_terminal_of_eighty_columns(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cluster.queue_rows = TREE
+    out = muster("queues").out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
+def test_what_is_wrong_with_a_queue_stands_below_the_tree(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.queue_rows = [
+        row("lost", "nowhere", active=False, message="its parent 'nowhere' does not exist"),
+        row("top", overcommitted="its children are guaranteed 24"),
+        row("a", "b", active=False, message="in a cycle: a → b → a"),
+        row("b", "a", active=False, message="in a cycle: a → b → a"),
+    ]
+    out = muster("queues").out
+    assert "! lost: its parent 'nowhere' does not exist" in out
+    assert "! top: its children are guaranteed 24" in out
+    assert "! a: in a cycle" in out
+    assert "! b: in a cycle" in out
+
+
+def test_queues_as_json_are_the_rows(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.queue_rows = TREE
+    assert muster("queues", "--json").rows == TREE
+
+
+def test_without_queues_the_tree_says_what_to_do(cluster: MemoryClient, muster: Muster) -> None:
+    assert muster("queues").out == "No queues. Create some: muster apply QUEUES.yaml\n"
+
+
+def test_nodes_show_flavor_use_and_state(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.node_rows = [
+        {
+            "name": f"n{index}",
+            "flavor": "h200" if index else None,
+            "pretended": True,
+            "ready": bool(index),
+            "labels": {},
+            "allocatable": {GPU: "8", "cpu": "64", "pods": "110"},
+            "used": {GPU: "4"} if index else {},
+            "pods": ["a-trainer-0"] if index else [],
+        }
+        for index in range(2)
+    ]
+    lines = muster("nodes").out.splitlines()
+    assert lines[0].split() == ["NODE", "FLAVOR", "GPU", "CPU", "PODS"]
+    assert lines[1].split() == ["n0", "none", "░" * 10, "0/8", "░" * 10, "0/64", "0", "not", "ready"]
+    assert lines[2].split() == ["n1", "h200", "█" * 5 + "░" * 5, "4/8", "░" * 10, "0/64", "1", "pretended"]

@@ -1,0 +1,181 @@
+"""Exit codes, errors and what holds for all verbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+from tests.cli.objects import job
+
+import muster.cli.client
+from muster.cli.outcome import ExitCode
+from muster.errors import ClusterError, Conflict, DaemonError, InvalidSpec, InvalidTrace, MusterError, NotFound, Refused
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidSpec("x"), 2),
+        (InvalidTrace("x"), 2),
+        (Refused("x"), 3),
+        (NotFound("x"), 3),
+        (Conflict("x"), 3),
+        (ClusterError("x"), 4),
+        (DaemonError("x"), 4),
+        (MusterError("x"), 1),
+        (FileNotFoundError(2, "No such file or directory", "f"), 2),
+        (ZeroDivisionError("x"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_every_error_has_its_exit_code(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def fail(start: bool) -> object:
+        raise error
+
+    monkeypatch.setattr("muster.cli.client._open", fail)
+    assert muster("jobs").code == code
+
+
+def test_a_bug_is_told_without_a_traceback_unless_it_is_asked_for(
+    muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster.cli.client._open", lambda start: 1 / 0)
+    told = muster("jobs").err
+    assert told == (
+        "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
+        "MUSTER_DEBUG=1 shows where it happened (Bug)\n"
+    )
+    monkeypatch.setenv("MUSTER_DEBUG", "1")
+    assert "Traceback" in muster("jobs").err
+
+
+def test_errors_are_json_when_json_is_asked_for_usage_errors_too(muster: Muster, cluster: MemoryClient) -> None:
+    ended = muster("describe", "nobody", "--json")
+    assert json.loads(ended.err) == {
+        "error": {"reason": "NotFound", "message": "there is no job 'nobody' in namespace 'default'", "field": ""}
+    }
+    ended = muster("jobs", "--nonsense", "--json")
+    assert (ended.code, json.loads(ended.err)["error"]["reason"]) == (2, "Usage")
+
+
+def test_an_unknown_verb_is_told_with_the_nearest_one(muster: Muster) -> None:
+    ended = muster("queus")
+    assert (ended.code, "Did you mean 'queues'?" in ended.err) == (2, True)
+
+
+def test_the_help_lists_every_verb_and_the_exit_codes(muster: Muster) -> None:
+    ended = muster("--help")
+    assert ended.code == 0
+    words = (
+        "submit apply delete jobs queues nodes describe logs watch cancel suspend resume simulate replay report local"
+    )
+    for verb in words.split():
+        assert f"\n  {verb} " in ended.out
+    assert "3 refused or not found" in " ".join(ended.out.split())
+
+
+def test_every_verb_has_help_and_a_json_form(muster: Muster) -> None:
+    from typer.main import get_command
+
+    from muster.cli.app import app
+
+    group = get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        if name != "local":
+            assert command.help, name
+            assert "--json" in {option for parameter in command.params for option in parameter.opts}, name
+
+
+def test_colours_are_off_with_no_color_and_in_a_pipe(
+    muster: Muster, cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.kept_jobs = {"a": job("a")}
+    assert "\x1b" not in muster("jobs").out
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" not in muster("jobs").out
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" in muster("jobs").out
+
+
+def test_exit_codes_are_those_of_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+    for code in ExitCode:
+        assert f"\n| {code.value} |" in page
+
+
+def script(*words: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "import muster.cli; muster.cli.main()", *words],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    program = (
+        "import muster.cli.client as c, sys\n"
+        "from muster.cli import main\n"
+        "class Many:\n"
+        "    def job(self, *a):\n"
+        "        from muster.spec import TrainingJob\n"
+        "        role = {'name': 't', 'template': {'spec': {'containers': [{}]}}}\n"
+        "        return TrainingJob.model_validate({'metadata': {'name': 'a'}, 'spec': {'roles': [role]}})\n"
+        "    def log_lines(self, *a, **k):\n"
+        "        yield from ('x' * 1000 for _ in range(100_000))\n"
+        "c._open = lambda start: Many()\n"
+        "sys.argv = ['muster', 'logs', 'a']\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(20) == ExitCode.BROKEN_PIPE
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    """What makes a command line slow is what it imports."""
+    program = (
+        "import sys; sys.argv = ['muster', '--help']\n"
+        "from muster.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'rich', 'pydantic', 'numpy', 'torch', 'yaml', 'msgspec', 'fsspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=20)
+
+
+def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
+    words = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": "muster que", "COMP_CWORD": "1"}
+    out, _ = script(**words).communicate(timeout=20)
+    assert out.split() == ["queues"]
+    from muster.cli.completing import _job_names
+
+    cluster.kept_jobs = {"llama": job("llama"), "bert": job("bert")}
+    assert _job_names("ll") == ["llama"]
+
+
+def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(start: bool) -> object:
+        raise DaemonError("not running")
+
+    monkeypatch.setattr(muster.cli.client, "_open", fail)
+    from muster.cli.completing import _job_names
+
+    assert _job_names("a") == []

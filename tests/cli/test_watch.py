@@ -1,0 +1,162 @@
+"""watch and logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.cli.conftest import Muster
+from tests.cli.memory import NOW, MemoryClient
+from tests.cli.objects import job, placement, status
+
+from muster.cli.views.watching import Curve, Sight, picture
+
+
+def beat(step: int, **fields: Any) -> dict[str, Any]:
+    return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train"} | fields
+
+
+def test_watch_prints_a_line_for_each_change_and_ends_with_success(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    cluster.films["llama"] = [
+        status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=2),
+        status("Pending", "QuotaExceeded", "needs 2, 0 left", queuePosition=2),
+        status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=1),
+        status("Admitted", placement=placement("n1")),
+        status("Running", placement=placement("n1"), startedAt=NOW),
+        status("Running", placement=placement("n1"), startedAt=NOW, lastCheckpoint={"step": 20, "at": NOW}),
+        status("Succeeded", startedAt=NOW, finishedAt=NOW + 125),
+    ]
+    cluster.kept_beats = [beat(60, phase="done", tokens_per_s=12_345.0, mfu=0.41)]
+    ended = muster("watch", "llama")
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        "default/llama in queue research, 2 pods of trainer",
+        "○ pending, number 2 in queue research; QuotaExceeded: needs 2, 1 left",
+        "○ pending, number 1 in queue research; QuotaExceeded: needs 2, 1 left",
+        "◔ admitted on n1",
+        "● running on n1",
+        "step 60/60  loss 4  12.3k tokens/s  MFU 41.0%",
+        "checkpoint at step 20",
+        "✓ Succeeded after 2m05s",
+    ]
+
+
+def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    failure = {"pod": "llama-trainer-0-abcde", "exitCode": 3, "logTail": "Traceback\nValueError: [no] markup\n"}
+    cluster.films["llama"] = [
+        status("Running"),
+        status("Pending", restarts=1, attempt=1, lastFailure=failure),
+        status("Failed", "TooManyRestarts", "3 restarts were used up", restarts=3, lastFailure=failure),
+    ]
+    ended = muster("watch", "llama")
+    assert ended.code == 1
+    assert "restarts (1 of 3): pod llama-trainer-0-abcde ended with 3" in ended.out
+    assert ended.out.splitlines()[-4:] == [
+        "✗ Failed, 3 restarts  TooManyRestarts: 3 restarts were used up",
+        "last lines of llama-trainer-0-abcde (exit code 3):",
+        "Traceback",
+        "ValueError: [no] markup",
+    ]
+
+
+def test_watch_as_json_prints_the_job_as_it_ended(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    cluster.films["llama"] = [status("Running"), status("Failed")]
+    ended = muster("watch", "llama", "--json")
+    assert (ended.code, ended.rows[0]["status"]["phase"]) == (1, "Failed")
+
+
+def test_watching_a_job_that_is_deleted_meanwhile_ends_as_not_found(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    cluster.films["llama"] = [status("Running")]
+    ended = muster("watch", "llama")
+    assert (ended.code, "was deleted before it ended" in ended.err) == (3, True)
+
+
+def drawn(sight: Sight, curve: Curve | None = None, width: int = 100) -> str:
+    console = Console(width=width, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(picture(sight, curve or Curve(), width))
+    return console.export_text()
+
+
+def test_the_picture_of_a_waiting_job_tells_its_place() -> None:
+    waiting = status("Pending", queuePosition=2, estimatedStart=NOW + 130)
+    text = drawn(Sight(job(status=waiting), None, NOW + 10))
+    assert "waiting for 10s, number 2 in queue research, starts about " in text
+    assert "(in 2m00s)" in text
+
+
+def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
+    curve = Curve()
+    for step, loss in ((10, 8.0), (20, 6.0), (30, 4.0)):
+        curve = curve.with_beat(beat(step, loss=loss))
+    figures = beat(
+        30, tokens_per_s=1234.0, step_time_s=0.25, mfu=0.5, peak_memory_bytes=3 * 2**30, eta_s=7.5, world_size=2
+    )
+    text = drawn(Sight(job(status=status("Running")), figures, NOW), curve)
+    assert "█" * 25 + "░" * 25 + " step 30/60  50%  ETA 8s" in text
+    assert "1.2k tokens/s · 250 ms a step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
+    assert "█▅▁ loss 4 from 8" in text
+
+
+def test_a_curve_forgets_what_a_resume_does_again() -> None:
+    curve = Curve().with_beat(beat(10, loss=3.0)).with_beat(beat(20, loss=2.0)).with_beat(beat(15, loss=2.5))
+    assert curve.losses == ((10, 3.0), (15, 2.5))
+
+
+# ---- logs
+
+
+@pytest.fixture
+def logged(cluster: MemoryClient) -> MemoryClient:
+    cluster.kept_jobs["llama"] = job(status=status("Running"))
+    cluster.logs = {("trainer", 0): ["step 1", "[bold]"], ("trainer", 1): ["step 1 too"]}
+    return cluster
+
+
+def test_logs_of_several_pods_are_told_apart(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama").out.splitlines() == [
+        "trainer-0 │ step 1",
+        "trainer-0 │ [bold]",
+        "trainer-1 │ step 1 too",
+    ]
+
+
+def test_the_log_of_one_pod_is_printed_as_it_is(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama", "--index", "0").out == "step 1\n[bold]\n"
+
+
+def test_logs_can_be_narrowed_by_a_regular_expression(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama", "--regex", "too$").out == "trainer-1 │ step 1 too\n"
+
+
+def test_following_several_pods_shows_all_lines_of_each_in_order(logged: MemoryClient, muster: Muster) -> None:
+    lines = muster("logs", "llama", "-f").out.splitlines()
+    assert [line for line in lines if line.startswith("trainer-0")] == ["trainer-0 │ step 1", "trainer-0 │ [bold]"]
+    assert len(lines) == 3
+
+
+def test_logs_ask_for_attempt_and_times(logged: MemoryClient, muster: Muster) -> None:
+    muster("logs", "llama", "-i", "1", "--attempt", "2", "--since", "2026-09-21T14:13:20Z")
+    assert logged.asked == [("logs", "trainer", 1, 2, NOW, None, False)]
+
+
+def test_logs_as_json_are_a_list_of_lines(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama", "-i", "1", "--json").rows == [{"role": "trainer", "index": 1, "line": "step 1 too"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--role", "nobody"], "--role 'nobody': the job has trainer"),
+        (["--index", "7"], "the job's indexes are 0 to 1"),
+        (["--since", "yesterday"], "--since: 'yesterday' is no time; write how long ago (10m, 2h) or a time"),
+        (["--regex", "("], "is no regular expression"),
+    ],
+)
+def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster, words: list[str], told: str) -> None:
+    ended = muster("logs", "llama", *words)
+    assert (ended.code, told in " ".join(ended.err.split())) == (2, True), ended.err

@@ -1,0 +1,121 @@
+"""The verbs against the real daemon: one story from up to down, and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster
+
+JOB = """\
+apiVersion: muster.dev/v1alpha1
+kind: TrainingJob
+metadata: {{name: {name}}}
+spec:
+  failurePolicy: {{maxRestarts: 0}}
+  roles:
+  - name: worker
+    replicas: 2
+    template:
+      spec:
+        terminationGracePeriodSeconds: 5
+        containers: [{{command: [sh, -c, "{script}"], resources: {{limits: {{nvidia.com/gpu: 4}}}}}}]
+"""
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, muster: Muster) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    monkeypatch.chdir(home.parent)
+    yield home
+    muster("local", "down", "--force")
+
+
+def written(folder: Path, name: str, script: str) -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(JOB.format(name=name, script=script))
+    return str(path)
+
+
+def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: Muster) -> None:
+    ended = muster("local", "status", "--json")
+    assert (ended.code, '"reason": "NotRunning"' in ended.err) == (4, True)
+    assert muster("local", "down").out == "no daemon runs\n"
+    assert "2 nodes (2x4)" in muster("local", "up", "--nodes", "2x4").out
+
+    ended = muster("submit", written(tmp_path, "good", "echo hello from $MUSTER_REPLICA"), "--wait")
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "default/good Succeeded")
+    assert muster("logs", "good").out == "worker-0 │ hello from 0\nworker-1 │ hello from 1\n"
+    assert "Admitted" in muster("describe", "good").out
+
+    ended = muster("submit", written(tmp_path, "bad", "echo boom; exit 3"), "--watch")
+    assert ended.code == 1
+    assert ended.out.splitlines()[-1] == "boom"
+
+    ended = muster("submit", written(tmp_path, "good", "true"), "--json")
+    assert (ended.code, '"reason": "AlreadyExists"' in ended.err) == (3, True)
+    assert [row["status"]["phase"] for row in muster("jobs", "--json").rows] == ["Failed", "Succeeded"]
+    assert [row["name"] for row in muster("queues", "--json").rows] == ["default"]
+    assert [row["name"] for row in muster("nodes", "--json").rows] == ["node-0", "node-1"]
+
+    saved = tmp_path / "world.json"
+    assert muster("local", "snapshot", str(saved)).code == 0
+    assert muster("replay", str(saved)).out.startswith("2 nodes, 0 running")
+    assert muster("delete", "job", "good").code == 0
+    assert muster("local", "down").out == "stopped\n"
+
+
+def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muster) -> None:
+    muster("local", "up", "--nodes", "2x4")
+    muster("submit", written(tmp_path, "long", "exec sleep 60"))
+    await_phase(muster, "long", "Running")
+    assert muster("local", "down").code == 3  # it would stop what runs
+    assert muster("suspend", "long").out == "trainingjob default/long suspended\n"
+    await_phase(muster, "long", "Suspended")
+    muster("resume", "long")
+    await_phase(muster, "long", "Running")
+    muster("cancel", "long")
+    ended = muster("watch", "long")
+    assert (ended.code, "Cancelled" in ended.out) == (1, True)
+
+
+def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits(
+    home: Path, tmp_path: Path, muster: Muster
+) -> None:
+    muster("local", "up", "--nodes", "1x4")
+    ended = muster("submit", written(tmp_path, "large", "true"))
+    assert ended.code == 3
+    assert "the largest that fits is 1 pod" in ended.err
+
+
+def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path, muster: Muster) -> None:
+    muster("local", "up", "--nodes", "2x4")
+    muster("submit", written(tmp_path, "long", "exec sleep 60"))
+    await_phase(muster, "long", "Running")
+    watching = subprocess.Popen(
+        [sys.executable, "-c", "import muster.cli; muster.cli.main()", "watch", "long"],
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert "long" in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=20)
+    assert (watching.returncode, err) == (130, "the job goes on; stop it with: muster cancel default/long\n")
+    assert muster("describe", "long", "--json").rows[0]["status"]["phase"] == "Running"
+
+
+def await_phase(muster: Muster, name: str, phase: str) -> None:
+    until = time.monotonic() + 30
+    while (found := muster("describe", name, "--json").rows[0]["status"]["phase"]) != phase:
+        assert time.monotonic() < until, f"{name} is {found}, not {phase}"
+        time.sleep(0.1)
