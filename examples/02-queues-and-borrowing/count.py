@@ -1,0 +1,58 @@
+"""Counts to a number, a tenth of a second a step, and survives being sent away: all that a job has to do for that.
+
+On SIGTERM it finishes its step, writes down how far it is, and ends. When it starts it goes on from what is written
+down. docs/run-folder.md tells the names of the files; a real trainer writes the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+steps = int(sys.argv[1])
+run_dir = Path(os.environ["MUSTER_RUN_DIR"])
+attempt = int(os.environ["MUSTER_ATTEMPT"])
+speaks = os.environ["MUSTER_REPLICA"] == "0"  # one pod writes for all
+latest = run_dir / "checkpoints" / "latest"
+
+leaving = threading.Event()
+signal.signal(signal.SIGTERM, lambda signal_number, frame: leaving.set())
+
+
+def replace(path: Path, content: dict[str, object]) -> None:
+    """Write a file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(json.dumps(content))
+    draft.replace(path)
+
+
+def save(step: int) -> None:
+    """Write down how far we are."""
+    if speaks:
+        replace(latest, {"step": step, "attempt": attempt, "path": "", "at": time.time()})
+        print(f"checkpoint at step {step}", flush=True)
+
+
+step = json.loads(latest.read_text())["step"] if latest.exists() else 0
+print(f"attempt {attempt} begins at step {step}", flush=True)
+metrics = run_dir / "metrics" / "rank-0.jsonl"
+metrics.parent.mkdir(parents=True, exist_ok=True)
+
+while step < steps and not leaving.is_set():
+    time.sleep(0.1)
+    step += 1
+    if speaks:
+        with metrics.open("a") as file:
+            file.write(json.dumps({"step": step, "attempt": attempt, "at": time.time()}) + "\n")
+        beat = {"rank": 0, "world_size": 2, "attempt": attempt, "step": step, "steps": steps, "at": time.time()}
+        replace(run_dir / "beats" / "rank-0.json", beat | {"phase": "train", "step_time_s": 0.1})
+
+save(step)
+if step < steps:
+    sys.exit(128 + signal.SIGTERM)

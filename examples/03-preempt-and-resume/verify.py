@@ -1,0 +1,26 @@
+"""Did the preempted job do every step once, over two attempts? Ends with an error that says what it did not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+lines = [json.loads(line) for line in (Path(sys.argv[1]) / "metrics" / "rank-0.jsonl").read_text().splitlines()]
+steps = [line["step"] for line in lines]
+attempts = sorted({line["attempt"] for line in lines})
+
+first_step = steps[0]
+if steps != list(range(first_step, first_step + int(sys.argv[2]))):
+    sys.exit(f"steps were repeated, skipped or out of order: {steps}")
+if len(attempts) != 2:
+    sys.exit(f"two attempts were expected, there are {attempts}")
+before = [line for line in lines if line["attempt"] == attempts[0]]
+after = [line for line in lines if line["attempt"] == attempts[1]]
+print(f"all {len(steps)} steps were done once: {len(before)} before it made way, {len(after)} after")
+print(
+    f"loss {before[0]['loss']:.3f} at the start, {before[-1]['loss']:.3f} -> {after[0]['loss']:.3f} over the break, "
+    f"{after[-1]['loss']:.3f} at the end"
+)
+if after[0]["loss"] > (before[0]["loss"] + before[-1]["loss"]) / 2:
+    sys.exit("the loss began anew: the weights were not resumed")

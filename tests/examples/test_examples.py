@@ -1,0 +1,70 @@
+"""The examples are stories that check themselves: each is run as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(example: str, limit_s: float, **environment: str) -> str:
+    """Its stdout. The venv of this Python is first on PATH; on a timeout its processes go too."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(
+        ["bash", str(EXAMPLES / example / "run.sh")],
+        env=os.environ | {"PATH": path, "NO_COLOR": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # its trap stops the daemon and what it runs
+        out, err = process.communicate(timeout=60)
+        pytest.fail(f"not done after {limit_s} s:\n{out}\n{err}")
+    assert process.returncode == 0, f"{out}\n{err}"
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_team_borrows_and_the_other_reclaims() -> None:
+    out = run("02-queues-and-borrowing", limit_s=200)
+    assert "all 200 steps were done once" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchx")
+    out = run("03-preempt-and-resume", limit_s=400)
+    assert "all 100 steps were done once" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_first_job_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("torchx")
+    home = tmp_path / "home"
+    try:
+        out = run("01-first-job", limit_s=840, MUSTER_HOME=str(home))
+    finally:
+        script = Path(sys.executable).parent / "muster"
+        subprocess.run(
+            [script, "local", "down", "--force"], check=False, env=os.environ | {"MUSTER_HOME": str(home)}, timeout=60
+        )
+    report = Path(out.rstrip().splitlines()[-1])
+    assert report.name == "report.html"
+    page = report.read_text()
+    assert len(page) < 3_000_000
+    assert "http://" not in page.replace("http://www.w3.org/", "")
