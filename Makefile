@@ -4,6 +4,7 @@
 #   make test     all tests: unit tests first, then slow ones, then those of TorchX against its nightly release
 #   make check    format, lint, types, who may import whom, what is committed
 #   make fix      let the tools mend what they can
+#   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
 #   make bench    the benchmarks behind the figures in the docs
 #   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
@@ -14,6 +15,7 @@ SHELL := bash
 
 TORCH ?= 2.13
 TORCHX ?= 0.7.0
+MINUTES ?= 5
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 TORCHXES ?= 0.7.0 nightly
 
@@ -23,11 +25,13 @@ CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
 export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
+PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_documents.py
+
 section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix fuzz bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -63,6 +67,12 @@ check: setup
 fix: setup
 	@ruff check --fix .
 	@ruff format .
+
+# Ends with the first failure, which hypothesis keeps and plays first the next time.
+fuzz: setup
+	$(call section,property tests on new worlds for $(MINUTES) minutes)
+	@end=$$((SECONDS + 60 * $(MINUTES))); while [ $$SECONDS -lt $$end ]; do \
+	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q -n auto --maxprocesses 8 $(PROPERTIES); done
 
 bench: setup
 	$(call section,planner)

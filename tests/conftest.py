@@ -13,13 +13,15 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 ROOT = Path(__file__).resolve().parent.parent
 
 # Machines that run tests are shared and slow at times; a deadline per example would fail there for no fault.
+# Two runs of one commit test the same worlds; `make fuzz` looks for new ones.
+settings.register_profile("muster", deadline=None, print_blob=True, derandomize=True, database=None)
 settings.register_profile(
-    "muster",
+    "fuzz",
     deadline=None,
     print_blob=True,
     database=DirectoryBasedExampleDatabase(ROOT / ".cache" / "hypothesis"),
 )
-settings.load_profile("muster")
+settings.load_profile(os.environ.get("MUSTER_HYPOTHESIS", "muster"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -71,6 +71,8 @@ class Watched(SimCluster):
         pod = next((pod for pod in self.pods(write.job_uid) if pod.name == write.name), None)
         if pod is None:
             return
+        if pod.deleting:
+            return  # it was told to stop before; what made it stop may be over, but it goes all the same
         status = self.job(write.job_uid).status
         present = pod.attempt == status.attempt and is_admitted(status)
         evicted = find(status, "Evicted")
