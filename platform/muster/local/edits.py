@@ -20,8 +20,7 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     if old.spec == new.spec:
         return
     name = old.metadata.name
-    if is_finished(old.status):
-        raise Conflict(f"job {name!r} is finished ({old.status.phase}); submit it anew under another name")
+    check_unfinished(old)
     if old.spec.cancel and not new.spec.cancel:
         raise InvalidSpec(f"spec.cancel: job {name!r} was cancelled for good; submit it anew", field="spec.cancel")
     if not is_admitted(old.status):
@@ -31,6 +30,12 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
             raise _frozen(name, f"spec.{field}")
     if _shapes(old) != _shapes(new):
         raise _frozen(name, "spec.roles")
+
+
+def check_unfinished(job: TrainingJob) -> None:
+    """Raises `Conflict` when the job is finished: nothing can be changed about it any more."""
+    if is_finished(job.status):
+        raise Conflict(f"job {job.metadata.name!r} is finished ({job.status.phase}); submit it anew under another name")
 
 
 def _shapes(job: TrainingJob) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -12,13 +13,15 @@ from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
-from muster.local.edits import check_edit
+from muster.local.edits import check_edit, check_unfinished
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
 from muster.local.store import Object, Store
 from muster.local.submitter import NOTES, SUBMISSION
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
+
+_NAMED = 5  # jobs that are told to whoever asks for one that is not there
 
 
 class Result(TypedDict):
@@ -49,9 +52,8 @@ class Objects:
         """The job of this name. Raises `NotFound`."""
         found = self._find(namespace, name)
         if found is None:
-            known = sorted(job.metadata.name for job in self._store.jobs.values() if _namespace(job) == namespace)
-            there = ", ".join(known[-8:]) or "none"
-            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; there are: {there}")
+            known = [job for job in self._store.jobs.values() if _namespace(job) == namespace]
+            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_nearest(name, known)}")
         return found
 
     def submit(self, job: spec.TrainingJob, dry_run: bool) -> spec.TrainingJob:
@@ -107,8 +109,11 @@ class Objects:
         return _result(item, "deleted" if gone else "deleting")
 
     def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
-        """Replace fields of a job's spec: suspend, cancel."""
+        """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, or `Conflict` when the job
+        is finished: resuming it, too, would change nothing. Only who cancels twice is not told so."""
         job = self.find(namespace, name)
+        if not (job.spec.cancel and fields.get("cancel")):
+            check_unfinished(job)
         changed = job.model_copy(update={"spec": job.spec.model_copy(update=dict(fields))})
         check_edit(job, changed)
         if changed.spec == job.spec:
@@ -239,6 +244,17 @@ def _next_generation(item: Any) -> Any:
 
 def _namespace(item: Object) -> str:
     return item.metadata.namespace or "default"
+
+
+def _nearest(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
+    """What may have been meant, or else the newest jobs that there are."""
+    newest = sorted(jobs, key=lambda job: (-(job.metadata.creation_timestamp or 0.0), job.metadata.name))
+    names = [job.metadata.name for job in newest]
+    near = difflib.get_close_matches(name, names, 1, 0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"there are, newest first: {', '.join(names[:_NAMED])}{more}" if names else "there are no jobs in it"
 
 
 def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:

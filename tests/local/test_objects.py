@@ -1,0 +1,84 @@
+"""What users do to objects, without a daemon: a database, the nodes, and nothing that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.local.small import shell_job
+
+from muster import spec
+from muster.errors import Conflict, NotFound
+from muster.lifecycle.conditions import COMPLETE, FAILED
+from muster.lifecycle.moves import finish
+from muster.local.first_objects import ensure_first_objects
+from muster.local.objects import Objects
+from muster.local.shape import parse_shape, pretended_nodes
+from muster.local.store import Store, open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = open_store(tmp_path / "muster.db")
+    ensure_first_objects(store, pretended_nodes(parse_shape("2x8")), 1.0)
+    return store
+
+
+@pytest.fixture
+def objects(store: Store) -> Objects:
+    times = iter(range(100, 10_000))
+    return Objects(
+        store, pretended_nodes(parse_shape("2x8")), {"PATH": "/usr/bin:/bin"}, lambda: float(next(times))
+    )  # fmt: skip
+
+
+def submitted(objects: Objects, *names: str) -> list[spec.TrainingJob]:
+    return [objects.submit(shell_job(name, "true"), dry_run=False) for name in names]
+
+
+def finished(store: Store, job: spec.TrainingJob, kind: str) -> None:
+    status = finish(job.status, kind, "Completed", "it is over", 1.0)
+    with store.transaction():
+        store.put(job.model_copy(update={"status": status}))
+
+
+# ---- a job that is not there
+
+
+def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: Objects) -> None:
+    submitted(objects, "llama-8b", "bert")
+    with pytest.raises(NotFound, match=r"there is no job 'lama-8b' in namespace 'default'; did you mean 'llama-8b'\?"):
+        objects.find("default", "lama-8b")
+
+
+def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(objects: Objects) -> None:
+    submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
+    with pytest.raises(NotFound, match=r"there are, newest first: cc, ww, bb, xx, aa and 2 more$"):
+        objects.find("default", "quite-different")
+
+
+def test_an_empty_namespace_is_said_to_be_empty(objects: Objects) -> None:
+    submitted(objects, "elsewhere")
+    with pytest.raises(NotFound, match="in namespace 'team-a'; there are no jobs in it"):
+        objects.find("team-a", "elsewhere")
+
+
+# ---- a job that is over
+
+
+@pytest.mark.parametrize("fields", [{"suspend": False}, {"suspend": True}, {"cancel": True}])
+@pytest.mark.parametrize("kind", [COMPLETE, FAILED])
+def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled(
+    objects: Objects, store: Store, fields: dict[str, bool], kind: str
+) -> None:
+    (job,) = submitted(objects, "over")
+    finished(store, job, kind)
+    with pytest.raises(Conflict, match="job 'over' is finished"):
+        objects.change("default", "over", fields)
+
+
+def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:
+    submitted(objects, "stopped")
+    cancelled = objects.change("default", "stopped", {"cancel": True})
+    finished(store, cancelled, FAILED)
+    assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Failed"
