@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,6 +73,12 @@ def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: M
     assert muster("local", "down").out == "stopped\n"
 
 
+def test_a_shape_that_is_none_starts_no_daemon(home: Path, muster: Muster) -> None:
+    ended = muster("local", "up", "--nodes", "4by8", "--json")
+    assert (ended.code, json.loads(ended.err)["error"]["field"]) == (2, "nodes")
+    assert muster("local", "status").code == 4
+
+
 def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muster) -> None:
     muster("local", "up", "--nodes", "2x4")
     muster("submit", written(tmp_path, "long", "exec sleep 60"))
@@ -84,6 +91,8 @@ def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muste
     muster("cancel", "long")
     ended = muster("watch", "long")
     assert (ended.code, "Cancelled" in ended.out) == (1, True)
+    ended = muster("resume", "long")
+    assert (ended.code, "job 'long' is finished (Failed)" in ended.err) == (3, True)
 
 
 def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits(

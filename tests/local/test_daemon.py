@@ -236,3 +236,18 @@ def test_a_request_that_is_no_object_is_refused_with_its_field(client: LocalClie
     body["spec"]["roles"][0]["replicas"] = -3
     with pytest.raises(InvalidSpec, match="replicas"):
         request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs", body)
+
+
+def test_suspended_jobs_are_not_counted_as_waiting(client: LocalClient) -> None:
+    client.submit(shell_job("asleep", "true", suspend=True))
+    eventually(lambda: phase_of(client, "asleep") == "Suspended")
+    status = client.status()
+    assert (status["running"], status["waiting"], status["suspended"]) == (0, 0, 1)
+
+
+def test_a_shape_that_is_none_is_refused_and_the_daemon_goes_on_as_it_was(client: LocalClient) -> None:
+    before = client.status()
+    with pytest.raises(InvalidSpec, match="--nodes '4by8': not NODESxGPUS") as refusal:
+        LocalClient.up(before["home"], nodes="4by8")
+    assert refusal.value.field == "nodes"
+    assert client.status()["pid"] == before["pid"]

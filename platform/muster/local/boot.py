@@ -22,7 +22,7 @@ from muster.local.processes import boot_id, check_platform
 from muster.local.replicas import Host, Replicas
 from muster.local.reports import Reports
 from muster.local.service import News, Service
-from muster.local.shape import host_node, parse_shape, pretended_nodes
+from muster.local.shape import HOST_AS_IT_IS, host_node, parse_shape, pretended_nodes
 from muster.local.store import Store, open_store
 
 _SHAPE = "nodes"  # setting
@@ -70,7 +70,7 @@ _COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")
 def _remembered_shape(store: Store, wanted: str | None) -> str:
     """The shape to show; written down for the next start. Raises `Refused` when jobs are on the present nodes."""
     before = store.settings.get(_SHAPE, "")
-    after = before if wanted is None else "" if wanted == "host" else wanted
+    after = before if wanted is None else "" if wanted == HOST_AS_IT_IS else wanted
     if after == before:
         return before
     if after:

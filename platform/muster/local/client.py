@@ -19,6 +19,7 @@ from muster.local.home import Home, home_path, open_home
 from muster.local.logs import byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
+from muster.local.shape import HOST_AS_IT_IS, parse_shape
 from muster.local.start import start_daemon
 from muster.local.submitter import noted
 from muster.local.version import API, version
@@ -68,15 +69,18 @@ class LocalClient:
     ) -> LocalClient:
         """Start the daemon; with `nodes`, of that pretended shape (`host`: this host as it is).
 
-        A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning.
+        A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning. A shape that is none
+        is `InvalidSpec`, and a daemon that runs goes on as it was.
         """
+        if nodes not in (None, HOST_AS_IT_IS):
+            parse_shape(nodes)
         client = cls(open_home(home), start=False)
         try:
             status = client.status()
         except NobodyThere:
             start_daemon(client._home, nodes, idle_s)
         else:
-            if nodes is not None and status["shape"] != ("" if nodes == "host" else nodes):
+            if nodes is not None and status["shape"] != ("" if nodes == HOST_AS_IT_IS else nodes):
                 client._replace(nodes, idle_s, status)
         client = cls(client._home, start=True)
         client._check_version(client.status())
@@ -274,9 +278,11 @@ class LocalClient:
 
     def _replace(self, nodes: str | None, idle_s: float | None, status: dict[str, Any]) -> None:
         """Another daemon in its place. Replicas go on: the new one takes them over."""
-        if nodes is not None and status["running"]:
+        running = status["running"]
+        if nodes is not None and running:
+            jobs, them = ("1 job runs", "it") if running == 1 else (f"{running} jobs run", "them")
             raise Refused(
-                f"--nodes {nodes}: {status['running']} jobs run on the present nodes; let them end first",
+                f"--nodes {nodes}: {jobs} on the present nodes; let {them} end first",
                 reason="JobsRunning",
             )
         request(self._home.socket(), "POST", "/stop", {"mode": "handover"})

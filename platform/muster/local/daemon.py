@@ -82,7 +82,8 @@ class Daemon:
             "pretended": pretended,
             "note": "pretended nodes are slots, not isolation: all replicas run on this host" if pretended else "",
             "running": sum(is_admitted(job.status) for job in unfinished),
-            "waiting": sum(not is_admitted(job.status) for job in unfinished),
+            "waiting": sum(job.status.phase == "Pending" for job in unfinished),
+            "suspended": sum(job.status.phase == "Suspended" for job in unfinished),
             "idleExitSeconds": self._idle_s,
         }
 
@@ -95,9 +96,10 @@ class Daemon:
         running = [job.metadata.name for job in self._parts.service.unfinished() if is_admitted(job.status)]
         if running and not force:
             names = ", ".join(sorted(running)[:8])
+            jobs = "1 job runs" if len(running) == 1 else f"{len(running)} jobs run"
             raise Refused(
-                f"{len(running)} job{'s' * (len(running) != 1)} run: {names}; let them end, cancel or suspend them, or"
-                " use --force: they are stopped, and start again from their last checkpoint when the daemon is next up",
+                f"{jobs}: {names}; wait for the end, cancel or suspend, or use --force: what runs is stopped, and"
+                " starts again from its last checkpoint when the daemon is next up",
                 reason="JobsRunning",
             )
         self._home.stopped.touch()

@@ -23,6 +23,7 @@ from muster.quantity import parse_quantity
 
 LOCAL, PRETENDED, BLOCK, RACK = "muster.dev/local", "muster.dev/pretended", "muster.dev/block", "muster.dev/rack"
 HOST = "kubernetes.io/hostname"
+HOST_AS_IT_IS = "host"  # the word for no shape at all
 MOST_NODES = 20_000
 _MOST_GPUS = 1024
 _CPU_PER_GPU, _MEMORY_PER_GPU = 8000, 64 * 2**30

@@ -14,15 +14,15 @@ from muster.cli.views.amounts import duration, plural
 def daemon_page(status: Mapping[str, Any], now: float) -> RenderableType:
     """Three lines: who it is, what it shows and does, where it lives."""
     up_for = duration(now - float(status["startedAt"]))
-    nodes = plural(status["nodes"], "node")
+    nodes = plural(status["nodes"], "node") + (f" ({status['shape']})" if status["pretended"] else "")
+    counts = f"{plural(status['running'], 'job')} running, {status['waiting']} waiting"
+    if status.get("suspended"):  # a daemon of an earlier version does not say
+        counts += f", {status['suspended']} suspended"
     lines = [
         Text.assemble(("●", "green"), f" daemon {status['version']}, pid {status['pid']}, up for {up_for}"),
-        Text(f"  {nodes}, {plural(status['running'], 'job')} running, {status['waiting']} waiting"),
+        Text(f"  {nodes}, {counts}"),
         Text(f"  {status['home']}", style="dim"),
     ]
     if status["pretended"]:
-        lines[1] = Text(
-            f"  {nodes} ({status['shape']}), {plural(status['running'], 'job')} running, {status['waiting']} waiting"
-        )
         lines.append(Text(f"  {status['note']}", style="yellow"))
     return Group(*lines)
