@@ -10,6 +10,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, placement, queue, status
 
+FAILURE = {"pod": "llama-trainer-1", "exitCode": 3, "logTail": "step 1\nValueError: [red]bad[/red] loss\x1b[0m\n\n"}
+
 
 @pytest.fixture
 def file(tmp_path: Path, cluster: MemoryClient) -> Path:
@@ -138,7 +140,22 @@ def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, must
     cluster.kept_jobs.clear()
     cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
     ended = muster("submit", str(file), "--wait")
-    assert (ended.code, ended.out.splitlines()[-1]) == (1, "default/llama Failed")
+    assert (ended.code, ended.out.splitlines()[2:]) == (
+        1,
+        ["default/llama Failed", "  Error: pod 0 ended with 1", "  see: muster describe llama"],
+    )
+
+
+def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
+    ended = muster("submit", str(file), "--wait", "-n", "team-a")
+    assert ended.out.splitlines()[2:] == [
+        "team-a/llama Failed",
+        "  TooManyRestarts: no restart is left",
+        "  exit code 3",
+        "  last line of the log: ValueError: [red]bad[/red] loss",
+        "  see: muster describe team-a/llama",
+    ]
 
 
 # ---- jobs
@@ -181,6 +198,19 @@ def test_jobs_can_be_narrowed_by_queue_and_phase(cluster: MemoryClient, muster: 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", status("Failed", "Error", "[red]x[/red] [/]"))}
     assert "[red]x[/red] [/]" in muster("jobs").out
+
+
+def test_the_table_shows_what_a_failed_job_wrote_last_shortened(cluster: MemoryClient, muster: Muster) -> None:
+    launcher = "muster: rank 1 failed first, after 3.2 s: exit code 1; its last line: OSError: no such text\n"
+    cluster.kept_jobs = {
+        "a": job("a", status("Failed", "Error", "exit code 3", lastFailure=FAILURE)),
+        "b": job("b", status("Failed", "Error", "exit code 1", lastFailure=FAILURE | {"logTail": launcher})),
+        "c": job("c", status("Failed", "Error", "exit code 1", lastFailure=FAILURE | {"logTail": "x" * 4096})),
+    }
+    out = " ".join(muster("jobs").out.split())
+    assert "Error: exit code 3; ValueError: [red]bad[/red] loss" in out
+    assert "Error: exit code 1; OSError: no such text" in out
+    assert "x" * 200 not in out.replace(" ", "")
 
 
 # ---- describe

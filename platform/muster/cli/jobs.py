@@ -66,7 +66,7 @@ def submit(
         if as_json:
             print_json(ended)
         for job in () if as_json else ended:
-            console().print(f"{_shown(job)} {job.status.phase}")
+            _tell_ended(job)
         if any(job.status.phase != "Succeeded" for job in ended):
             raise Ended(ExitCode.JOB_FAILED)
 
@@ -176,8 +176,33 @@ def _tell_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
     told = "would be submitted" if dry_run else "submitted"
     console().print(f"trainingjob {_shown(job)} {told} to queue {job.spec.queue}")
     if not dry_run and not quiet:
-        where = "" if job.metadata.namespace in (None, "default") else f"{job.metadata.namespace}/"
-        console().print(f"follow it with: muster watch {where}{job.metadata.name}", style="dim")
+        console().print(f"follow it with: muster watch {_named(job)}", style="dim")
+
+
+def _tell_ended(job: TrainingJob) -> None:
+    """One line of a job that succeeded; of another one also why, its exit code, its last line and where to look."""
+    from muster.cli.views import job_words
+
+    out, (code, message) = console(), job_words.reason(job)
+    out.print(f"{_shown(job)} {job.status.phase}", markup=False)
+    if job.status.phase == "Succeeded":
+        return
+    failure, last = job.status.last_failure, job_words.last_words(job)
+    facts = [
+        f"{code}: {message}" if code or message else "",
+        f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",
+        f"last line of the log: {last}" if last else "",
+        f"see: muster describe {_named(job)}",
+    ]
+    for fact in facts:
+        if fact:
+            out.print(f"  {fact}", soft_wrap=True, markup=False)
+
+
+def _named(job: TrainingJob) -> str:
+    """As a verb takes it: the namespace only where it is not the default one."""
+    name, namespace = _key(job)
+    return name if namespace == "default" else f"{namespace}/{name}"
 
 
 def _shown(job: TrainingJob) -> str:

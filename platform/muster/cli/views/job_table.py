@@ -11,6 +11,7 @@ from muster.cli.views import job_words
 from muster.cli.views.amounts import duration, moment
 from muster.spec import TrainingJob
 
+_MOST_WORDS = 100  # of what a failed pod wrote last, in characters
 _ORDER = ("Running", "Admitted", "Pending", "Suspended", "Failed", "Succeeded")
 
 
@@ -70,6 +71,8 @@ def _why(job: TrainingJob, now: float) -> Text:
         code, message = job_words.reason(job)
         text.append(f"{code}: " if code else "", style="red")
         text.append(message)
+        words = job_words.last_words(job)
+        text.append(f"{'; ' if message else ''}{job_words.shortened(words, _MOST_WORDS)}" if words else "", style="dim")
     elif status.phase in ("Running", "Admitted"):
         text.append(", ".join(sorted({share.node for role in status.placement for share in role.nodes})), style="dim")
     if status.restarts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ STYLES = {
     "Succeeded": "blue",
     "Failed": "red",
 }
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_OF_THE_LAUNCHER = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$")
 MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
 
 
@@ -47,6 +50,27 @@ def reason(job: TrainingJob) -> tuple[str, str]:
         if found is not None and (found.message or found.reason):
             return found.reason, found.message
     return "", ""
+
+
+def last_words(job: TrainingJob) -> str:
+    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that. Empty when
+    nothing failed or nothing was written."""
+    failure = job.status.last_failure
+    lines = failure.log_tail.splitlines() if failure is not None else ()
+    last = next((text for line in reversed(lines) if (text := _printable(line))), "")
+    told = _OF_THE_LAUNCHER.match(last)
+    return told["why"] if told else last
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and an ellipsis; at most `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def _printable(line: str) -> str:
+    """A line as a terminal ends up showing it, without colours and what moves its cursor."""
+    shown = _ESCAPE.sub("", line.rstrip("\r").rpartition("\r")[2])
+    return "".join(char for char in shown if char.isprintable()).strip()
 
 
 def pods(job: TrainingJob) -> str:
