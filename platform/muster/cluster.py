@@ -3,6 +3,23 @@
 Three clusters speak this: this host (`muster.local`), memory under a virtual clock (`muster.simulate`) and Kubernetes
 (`muster_operator`). The engine decides, a cluster only observes and carries out, in the order it is told: the order of
 writes is what makes a crash at any point harmless.
+
+Some orders matter and others do not. A round comes as phases (`Round.phases`), each of writes to objects that do not
+depend on one another (`ObjectWrites`); `Round.writes` is the same in one order that is always right. Whoever carries
+out several writes at a time keeps to four rules:
+
+1. A phase begins once the one before it is over. Within a phase objects may be written in any order and side by side;
+   begin them in the order given where not all can be on their way at once, since the first are the most pressing.
+2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped side by side, and
+   events are recorded whenever there is time; a `RemoveJob` comes last.
+3. A status of a job that is refused (Conflict; a job that is gone counts as refused) ends that object's writes and no
+   other's of its phase, but no later phase begins. So nobody is told to leave for a hold that was not written, no pod
+   of a victim is stopped before all victims are told, and nobody is admitted to room that was not given back.
+4. Then tell the engine whose writes did not all happen (`Engine.recheck`), observe, and decide again at once. Statuses
+   of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that is
+   gone, and an event that cannot be recorded, are no refusal either.
+
+Whoever stops at the first refused write, of the flat order, keeps the rules too: this host and the simulation do.
 """
 
 from __future__ import annotations
@@ -83,11 +100,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Replace a job's status, if its resourceVersion is still `resource_version`.
-
-    When the write is refused (Conflict), a cluster skips all later writes of this round that carry the same `round`
-    dependency, that is: everything after it in the sequence.
-    """
+    """Replace a job's status, if its resourceVersion is still `resource_version`; refused (Conflict) if it is not."""
 
     job_uid: str
     status: spec.TrainingJobStatus
@@ -153,6 +166,22 @@ class RemoveJob:
 
 
 Write: TypeAlias = WriteStatus | CreatePod | DeletePod | WriteQueueStatus | WriteFlavorStatus | RecordEvent | RemoveJob
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectWrites:
+    """What one phase of a round writes of one job, in order: its status, then pods and events, its removal last.
+
+    `job_uid` is empty for the status of a queue or a flavor. A job is in two phases of a round at most: a victim's
+    status in one, what follows from it in the next. No job's status is written twice in a round.
+    """
+
+    job_uid: str
+    writes: tuple[Write, ...]
+
+
+Phase: TypeAlias = tuple[ObjectWrites, ...]
+"""Writes to objects that do not depend on one another, the most pressing first."""
 
 
 class Cluster(Protocol):

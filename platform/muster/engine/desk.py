@@ -152,7 +152,7 @@ class Desk:
 
     def _resize(self, decision: Resize) -> None:
         uid, beneficiary = decision.gang, decision.beneficiary
-        rank = Rank.LIFE if beneficiary is None else Rank.VICTIM
+        rank = Rank.ADMIT if beneficiary is None else Rank.VICTIM
         draft = self._draft(uid, rank)
         eviction = None if beneficiary is None else self._eviction(draft.job, beneficiary, decision.reason)
         status = moves.resize(draft.status, decision.placement, decision.reason, self._world.now, eviction=eviction)
@@ -173,8 +173,8 @@ class Desk:
         if draft is None:
             job = self._jobs[uid]
             draft = self.drafts[uid] = Draft(job, job.status, rank)
-        elif rank is not Rank.LIFE and draft.rank in (Rank.LIFE, Rank.NEWS):
-            draft.rank = rank
+        else:
+            draft.move(rank)
         return draft
 
     def _put(self, uid: str, status: TrainingJobStatus, rank: Rank) -> None:

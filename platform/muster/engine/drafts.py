@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from muster.cluster import Write, WriteStatus
+from muster.cluster import ObjectWrites, Phase, Write, WriteStatus
 from muster.spec import TrainingJob, TrainingJobStatus
 
 
 class Rank(IntEnum):
-    """When in a round a job is written; a later reason to write it only moves it as `raise_to` says."""
+    """When in a round a job is written; see `Draft.move` for a job with several reasons."""
 
     HOLD = 0  # promised room, or gives a promise back
     LIFE = 1  # its own life went on: ended, restarts, releases
-    VICTIM = 2  # told to leave or to shrink
-    ADMIT = 3
+    VICTIM = 2  # told to leave, to shrink, or that its hold went to somebody
+    ADMIT = 3  # takes room: admitted, or grows
     NEWS = 4  # why it waits
 
 
@@ -39,23 +39,34 @@ class Draft:
         """Whether there is a status to write."""
         return self.status is not self.job.status and self.status != self.job.status
 
+    def move(self, rank: Rank) -> None:
+        """One more reason to write the job: it waits for whatever any of its reasons waits for.
 
-def in_order(drafts: Iterable[Draft]) -> list[Write]:
-    """All writes of the jobs: by rank, each status before its actions; victims all before the first of their pods."""
-    ranked = sorted(drafts, key=lambda draft: draft.rank)
-    writes: list[Write] = []
-    for rank in Rank:
-        group = [draft for draft in ranked if draft.rank is rank]
+        A new promise comes first whatever else is written along, since those who leave for it wait for it.
+        """
+        if rank is Rank.HOLD or self.rank is Rank.NEWS:
+            self.rank = rank
+        elif rank is not Rank.NEWS:
+            self.rank = max(self.rank, rank)
+
+
+def in_phases(drafts: Iterable[Draft]) -> list[Phase]:
+    """All writes of the jobs: a phase for each rank, but victims all told in one before the next stops their pods."""
+    groups: dict[Rank, list[Draft]] = {rank: [] for rank in Rank}
+    for draft in drafts:
+        groups[draft.rank].append(draft)
+    phases: list[Phase] = []
+    for rank, group in groups.items():
         if rank is Rank.VICTIM:
-            for draft in group:
-                writes.extend(_status(draft))
-            for draft in group:
-                writes.extend(draft.actions)
+            phases.append(_phase((draft, _status(draft)) for draft in group))
+            phases.append(_phase((draft, draft.actions) for draft in group))
         else:
-            for draft in group:
-                writes.extend(_status(draft))
-                writes.extend(draft.actions)
-    return writes
+            phases.append(_phase((draft, [*_status(draft), *draft.actions]) for draft in group))
+    return [phase for phase in phases if phase]
+
+
+def _phase(parts: Iterable[tuple[Draft, list[Write]]]) -> Phase:
+    return tuple(ObjectWrites(draft.job.metadata.uid, tuple(writes)) for draft, writes in parts if writes)
 
 
 def _status(draft: Draft) -> list[Write]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from muster.changes import Alarms, Changes
-from muster.cluster import Cluster, NodeView, World, Write
+from muster.cluster import Cluster, NodeView, ObjectWrites, Phase, World, Write
 from muster.engine.desk import Desk
-from muster.engine.drafts import in_order
+from muster.engine.drafts import in_phases
 from muster.engine.news import News
 from muster.engine.reports import flavor_writes, queue_writes
 from muster.errors import Conflict
@@ -30,12 +30,20 @@ NEWS_S = 60.0  # positions, estimates and usage are written at most this often
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round decided. `waits` is by job uid. `wake_at`: when to decide again though nothing changed."""
+    """What one round decided. `waits` is by job uid. `wake_at`: when to decide again though nothing changed.
 
-    writes: tuple[Write, ...]
+    `muster.cluster` says how to carry out `phases` several writes at a time.
+    """
+
+    phases: tuple[Phase, ...]
     decisions: tuple[Decision, ...]
     waits: Mapping[str, Wait]
     wake_at: float | None
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """All writes in one order that is always right."""
+        return tuple(write for phase in self.phases for part in phase for write in part.writes)
 
 
 @dataclass(slots=True)
@@ -46,6 +54,7 @@ class _Memory:
     alarms: Alarms = field(default_factory=Alarms)
     jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
     promises: set[str] = field(default_factory=set)  # who holds room, or leaves or shrinks for somebody
+    again: set[str] = field(default_factory=set)  # whose writes did not all happen
     node_views: tuple[NodeView, ...] | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     queues: tuple[object, ...] = ()
@@ -89,10 +98,16 @@ class Engine:
             raise
         return round_
 
-    def recheck(self) -> None:
-        """Look at every job again in the next round: some writes of the last one may not have happened."""
-        self._memory = _Memory()
-        self._news.doubt()
+    def recheck(self, uids: Iterable[str] | None = None) -> None:
+        """Look at these jobs (None: at every job) again in the next round: some writes of the last one may not have
+        happened. Whoever cannot tell which says None; it costs time, nothing else."""
+        if uids is None:
+            self._memory = _Memory()
+            self._news.doubt()
+            return
+        for uid in uids:
+            self._memory.again.add(uid)
+            self._news.forget(uid)
 
     def decide(self, world: World) -> Round:
         """What to write now, in order."""
@@ -110,15 +125,18 @@ class Engine:
         waits.update((wait.gang, wait) for wait in planned.decisions if isinstance(wait, Wait))
         news_at = self._tell(desk, waits, now)
         self._charge(desk, changed, now)
-        writes = in_order(desk.drafts.values())
-        writes += queue_writes(world.queues, built.verdicts, self._shares, now, self._news.every_s)
-        writes += flavor_writes(world.flavors, built.overlaps, now)
+        phases = in_phases(desk.drafts.values())
+        reports: list[Write] = []
+        reports += queue_writes(world.queues, built.verdicts, self._shares, now, self._news.every_s)
+        reports += flavor_writes(world.flavors, built.overlaps, now)
+        if reports:
+            phases.append(tuple(ObjectWrites("", (write,)) for write in reports))
         for uid, wake_at in desk.wakes.items():
             memory.alarms.set(uid, wake_at)
         tick_at = (now // TICK_S + 1) * TICK_S if self._shares.busy and self._news.every_s <= NEWS_S else None
         times = (at for at in (memory.alarms.next(), built.wake_at, news_at, tick_at) if at is not None)
         wake_at = now if desk.unsettled else min(times, default=None)
-        return Round(tuple(writes), tuple(planned.decisions), waits, wake_at)
+        return Round(tuple(phases), tuple(planned.decisions), waits, wake_at)
 
     def _look(self, world: World) -> list[str]:
         """Jobs to look at: what changed about them, or their time has come."""
@@ -131,7 +149,8 @@ class Engine:
         for job in difference.jobs:
             memory.jobs[job.metadata.uid] = job
             (memory.promises.add if _promises(job.status) else memory.promises.discard)(job.metadata.uid)
-        due = memory.alarms.due(world.now)
+        due = {*memory.alarms.due(world.now), *memory.again} & memory.jobs.keys()
+        memory.again.clear()
         if everyone:
             return [job.metadata.uid for job in world.jobs]
         fresh = [job.metadata.uid for job in difference.jobs]

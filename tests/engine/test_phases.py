@@ -1,0 +1,165 @@
+"""The writes of one phase may be carried out in any order, several at a time, and each be refused on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.test_crashes import KILLS, TROUBLES, Arrivals
+from tests.engine.watched import Killed, Trouble, Watched, cluster_of, plan_trouble, workloads
+from tests.engine.worlds import flavor, job, nodes, queue, settle
+
+from muster.cluster import CreatePod, DeletePod, ObjectWrites, Phase, RemoveJob, WriteStatus
+from muster.engine import Engine
+from muster.errors import Conflict
+from muster.simulate import SimCluster, Work
+
+
+def carry_out(cluster: SimCluster, phases: Sequence[Phase], random: Random) -> set[str]:
+    """As an asynchronous cluster does it; whose writes did not all happen."""
+    undone: set[str] = set()
+    for number, phase in enumerate(phases):
+        tracks = [(part.job_uid, shuffled(part, random)) for part in phase]
+        while tracks:
+            uid, track = random.choice(tracks)
+            try:
+                cluster.apply([track.pop(0)])
+            except Conflict:
+                undone.add(uid)
+                track.clear()
+            tracks = [pair for pair in tracks if pair[1]]
+        if undone:
+            return undone | {part.job_uid for later in phases[number + 1 :] for part in later}
+    return undone
+
+
+def shuffled(part: ObjectWrites, random: Random) -> list:  # type: ignore[type-arg]
+    """The status first, a removal last, the rest in any order."""
+    first = [write for write in part.writes if isinstance(write, WriteStatus)]
+    last = [write for write in part.writes if isinstance(write, RemoveJob)]
+    rest = [write for write in part.writes if not isinstance(write, WriteStatus | RemoveJob)]
+    return [*first, *random.sample(rest, len(rest)), *last]
+
+
+def run(cluster: Watched, kills: list[int], random: Random) -> None:
+    """Until everything has ended; users and other clients change about every tenth job just before it is written."""
+    engine = Engine(cluster)
+    cluster.writes_left = kills.pop(0) if kills else None
+    wake_at: float | None = 0.0
+    for _ in range(5000):
+        ended = all(cluster.job(uid).status.phase in ("Succeeded", "Failed") for uid in cluster.uids())
+        times = [at for at in (cluster.next_event(), wake_at) if at is not None]
+        if not times or (ended and cluster.next_event() is None):
+            assert ended, [(uid, cluster.job(uid).status) for uid in cluster.uids()]
+            return
+        cluster.advance(max(cluster.now, min(times)))
+        round_ = engine.decide(cluster.observe())
+        for uid in cluster.uids():
+            if random.random() < 0.1:
+                cluster.edit(uid, priority=random.choice([0, 5, 9]))
+        try:
+            undone = carry_out(cluster, round_.phases, random)
+        except Killed:
+            engine, wake_at = Engine(cluster), cluster.now
+            cluster.writes_left = kills.pop(0) if kills else None
+            continue
+        engine.recheck(undone)
+        wake_at = cluster.now if undone else round_.wake_at
+    raise AssertionError("never ends")
+
+
+@settings(max_examples=40)
+@given(workloads(), KILLS, TROUBLES, st.integers(0, 9999))
+def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_nothing_runs_twice(
+    arrivals: Arrivals, kills: list[int], troubles: list[Trouble], seed: int
+) -> None:
+    cluster = cluster_of(arrivals)
+    plan_trouble(cluster, troubles)
+    run(cluster, list(kills), Random(seed))
+    for _, wanted, work in arrivals:
+        status = cluster.job(f"uid-default-{wanted.metadata.name}").status
+        assert status.phase == "Succeeded" or work.exits or wanted.spec.max_runtime_seconds, status
+        assert (status.hold, status.eviction) == (None, None)
+
+
+def preemption() -> tuple[SimCluster, Engine, list[str], str]:
+    """Two gangs run and a third one waits, which outranks them and needs the room of both."""
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    lows = [cluster.submit(job(name, 1), Work(1000, stop_s=5)) for name in ("low1", "low2")]
+    settle(engine, cluster, until=100)
+    return cluster, engine, lows, cluster.submit(job("high", priority=5), Work(10))
+
+
+def test_hold_victims_and_the_end_of_their_pods_are_three_phases() -> None:
+    cluster, engine, lows, high = preemption()
+    round_ = engine.decide(cluster.observe())
+    told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in round_.phases]
+    assert told[0] == [(high, WriteStatus)]
+    assert sorted(told[1]) == [(low, WriteStatus) for low in lows]
+    assert sorted(uid for uid, _ in told[2]) == lows
+    stops = [write for part in round_.phases[2] for write in part.writes if isinstance(write, DeletePod)]
+    assert len(stops) == 2
+    assert [write for phase in round_.phases for part in phase for write in part.writes] == list(round_.writes)
+
+
+def test_no_victim_is_told_to_leave_for_a_hold_that_was_refused() -> None:
+    cluster, engine, lows, high = preemption()
+    round_ = engine.decide(cluster.observe())
+    cluster.edit(high, priority=6)
+    undone = carry_out(cluster, round_.phases, Random(1))
+    assert undone == {high, *lows}
+    assert all(cluster.job(low).status.eviction is None for low in lows)
+
+
+def test_a_refused_victim_spares_the_pods_of_all_victims_until_it_is_told() -> None:
+    cluster, engine, lows, high = preemption()
+    round_ = engine.decide(cluster.observe())
+    cluster.edit(lows[0], priority=1)
+    engine.recheck(carry_out(cluster, round_.phases, Random(1)))
+    assert cluster.job(lows[1]).status.eviction is not None
+    assert not any(pod.deleting for low in lows for pod in cluster.pods(low))
+    settle(engine, cluster, until=106)
+    assert cluster.job(high).status.phase == "Running"
+
+
+def test_one_refused_admission_does_not_void_another() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first, second = (cluster.submit(job(name, 1), Work(10)) for name in ("a", "b"))
+    round_ = engine.decide(cluster.observe())
+    cluster.edit(first, priority=3)
+    undone = carry_out(cluster, round_.phases, Random(1))
+    assert first in undone
+    assert (len(cluster.pods(first)), len(cluster.pods(second))) == (0, 1)
+    engine.recheck(undone)
+    again = engine.decide(cluster.observe())
+    assert [write.job_uid for write in again.writes if isinstance(write, CreatePod)] == [first]
+
+
+def test_nobody_is_admitted_to_room_whose_release_was_refused() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first = cluster.submit(job("a"), Work(10))
+    second = cluster.submit(job("b"), Work(10))
+    settle(engine, cluster, until=5)
+    cluster.advance(10)
+    round_ = engine.decide(cluster.observe())
+    cluster.edit(first, priority=3)
+    engine.recheck(carry_out(cluster, round_.phases, Random(1)))
+    assert (cluster.job(first).status.phase, cluster.pods(second)) == ("Running", ())
+    settle(engine, cluster, until=11)
+    assert cluster.job(first).status.phase == "Succeeded"
+    assert len(cluster.pods(second)) == 2
+
+
+def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() -> None:
+    cluster, engine, lows, high = preemption()
+    settle(engine, cluster, until=104)
+    cluster.advance(105)
+    round_ = engine.decide(cluster.observe())
+    phases = {part.job_uid: number for number, phase in enumerate(round_.phases) for part in phase}
+    assert any(isinstance(write, CreatePod) and write.job_uid == high for write in round_.writes)
+    assert max(phases[low] for low in lows) < phases[high]
