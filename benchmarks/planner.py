@@ -2,6 +2,8 @@
 
     python benchmarks/planner.py --nodes 10000 --gangs 2000 --queues 200 --json
     python benchmarks/planner.py --sweep
+    python benchmarks/planner.py --case crowd     # nine of ten nodes taken by gangs of one pod
+    python benchmarks/planner.py --case fill      # thousands of gangs of one GPU fill a cluster: see fill.py
 
 The world is a busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
 8 to 1,024 GPUs in it that were placed by the planner itself and a part of which has ended since; and the same mix
@@ -18,8 +20,10 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from fill import fill
 
 from muster.model import (
     Admit,
@@ -137,6 +141,20 @@ def busy_world(size: Size, seed: int) -> Snapshot:
     return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
 
 
+def crowded_world(size: Size, seed: int) -> Snapshot:
+    """Nine of ten nodes taken by one gang of 8 GPUs each; the usual mix waits."""
+    draw = random.Random(seed)
+    gpus = size.nodes * GPUS_A_NODE
+    queues = queues_of(size.queues, gpus)
+    small = gangs_of("s", size.nodes * 9 // 10, queues, GPUS_A_NODE, draw)
+    flavors = (Flavor("h200", ("block", "rack")),)
+    snapshot = Snapshot(10_000.0, nodes_of(size.nodes), flavors, queues, small, ())
+    snapshot = applied(snapshot, plan(snapshot))
+    running = tuple(replace(r, checkpoint_at=10_000.0 + draw.random() * 1000) for r in snapshot.running)
+    waiting = gangs_of("w", size.gangs, queues, max(8, min(1024, gpus // 4)), draw)
+    return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
+
+
 def applied(snapshot: Snapshot, made: Plan) -> Snapshot:
     """The world right after the decisions were carried out; whoever has to leave is still there."""
     gang_of = {gang.uid: gang for gang in snapshot.waiting}
@@ -169,9 +187,9 @@ def timed(snapshot: Snapshot, memo: Memo | None = None) -> tuple[float, float, P
     return time.perf_counter() - wall, time.process_time() - process, result
 
 
-def measure(size: Size, rounds: int, seed: int) -> dict[str, float | int]:
+def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed: int) -> dict[str, float | int]:
     """The three figures, as medians, and the smallest of each (what a quiet machine would show)."""
-    world = busy_world(size, seed)
+    world = make(size, seed)
     full = [timed(world) for _ in range(rounds)]
     first = full[-1][2]
     settled, before = until_quiet(world, first)
@@ -244,26 +262,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="plans of each kind; the median counts (at least 5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sweep", action="store_true", help="from 100 to 10,000 nodes, gangs and queues in proportion")
+    parser.add_argument("--case", choices=("mix", "crowd", "fill"), default="mix")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.case == "fill":
+        told = [asdict(way) for way in fill(500 if args.nodes == parser.get_default("nodes") else args.nodes)]
+        print(json.dumps(told, indent=2) if args.json else "\n".join(map(_fill_line, told)))
+        return
+    make = crowded_world if args.case == "crowd" else busy_world
     sizes = [Size(args.nodes, args.gangs, args.queues)]
     if args.sweep:
         sizes = [Size(n, max(20, n // 5), max(4, n // 50)) for n in (100, 300, 1_000, 3_000, 10_000)]
     check_memo(Size(200, 100, 20), args.seed)
     rows = []
     for size in sizes:
-        figures = measure(size, max(5, args.rounds), args.seed)
+        figures = measure(make, size, max(5, args.rounds), args.seed)
         row = {"nodes": size.nodes, "gangs": size.gangs, "queues": size.queues, **figures}
         rows.append(row)
         if not args.json:
             print(
                 f"{size.nodes:>6} nodes {size.gangs:>5} gangs {size.queues:>4} queues: "
                 f"full {row['full_plan_s']:.3f} s, after an arrival {row['replan_arrival_s'] * 1000:.1f} ms, "
-                f"after a release {row['replan_release_s'] * 1000:.1f} ms, {row['running']} running, "
+                f"after a release {row['replan_release_s'] * 1000:.1f} ms (of this process "
+                f"{row['process_full_plan_s']:.3f} s, {row['process_replan_arrival_s'] * 1000:.1f} ms, "
+                f"{row['process_replan_release_s'] * 1000:.1f} ms), {row['running']} running, "
                 f"{row['placed']} placed, {row['waiting']} waiting, peak {row['peak_rss_mib']:.0f} MiB"
             )
     if args.json:
         print(json.dumps(rows if args.sweep else rows[0], indent=2))
+
+
+def _fill_line(way: dict[str, str | int | float]) -> str:
+    return (
+        f"{way['case']:<22} {way['plans']:>3} plans placed {way['placed']:>5}: {way['total_s']:.2f} s of this process, "
+        f"{way['mean_ms']:.1f} ms a plan, at most {way['max_ms']:.1f} ms ({way['wall_s']:.2f} s on the clock)"
+    )
 
 
 if __name__ == "__main__":

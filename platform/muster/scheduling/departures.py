@@ -67,6 +67,7 @@ class Departures:
     charge_cell: IntArray
     charge_amount: IntArray
     _rank: IntArray | None = None
+    _place: dict[int, int] | None = None  # index by tie
 
     @classmethod
     def of(cls, departures: Iterable[Departure], columns: int) -> Departures:
@@ -106,8 +107,10 @@ class Departures:
 
     def place_of(self, gang: Departure) -> int | None:
         """The index of a gang that is among these as it is; None when it is not."""
-        same = np.flatnonzero((self.tie == gang.tie) & (self.by == gang.by))
-        return int(same[0]) if len(same) else None
+        if self._place is None:  # asked for every victim that is tried: no search each time
+            self._place = {tie: i for i, tie in enumerate(self.tie.tolist())}
+        place = self._place.get(gang.tie)
+        return place if place is not None and self.by[place] == gang.by else None
 
     def without(self, ties: Collection[int]) -> Departures:
         """All but some, told by their ties."""

@@ -42,6 +42,8 @@ Kept: TypeAlias = Mapping[int, Spread]
 
 NOTHING: Kept = {}
 
+FULL = np.iinfo(np.int64).max  # of a domain that does not hold what is left: never the tightest
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
@@ -175,7 +177,7 @@ def pack(span: FlavorNodes, counts: Counts, tier: int, domain: int, pods: int) -
             pods -= int(filled[len(whole) - 1])
             room = room.copy()
             room[whole] = 0
-        domain = start + int(np.argmin(np.where(room >= pods, room, np.iinfo(np.int64).max)))
+        domain = start + int(np.argmin(np.where(room >= pods, room, FULL)))
     if not rows:
         return Spread(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     found, number = np.concatenate(rows), np.concatenate(taken)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from muster.model import Gang, Placement, Running, Snapshot
+from muster.model import Gang, Placement, RolePlacement, Running, Snapshot
 from muster.scheduling.departures import Departure, Departures, tie_of
 from muster.scheduling.nodes import NodeTable, node_table
 from muster.scheduling.quota import Amounts, Charges, QueueTree, queue_tree
@@ -201,6 +201,8 @@ def charge_of(tree: QueueTree, queue: int, gang: Gang, placement: Placement) -> 
 
 def placed_load(table: NodeTable, gang: Gang, placement: Placement) -> Load:
     """What a placement takes from the nodes that still exist."""
+    if len(placement) == 1 and len(placement[0].nodes) == 1:  # thousands of gangs lie on one node
+        return _on_one_node(table, gang, placement[0])
     request_of = {role.name: table.amounts(role.request) for role in gang.roles}
     pods: dict[tuple[int, str], int] = {}
     for part in placement:
@@ -214,3 +216,12 @@ def placed_load(table: NodeTable, gang: Gang, placement: Placement) -> Load:
     for (row, role), count in pods.items():
         amounts[place[row]] += count * request_of[role]
     return Load(rows, amounts)
+
+
+def _on_one_node(table: NodeTable, gang: Gang, part: RolePlacement) -> Load:
+    ((node, count),) = part.nodes
+    row = table.row_of.get(node)
+    if row is None:
+        return Load(np.zeros(0, dtype=np.int64), np.zeros((0, len(table.columns)), dtype=np.int64))
+    request = next(role.request for role in gang.roles if role.name == part.role)
+    return Load(np.array([row], dtype=np.int64), count * table.amounts(request)[None, :])

@@ -1,0 +1,111 @@
+"""What it costs to plan many small gangs: a cluster that fills with gangs of one pod and one GPU, then stays full.
+
+`python benchmarks/planner.py --case fill` runs it. The Kubernetes operator lives on this: thousands of such jobs come
+within seconds, every plan sees those that came since the last one, and thousands run already. Between two plans the
+pods of the last plan's gangs get ready, so that their `Running` values are new ones, as they are on a real cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from muster.model import Admit, Flavor, Gang, Node, Queue, Quota, Resources, Role, Running, Snapshot
+from muster.scheduling import Memo, plan
+
+GPU = "nvidia.com/gpu"
+GPUS_A_NODE = 8
+BATCHES = (50, 100, 200)
+NODE = Resources.of({GPU: GPUS_A_NODE, "cpu": 96_000, "memory": 1 << 40, "pods": 110})
+ROLE = Role("main", 1, 1, Resources.of({GPU: 1, "cpu": 1_000, "memory": 1 << 32, "pods": 1}))
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """One way to fill: how many plans it took, and the seconds of this process they took together."""
+
+    case: str
+    plans: int
+    placed: int
+    total_s: float
+    mean_ms: float
+    max_ms: float
+    wall_s: float
+
+
+def fill(nodes: int) -> Iterator[Plans]:
+    """All gangs at once; in batches; and then, on the full cluster with more waiting, batches that end."""
+    gangs = gangs_of(nodes * GPUS_A_NODE)
+    yield _timed("all at once", empty(nodes), [gangs])[0]
+    for size in BATCHES:
+        batches = [gangs[i : i + size] for i in range(0, len(gangs), size)]
+        yield _timed(f"batches of {size}", empty(nodes), batches)[0]
+    yield _churn(nodes, gangs)
+
+
+def empty(nodes: int) -> Snapshot:
+    """Nodes of 8 GPUs in racks of 20, and a queue that may use all of them."""
+    rows = tuple(Node(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
+    queues = (Queue("default", quotas=(Quota("gpu", GPU, guaranteed=nodes * GPUS_A_NODE),)),)
+    return Snapshot(0.0, rows, (Flavor("gpu", ("rack",)),), queues, (), ())
+
+
+def gangs_of(count: int, prefix: str = "g") -> tuple[Gang, ...]:
+    """Gangs of one pod and one GPU."""
+    return tuple(Gang(f"{prefix}{i}", f"ns/{prefix}{i}", "default", 0, float(i), (ROLE,)) for i in range(count))
+
+
+def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple[Plans, Snapshot, Memo | None]:
+    """Plan after plan, each with the next batch waiting beside whoever waits still."""
+    memo: Memo | None = None
+    times: list[float] = []
+    placed, wall = 0, 0.0
+    for number, batch in enumerate(batches, 1):
+        world = replace(world, now=float(number), waiting=(*world.waiting, *batch), running=_ready(world))
+        began, process = time.perf_counter(), time.process_time()
+        made = plan(world, memo)
+        times.append(time.process_time() - process)
+        wall += time.perf_counter() - began
+        memo = made.memo
+        world = _started(world, made.decisions)
+        placed += sum(isinstance(decision, Admit) for decision in made.decisions)
+    return _plans(case, placed, times, wall), world, memo
+
+
+def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50) -> Plans:
+    """The cluster is full and a quarter as many gangs wait; before every plan some end."""
+    _, world, memo = _timed("", empty(nodes), [gangs])
+    world = replace(world, waiting=gangs_of(len(gangs) // 4 + plans * size, "w"))
+    memo = plan(world, memo).memo
+    times: list[float] = []
+    placed, wall = 0, 0.0
+    for number in range(plans):
+        world = replace(world, now=world.now + 1, running=_ready(world)[size:])
+        began, process = time.perf_counter(), time.process_time()
+        made = plan(world, memo)
+        times.append(time.process_time() - process)
+        wall += time.perf_counter() - began
+        memo = made.memo
+        world = _started(world, made.decisions)
+        placed += sum(isinstance(decision, Admit) for decision in made.decisions)
+        assert placed == (number + 1) * size, "what came free was not used"
+    return _plans(f"full, {size} end a plan", placed, times, wall)
+
+
+def _ready(world: Snapshot) -> tuple[Running, ...]:
+    """Those who started in the last plan run now."""
+    return tuple(r if r.started_at is not None else replace(r, started_at=world.now) for r in world.running)
+
+
+def _started(world: Snapshot, decisions: tuple[object, ...]) -> Snapshot:
+    """The world once the admitted have started."""
+    placement = {decision.gang: decision.placement for decision in decisions if isinstance(decision, Admit)}
+    come = [Running(g, placement[g.uid], admitted_at=world.now) for g in world.waiting if g.uid in placement]
+    waiting = tuple(g for g in world.waiting if g.uid not in placement)
+    return replace(world, waiting=waiting, running=(*world.running, *come))
+
+
+def _plans(case: str, placed: int, times: list[float], wall_s: float) -> Plans:
+    total = sum(times)
+    return Plans(case, len(times), placed, total, total / len(times) * 1e3, max(times) * 1e3, wall_s)
