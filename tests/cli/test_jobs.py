@@ -213,6 +213,22 @@ def test_the_table_shows_what_a_failed_job_wrote_last_shortened(cluster: MemoryC
     assert "x" * 200 not in out.replace(" ", "")
 
 
+@pytest.mark.parametrize("columns", range(48, 161, 8))
+def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_terminal(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    long = "a-name-of-thirty-six-characters-in-a1"
+    cluster.kept_jobs = {
+        long: job(long, status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)),
+        "b": job("b", status("Pending", "QuotaExceeded", "needs 16 GPUs of h200", queuePosition=3)),
+    }
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = muster("jobs").out
+    assert all(len(line) <= columns for line in out.splitlines())
+    assert long in out
+    assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 104)
+
+
 # ---- describe
 
 

@@ -91,6 +91,21 @@ def test_what_nobody_limits_is_shown_as_use_alone_and_not_as_borrowed(cluster: M
     assert lines[2].split()[-2:] == ["0", "4"]
 
 
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_names_of_queues_and_nodes_are_shown_whole_however_long_they_are(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    long = "a-name-of-thirty-six-characters-in-a1"
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cluster.queue_rows = [*TREE, row(long, "company", used=2, guaranteed=4)]
+    cluster.node_rows = [node_row(long), node_row("n1")]
+    for verb in ("queues", "nodes"):
+        out = muster(verb).out
+        assert long in out
+        assert max(map(len, out.splitlines())) <= columns
+        assert "…" not in out
+
+
 def test_queues_fit_a_terminal_of_eighty_columns(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,19 +139,17 @@ def test_without_queues_the_tree_says_what_to_do(cluster: MemoryClient, muster: 
     assert muster("queues").out == "No queues. Create some: muster apply QUEUES.yaml\n"
 
 
+def node_row(name: str, **changes: Any) -> dict[str, Any]:
+    """A pretended node of 8 GPUs, 4 of them used; changes: its fields."""
+    usual = {"name": name, "flavor": "h200", "pretended": True, "ready": True, "labels": {}}
+    amounts = {"allocatable": {GPU: "8", "cpu": "64", "pods": "110"}, "used": {GPU: "4"}, "pods": ["a-trainer-0"]}
+    return usual | amounts | changes
+
+
 def test_nodes_show_flavor_use_and_state(cluster: MemoryClient, muster: Muster) -> None:
     cluster.node_rows = [
-        {
-            "name": f"n{index}",
-            "flavor": "h200" if index else None,
-            "pretended": True,
-            "ready": bool(index),
-            "labels": {},
-            "allocatable": {GPU: "8", "cpu": "64", "pods": "110"},
-            "used": {GPU: "4"} if index else {},
-            "pods": ["a-trainer-0"] if index else [],
-        }
-        for index in range(2)
+        node_row("n0", flavor=None, ready=False, used={}, pods=[]),
+        node_row("n1"),
     ]
     lines = muster("nodes").out.splitlines()
     assert lines[0].split() == ["NODE", "FLAVOR", "GPU", "CPU", "PODS"]

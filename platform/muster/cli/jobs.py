@@ -91,7 +91,7 @@ def list_jobs(
     if as_json:
         print_json(in_order(jobs))
     elif jobs:
-        show(job_table(jobs, time.time()))
+        show(job_table(jobs, time.time(), console().width))
     else:
         print("No jobs. Submit one: muster submit FILE.yaml")
 

@@ -54,4 +54,4 @@ def nodes(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        show(node_table(rows))
+        show(node_table(rows, console().width))

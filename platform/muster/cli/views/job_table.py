@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +12,9 @@ from muster.cli.views import job_words
 from muster.cli.views.amounts import duration, moment
 from muster.spec import TrainingJob
 
+_NUMBERS = ("PRIO", "PODS", "AGE", "RAN")
+_LEAST_WANTED = ("PRIO", "AGE", "QUEUE", "RAN", "PODS")  # what goes first in a narrow terminal
+_GAP, _LONGEST_QUEUE, _WHY_WANTED, _WHY_AT_ALL = 2, 40, 30, 12  # columns of the terminal
 _MOST_WORDS = 100  # of what a failed pod wrote last, in characters
 _ORDER = ("Running", "Admitted", "Pending", "Suspended", "Failed", "Succeeded")
 
@@ -28,33 +32,53 @@ def in_order(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
     return sorted(jobs, key=key)
 
 
-def job_table(jobs: Sequence[TrainingJob], now: float) -> Table:
-    """One line a job; the namespace only where there are several."""
+def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> Table:
+    """One line a job; the namespace only where there are several. A name is always shown whole: where `width` columns
+    are too few, others go first."""
     several = len({job.metadata.namespace or "default" for job in jobs}) > 1
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("JOB", "QUEUE"):
-        table.add_column(title, no_wrap=True, overflow="ellipsis", max_width=40)
-    table.add_column("PRIO", justify="right", no_wrap=True)
-    table.add_column("PHASE", no_wrap=True)
-    table.add_column("PODS", justify="right", no_wrap=True)
-    table.add_column("AGE", justify="right", no_wrap=True)
-    table.add_column("RAN", justify="right", no_wrap=True)
-    table.add_column("WHY", ratio=1, overflow="fold")
-    for job in in_order(jobs):
-        phase, ran = job.status.phase, job_words.ran_for(job, now)
-        style = job_words.STYLES[phase]
-        born = job.status.submitted_at or job.metadata.creation_timestamp
-        table.add_row(
-            Text(job_words.label(job) if several else job.metadata.name),
-            Text(job.spec.queue),
-            str(job.spec.priority),
-            Text(f"{job_words.MARKS[phase]} {phase}", style=style),
-            job_words.pods(job),
-            "" if born is None else duration(now - born),
-            "" if ran is None else duration(ran),
-            _why(job, now),
+    rows = [_row(job, now, several) for job in in_order(jobs)]
+    widths = {title: max(cell_len(title), *(row[title].cell_len for row in rows)) for title in rows[0]} if rows else {}
+    shown = list(_columns(widths, width))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    for title in shown:
+        table.add_column(
+            title, justify="right" if title in _NUMBERS else "left", no_wrap=widths[title] <= width, overflow="fold"
         )
+    with_why = width - _taken(widths[title] for title in shown) >= _WHY_AT_ALL
+    if with_why:
+        table.add_column("WHY", ratio=1, overflow="fold")
+    for job, row in zip(in_order(jobs), rows, strict=True):
+        table.add_row(*(row[title] for title in shown), *((_why(job, now),) if with_why else ()))
     return table
+
+
+def _taken(widths: Iterable[int]) -> int:
+    """Columns of the terminal that columns of these widths take, with what parts them from the next one."""
+    return sum(width + _GAP for width in widths)
+
+
+def _columns(widths: Mapping[str, int], width: int) -> Iterator[str]:
+    """The titles of the columns, all but WHY, for which some room is left."""
+    kept = dict(widths)
+    for title in _LEAST_WANTED:
+        if _taken(kept.values()) + _WHY_WANTED <= width:
+            break
+        kept.pop(title, None)
+    yield from kept
+
+
+def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
+    phase, ran = job.status.phase, job_words.ran_for(job, now)
+    born = job.status.submitted_at or job.metadata.creation_timestamp
+    return {
+        "JOB": Text(job_words.label(job) if with_namespace else job.metadata.name),
+        "QUEUE": Text(job_words.shortened(job.spec.queue, _LONGEST_QUEUE)),
+        "PRIO": Text(str(job.spec.priority)),
+        "PHASE": Text(f"{job_words.MARKS[phase]} {phase}", style=job_words.STYLES[phase]),
+        "PODS": Text(job_words.pods(job)),
+        "AGE": Text("" if born is None else duration(now - born)),
+        "RAN": Text("" if ran is None else duration(ran)),
+    }
 
 
 def _why(job: TrainingJob, now: float) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,26 +19,34 @@ if TYPE_CHECKING:
 _BAR = 10
 
 
-def node_table(rows: Sequence[NodeRow]) -> Table:
-    """One line a node; a bar for every resource that any node has, GPUs first."""
+def node_table(rows: Sequence[NodeRow], width: int = 160) -> Table:
+    """One line a node; a bar for every resource that any node has, GPUs first. The bars are left out where `width`
+    columns are too few for them: names are always shown whole."""
+    table = _table(rows, _BAR)
+    console = Console(width=1000)
+    return table if console.measure(table).maximum <= width else _table(rows, 0)
+
+
+def _table(rows: Sequence[NodeRow], bar: int) -> Table:
     names = {name for row in rows for name in row["allocatable"] if name != "pods"}
     resources = sorted(names, key=lambda name: (name in ("cpu", "memory"), name))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("NODE", "FLAVOR", *(short_resource(name).upper() for name in resources), "PODS", ""):
+    table.add_column("NODE", no_wrap=True, min_width=max((len(row["name"]) for row in rows), default=None))
+    for title in ("FLAVOR", *(short_resource(name).upper() for name in resources), "PODS", ""):
         table.add_column(title, no_wrap=True)
     for row in rows:
         flavor = Text(row["flavor"]) if row["flavor"] else Text("none", style="red")
         remark = Text("pretended", style="dim") if row["pretended"] else Text()
         state = remark if row["ready"] else Text("not ready", style="red")
-        cells = [_cell(row, name) for name in resources]
+        cells = [_cell(row, name, bar) for name in resources]
         table.add_row(Text(row["name"]), flavor, *cells, str(len(row["pods"])), state)
     return table
 
 
-def _cell(row: NodeRow, resource: str) -> Text:
+def _cell(row: NodeRow, resource: str, bar: int) -> Text:
     if resource not in row["allocatable"]:
         return Text()
     whole = parse_quantity(row["allocatable"][resource], resource)
     used = parse_quantity(row["used"].get(resource, 0), resource)
-    bar = queue_bar(Level(used, whole, whole), whole, _BAR)
-    return Text.assemble(bar, f" {amount(used, resource)}/{amount(whole, resource)}")
+    told = f"{amount(used, resource)}/{amount(whole, resource)}"
+    return Text.assemble(queue_bar(Level(used, whole, whole), whole, bar), " ", told) if bar else Text(told)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.text import Text
 
 OWN, BORROWED, IDLE, REACH = "█", "▓", "░", "·"
+LEAST = 4  # cells
 STYLES = {OWN: "green", BORROWED: "yellow", IDLE: "green dim", REACH: "bright_black"}
 
 
@@ -42,6 +45,23 @@ def queue_bar(level: Level, whole: int, width: int) -> Text:
         text.append(cell * cells, style=STYLES[cell])
         start, drawn = end, drawn + cells
     return text.append(" " * (width - drawn))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBar:
+    """A bar in a column that gives way where the terminal is narrow: from `LEAST` up to `width` cells."""
+
+    level: Level
+    whole: int
+    width: int
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """For the table that it stands in."""
+        return Measurement(min(LEAST, self.width), self.width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The bar in the width that is left for it."""
+        yield queue_bar(self.level, self.whole, min(self.width, options.max_width))
 
 
 def legend() -> Text:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.cli.views.amounts import amount, short_resource
-from muster.cli.views.queue_bar import Level, legend, queue_bar
+from muster.cli.views.queue_bar import Level, QueueBar, legend
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def queue_tree(rows: Sequence[QueueRow], width: int = 120) -> RenderableType:
     wide = width >= _WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
     for title in ("QUEUE", "JOBS", "RESOURCE", ""):
-        table.add_column(title if wide else title.removesuffix("OURCE"), no_wrap=True)
+        is_bar = title == ""  # the one column that gives way: names are always shown whole
+        table.add_column(title if wide else title.removesuffix("OURCE"), no_wrap=not is_bar)
     for title in ("USED", "GUARANTEED" if wide else "GUAR", "BORROWED" if wide else "BORR", "LIMIT"):
         table.add_column(title, justify="right", no_wrap=True)
     bar = max(12, min(_WIDEST_BAR, width - 92)) if wide else 16
@@ -82,7 +83,7 @@ def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
                 yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
 
 
-def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int) -> list[Text]:
+def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int) -> list[Text | QueueBar]:
     flavor, resource = key
     borrowed = max(0, level.used - level.guaranteed)
     if not level.named:  # nobody on the path limits it: there is nothing to compare its use with
@@ -91,7 +92,7 @@ def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int)
     full = level.limit is not None and level.used >= level.limit > 0
     return [
         Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim")),
-        queue_bar(level, whole, bar),
+        QueueBar(level, whole, bar),
         Text(amount(level.used, resource), style="bold" if level.used else "dim"),
         Text(amount(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
         Text(amount(borrowed, resource) if borrowed else "", style="yellow"),
