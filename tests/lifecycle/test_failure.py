@@ -12,6 +12,7 @@ from tests.lifecycle.cases import (
     condition,
     created,
     deleted,
+    events,
     failed,
     job,
     look,
@@ -21,7 +22,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.cluster import DeletePod
-from muster.lifecycle import Bounds
+from muster.lifecycle import Bounds, Sight, live
 from muster.lifecycle.failure import blame, shared_blame
 from muster.model import Taint
 from muster.spec import BlamedNode
@@ -112,6 +113,17 @@ def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_hold() -
     assert gone.hold is not None
     assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n1"]
     assert gone.requeue_after == NOW + 11
+
+
+def test_room_kept_over_a_backoff_is_held_until_the_gang_had_its_time_to_start() -> None:
+    patient = Bounds(backoff_s=300)  # longer than grace and start timeout together
+    one = running(job(grace=5, startTimeoutSeconds=60, failurePolicy={"rules": RULES}))
+    pods = (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:])
+    evicted = with_status(one, live(one, Sight(NOW, pods, None, NODES), patient).status)
+    gone = live(evicted, Sight(NOW, (), None, NODES), patient).status
+    assert (gone.requeue_after, gone.hold is not None and gone.hold.expires_at) == (NOW + 300, NOW + 300 + 65)
+    waiting = live(with_status(one, gone), Sight(NOW + 299, (), None, NODES), patient)
+    assert (waiting.status.hold, events(waiting)) == (gone.hold, [])
 
 
 def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> None:

@@ -122,8 +122,8 @@ class _Life:
         if self.sight.pods:
             return
         now = self.sight.now
-        hold_until = now + max_grace(self.job) + self.job.spec.start_timeout_seconds
-        self.status = moves.requeue(self.status, now, self.bounds, self._kept_room(), hold_until)
+        hold_s = max_grace(self.job) + self.job.spec.start_timeout_seconds
+        self.status = moves.requeue(self.status, now, self.bounds, self._kept_room(), hold_s)
         self._stand_in_line()
 
     def _kept_room(self) -> list[RoleStatusPlacement]:

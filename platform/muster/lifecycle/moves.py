@@ -75,9 +75,10 @@ def evict(
 
 
 def requeue(
-    status: TrainingJobStatus, now: float, bounds: Bounds, kept: list[RoleStatusPlacement], hold_until: float
+    status: TrainingJobStatus, now: float, bounds: Bounds, kept: list[RoleStatusPlacement], hold_s: float
 ) -> TrainingJobStatus:
-    """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold until `hold_until`.
+    """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
+    when it may start again.
 
     Only what counts as a restart (see `COUNTED_EVICTIONS`) waits for a backoff.
     """
@@ -85,11 +86,10 @@ def requeue(
     reason = evicted.reason if evicted is not None else "Requeued"
     message = evicted.message if evicted is not None else ""
     backs_off = reason in COUNTED_EVICTIONS
-    hold = HoldStatus(placement=kept, victims=[], expires_at=hold_until) if kept else None
-    status = _out(status, now, reason, message)
-    return with_fields(
-        status, {"hold": hold, "requeue_after": now + bounds.backoff(status.restarts) if backs_off else None}
-    )
+    requeue_after = now + bounds.backoff(status.restarts) if backs_off else None
+    starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
+    hold = HoldStatus(placement=kept, victims=[], expires_at=starts_at + hold_s) if kept else None
+    return with_fields(_out(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
 
 
 COUNTED_EVICTIONS = frozenset({"StartTimeout", "RestartElsewhere"})
