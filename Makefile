@@ -25,7 +25,7 @@ CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
 export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_documents.py
+PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_quota.py tests/test_documents.py
 
 section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)

@@ -134,6 +134,13 @@ def test_rows_tell_what_a_queue_uses_borrows_and_may_still_take() -> None:
     assert (b["share"], a["share"]) == (16.0, 0.0)
 
 
+def test_what_is_available_respects_the_limit_of_a_queue_above() -> None:
+    tree = [queue("root", guaranteed=100), queue("team", "root", guaranteed=10, limit=10)]
+    tree += [queue("keeps", "team", guaranteed=10, lend=0), queue("other", "team")]
+    rows = queue_rows(tree, model.Snapshot(0.0, (), (), (), (), (running("j", "other", 8),)), {})
+    assert {row["name"]: amounts(row)["available"] for row in rows}["keeps"] == "2"
+
+
 def test_room_held_for_a_gang_that_backs_off_is_used() -> None:
     one = running("j1", "a", 3)
     hold = model.Hold("j1", one.placement, (), 100.0, holder=one.gang)

@@ -7,12 +7,12 @@ says so. What fails is told with the largest size that would pass.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from muster.admission.queues import path_to_root, usable_flavors
+from muster.admission.tree import quota_tree
 from muster.errors import Refused
 from muster.model import Flavor, Gang, Node, Resources, Role, Topology
-from muster.quantity import format_quantity, parse_quantity
+from muster.quantity import format_quantity
+from muster.quota import Charges, QueueTree
 from muster.spec import Queue
 
 
@@ -23,83 +23,35 @@ def check_size(
 
     `flavors` give the topology levels. The queue must exist and be active (`check_submit`).
     """
-    tree = QuotaTree.of(queues)
+    tree = quota_tree(queues)
     levels = {flavor.name: flavor.levels for flavor in flavors}
     for role in gang.roles:
-        candidates = role.flavors or gang.flavors or usable_flavors(gang.queue, tree.by_name)
+        candidates = role.flavors or gang.flavors or tree.flavors[tree.index[gang.queue]]
         _check_quota(role, gang.queue, candidates, tree)
         if nodes is not None:
             _check_nodes(role, role.topology or gang.topology, candidates, levels, nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaTree:
-    """The quota formulas of docs/scheduling.md at zero usage."""
-
-    by_name: Mapping[str, Queue]
-    children: Mapping[str, Sequence[str]]
-
-    @classmethod
-    def of(cls, queues: Iterable[Queue]) -> QuotaTree:
-        """A tree without cycles below the queues that are asked for."""
-        by_name = {queue.metadata.name: queue for queue in queues}
-        children: dict[str, list[str]] = {}
-        for name, queue in by_name.items():
-            children.setdefault(queue.spec.parent or "", []).append(name)
-        return cls(by_name, children)
-
-    def most(self, queue: str, flavor: str, resource: str) -> int | None:
-        """The most the queue could use if nobody else used anything; None when nobody on the path limits it."""
-        path = [one.metadata.name for one in path_to_root(queue, self.by_name)]
-        words = ("guaranteed", "limit", "lend")
-        if all(self.amount(name, word, flavor, resource) is None for name in path for word in words):
-            return None
-        most = 0
-        for name in reversed(path):
-            total, kept = self.total_and_kept(name, flavor, resource)
-            limit = self.amount(name, "limit", flavor, resource)
-            most = total if name == path[-1] else kept + most
-            most = most if limit is None else min(limit, most)
-        return most
-
-    def total_and_kept(self, name: str, flavor: str, resource: str) -> tuple[int, int]:
-        """T and kept: all that lies in the queue, and what of it nobody else may borrow."""
-        below, lent = 0, 0
-        for child in self.children.get(name, ()):
-            below += self.guaranteed(child, flavor, resource)
-            total, kept = self.total_and_kept(child, flavor, resource)
-            lent += total - kept
-        total = max(0, (self.amount(name, "guaranteed", flavor, resource) or 0) - below) + lent
-        lend = self.amount(name, "lend", flavor, resource)
-        return total, 0 if lend is None else max(0, total - lend)
-
-    def guaranteed(self, name: str, flavor: str, resource: str) -> int:
-        """G; of an inner queue at least its children's sum."""
-        below = sum(self.guaranteed(child, flavor, resource) for child in self.children.get(name, ()))
-        return max(below, self.amount(name, "guaranteed", flavor, resource) or 0)
-
-    def amount(self, name: str, which: str, flavor: str, resource: str) -> int | None:
-        """What the queue itself says; None when it says nothing."""
-        for entry in self.by_name[name].spec.resources:
-            if entry.flavor == flavor and resource in getattr(entry, which):
-                return parse_quantity(getattr(entry, which)[resource], resource)
-        return None
+def most(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
+    """The most the queue could use if nobody else used anything; None when nobody on the path limits it."""
+    number, cell = tree.index[queue], tree.cells.get((flavor, resource), -1)
+    return Charges(tree).avail(number, cell) if cell in tree.named[number] else None
 
 
-def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QuotaTree) -> None:
+def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QueueTree) -> None:
     """Refuse when every candidate flavor has a resource of which the queue can never have enough."""
     told: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
     for flavor in candidates:
-        limits = [(name, amount, tree.most(queue, flavor, name)) for name, amount in role.request]
-        short = [(name, most, most // amount) for name, amount, most in limits
-                 if most is not None and amount * role.min_replicas > most]  # fmt: skip
+        limits = [(name, amount, most(tree, queue, flavor, name)) for name, amount in role.request]
+        short = [(name, limit, limit // amount) for name, amount, limit in limits
+                 if limit is not None and amount * role.min_replicas > limit]  # fmt: skip
         if not short:
             return
         told.append((flavor, *min(short, key=lambda item: item[2])))
     if not told:
         return
-    flavor, resource, most, pods = max(told, key=lambda item: (item[3], item[0]))
-    each, shown = role.request.get(resource), format_quantity(most, resource)
+    flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
+    each, shown = role.request.get(resource), format_quantity(limit, resource)
     asked = format_quantity(each * role.min_replicas, resource)
     raise Refused(
         f"role {role.name} needs {asked} {resource} of {flavor} ({_pods(role)}); "

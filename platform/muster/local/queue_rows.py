@@ -1,6 +1,6 @@
 """The queue tree as rows for people: what each queue has, uses, borrows and may still take (pure).
 
-Quota is counted by the formulas of docs/scheduling.md. A row's `used` is all usage of the queue and below.
+Quota is counted by `muster.quota`, as the planner counts it. A row's `used` is all usage of the queue and below.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 from muster import model, spec
 from muster.admission import queue_verdicts
 from muster.admission.queues import path_to_root
-from muster.admission.size import QuotaTree
+from muster.admission.tree import quota_tree
 from muster.quantity import format_quantity
+from muster.quota import Charges
 
 Cell = tuple[str, str]
 """(flavor, resource)"""
@@ -29,7 +30,8 @@ def queue_rows(
 class _Tree:
     def __init__(self, queues: list[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]) -> None:
         self.by_name = {queue.metadata.name: queue for queue in queues}
-        self.quota = QuotaTree.of(queues)
+        self.tree = quota_tree(queues)
+        self.charges = Charges(self.tree)
         self.verdicts = queue_verdicts(queues)
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
         self.below: dict[str, dict[Cell, int]] = {name: {} for name in self.by_name}
@@ -64,6 +66,8 @@ class _Tree:
                 cells[cell] = cells.get(cell, 0.0) + usage.resource_seconds
 
     def _add(self, queue: str, cell: Cell, amount: int) -> None:
+        if (number := self.tree.index.get(queue)) is not None:
+            self.charges.charge(number, self.tree.amounts(number, cell[0], [(cell[1], amount)]))
         for above in self.paths.get(queue, ()):
             self.below[above][cell] = self.below[above].get(cell, 0) + amount
 
@@ -72,7 +76,7 @@ class _Tree:
 
         def visit(name: str, depth: int) -> None:
             order.append((name, depth))
-            for child in sorted(self.quota.children.get(name, ())):
+            for child in sorted(self.tree.queues[below].name for below in self.tree.children[self.tree.index[name]]):
                 visit(child, depth + 1)
 
         in_cycle = {name for name, verdict in self.verdicts.items() if verdict.reason == "Cycle"}
@@ -113,14 +117,16 @@ class _Tree:
             row["used"][resource] = format_quantity(used, resource)
             if cell not in named:
                 continue
-            guaranteed = self.quota.guaranteed(name, *cell)
+            number, column = self.tree.index[name], self.tree.cells[cell]
+            guaranteed = self.tree.guaranteed[number][column]
             row["guaranteed"][resource] = format_quantity(guaranteed, resource)
             row["borrowed"][resource] = format_quantity(max(0, used - guaranteed), resource)
-            row["available"][resource] = format_quantity(self.available(name, cell), resource)
-            for word in ("limit", "lend"):
-                amount = self.quota.amount(name, word, *cell)
-                if amount is not None:
-                    row[word][resource] = format_quantity(amount, resource)
+            row["available"][resource] = format_quantity(self.charges.avail(number, column), resource)
+            for quota in self.tree.queues[number].quotas:
+                if (quota.flavor, quota.resource) == cell:
+                    for word, amount in (("limit", quota.limit), ("lend", quota.lend)):
+                        if amount is not None:
+                            row[word][resource] = format_quantity(amount, resource)
         return list(rows.values())
 
     def named(self, name: str) -> set[Cell]:
@@ -133,31 +139,12 @@ class _Tree:
             for resource in (*entry.guaranteed, *entry.limit, *entry.lend)
         }
 
-    def net(self, name: str, cell: Cell) -> int:
-        """U: own charges, and of each child what is above the part it keeps for itself."""
-        below = 0
-        own = self.below[name].get(cell, 0)
-        for child in self.quota.children.get(name, ()):
-            own -= self.below[child].get(cell, 0)
-            below += max(0, self.net(child, cell) - self.quota.total_and_kept(child, *cell)[1])
-        return own + below
-
-    def available(self, name: str, cell: Cell) -> int:
-        """avail: negative when over-admitted."""
-        total, kept = self.quota.total_and_kept(name, *cell)
-        parent = self.by_name[name].spec.parent
-        if parent not in self.by_name:
-            free = total - self.net(name, cell)
-        else:
-            free = max(0, kept - self.net(name, cell)) + self.available(str(parent), cell)
-        limit = self.quota.amount(name, "limit", *cell)
-        return free if limit is None else min(free, limit - self.below[name].get(cell, 0))
-
     def share(self, name: str) -> float:
         """Decayed resource-seconds per unit of what the root has and of the queue's weight; the largest cell counts."""
-        root, weight = self.paths[name][-1], self.by_name[name].spec.weight
-        totals = {cell: self.quota.total_and_kept(root, *cell)[0] for cell in self.decayed[name]}
-        parts = (used / (weight * totals[cell]) for cell, used in self.decayed[name].items() if totals[cell] > 0)
+        tree, weight = self.tree, self.by_name[name].spec.weight
+        root = tree.total[tree.root(tree.index[name])]
+        totals = {cell: root[tree.cells[cell]] for cell in self.decayed[name] if cell in tree.cells}
+        parts = (self.decayed[name][cell] / (weight * total) for cell, total in totals.items() if total > 0)
         return round(max(parts, default=0.0), 3)
 
 

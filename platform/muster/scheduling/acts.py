@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from muster.model import Admit, Decision, Evict, Gang, HoldRoom, Placement, Resize, RolePlacement
+from muster.quota import Amounts
 from muster.scheduling.backfill import Promises
 from muster.scheduling.departures import Departure, tie_of
 from muster.scheduling.evict import Freed
@@ -18,7 +19,6 @@ from muster.scheduling.grow import Growth
 from muster.scheduling.holds import Held, gone_by, named
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, charge_of, placed_load
-from muster.scheduling.quota import Amounts
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.room import Load
 from muster.scheduling.shape import Request

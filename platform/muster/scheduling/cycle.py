@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from muster.model import Decision, Gang, Snapshot, WaitCode
+from muster.quota import Amounts
 from muster.scheduling.acts import Acts
 from muster.scheduling.backfill import Bound, Promises
 from muster.scheduling.departures import Departure, tie_of
@@ -21,7 +22,6 @@ from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, read
 from muster.scheduling.order import Line, Waiting, leaf_order, line
 from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.quota import Amounts
 from muster.scheduling.refuse import Refusal, refusal, too_high
 from muster.scheduling.shape import Option, Request, largest_step
 from muster.scheduling.victims import Victims

@@ -14,8 +14,8 @@ from hashlib import blake2b
 
 import numpy as np
 
+from muster.quota import Amounts
 from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
-from muster.scheduling.quota import Amounts
 from muster.scheduling.room import Load, distinct
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.model import Resources, Wait
+from muster.quota import Charges
 from muster.scheduling.fit import fits
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
 from muster.scheduling.order import leaf_order
-from muster.scheduling.quota import Charges
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.room import PodKind, Room
 from muster.scheduling.shape import Option, Request, Shape, Spot, largest_step

@@ -15,8 +15,7 @@ from muster.model import Gang
 from muster.scheduling.fit import fits
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
-from muster.scheduling.nodes import BoolArray, IntArray
-from muster.scheduling.quota import QueueTree
+from muster.scheduling.nodes import BoolArray
 from muster.scheduling.refuse import Refusal, refusal
 from muster.scheduling.room import Room
 from muster.scheduling.shape import Request, Requests
@@ -63,8 +62,8 @@ class Futile:
 
     def _work_out(self) -> None:
         self._version = self.ledger.version
-        lined_up, tree = self._requests, self.facts.tree
-        avail = available(tree, self.ledger.charged.table(), self.ledger.charged.table(used=True))
+        lined_up = self._requests
+        avail = self.ledger.charged.available()
         asks = lined_up.amounts > 0
         over = np.any(asks & (lined_up.amounts > avail[lined_up.queue]), axis=1)
         full = _full(lined_up, self.ledger.now)
@@ -84,20 +83,6 @@ class Futile:
             answer |= within & inner & generous[parent[queue]]
             queue = np.where(inner, parent[queue], queue)
         return answer
-
-
-def available(tree: QueueTree, below: IntArray, used: IntArray) -> IntArray:
-    """What each queue may still use of each cell, as `Charges.avail` says, for all at once."""
-    total, kept, limit = (
-        np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.total, tree.kept, tree.limit)
-    )
-    spare: IntArray = np.maximum(0, kept - used)
-    cap: IntArray = limit - below
-    avail: IntArray = np.minimum(total - used, cap)
-    for children, parents in reversed(tree.levels):
-        cap[children] = np.minimum(cap[children], cap[parents])
-        avail[children] = np.minimum(cap[children], spare[children] + avail[parents])
-    return avail
 
 
 def _full(lined_up: Requests, now: Room) -> BoolArray:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from muster.quota import Amounts
 from muster.scheduling.backfill import Promises
 from muster.scheduling.departures import Departure
 from muster.scheduling.fit import Fit, fit
 from muster.scheduling.holds import kept_pods
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, Stay
-from muster.scheduling.quota import Amounts
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.shape import Request, largest_step
 

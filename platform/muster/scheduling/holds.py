@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.model import Gang, Hold, Placement
+from muster.quota import Amounts, Charges
 from muster.scheduling.departures import Departure, tie_of
 from muster.scheduling.fit import Fit, Kept, Spread, fit
 from muster.scheduling.memo import Memo, charge_of, placed_load
-from muster.scheduling.quota import Amounts, Charges
 from muster.scheduling.room import Less, Room
 from muster.scheduling.shape import Request
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from muster.quota import Charges
 from muster.scheduling.departures import Departure
 from muster.scheduling.memo import Memo
 from muster.scheduling.outlook import Outlook
-from muster.scheduling.quota import Charges
 from muster.scheduling.room import Room
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from muster.model import Gang, Placement, RolePlacement, Running, Snapshot
+from muster.quota import Amounts, Charges, QueueTree, queue_tree
 from muster.scheduling.departures import Departure, Departures, tie_of
 from muster.scheduling.nodes import NodeTable, node_table
-from muster.scheduling.quota import Amounts, Charges, QueueTree, queue_tree
 from muster.scheduling.refuse import Verdicts
 from muster.scheduling.room import Load, Masks, Room
 from muster.scheduling.shape import Request, Shapes

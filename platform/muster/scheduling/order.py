@@ -17,9 +17,9 @@ from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from muster.model import Gang, Usage
+from muster.quota import Amounts, QueueTree
 from muster.scheduling.entitle import Entitlement
 from muster.scheduling.policy import Policy
-from muster.scheduling.quota import Amounts, QueueTree
 from muster.scheduling.shape import Request
 
 SHARE_TICK_S = 60.0

@@ -12,16 +12,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from muster.quota import UNLIMITED, Amounts, Charges, QueueTree
 from muster.scheduling.departures import Departure, Departures
 from muster.scheduling.nodes import FloatArray, IntArray
-from muster.scheduling.quota import UNLIMITED, Amounts, Charges, QueueTree
 
 MOMENTS = 256
 """So many moments are looked at; with more departures than that, several fall into one."""
 
 
 class Outlook:
-    """The charges of `muster.scheduling.quota` with one more dimension: moments, each after some have left."""
+    """The charges of `muster.quota` with one more dimension: moments, each after some have left."""
 
     def __init__(self, staying: Charges, departures: Departures) -> None:
         tree = self.tree = staying.tree

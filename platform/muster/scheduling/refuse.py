@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from muster.model import Gang, WaitCode
+from muster.quota import Charges, QueueTree
 from muster.scheduling.fit import fits
 from muster.scheduling.nodes import NodeTable
-from muster.scheduling.quota import Charges, QueueTree
 from muster.scheduling.room import Room
 from muster.scheduling.shape import Request, Shape
 

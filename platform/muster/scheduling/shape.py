@@ -13,8 +13,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from muster.model import Flavor, Gang, Resources, Role, Topology, WaitCode
+from muster.quota import Amounts, QueueTree
 from muster.scheduling.nodes import IntArray, NodeRule, NodeTable
-from muster.scheduling.quota import Amounts, QueueTree
 from muster.scheduling.room import PodKind
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from typing import Literal
 import numpy as np
 
 from muster.model import Gang, Placement, RolePlacement
+from muster.quota import Charges, QueueTree
 from muster.scheduling.departures import Departure
 from muster.scheduling.holds import Held
 from muster.scheduling.memo import Memo, Stay, charge_of, placed_load
 from muster.scheduling.nodes import BoolArray
-from muster.scheduling.quota import Charges, QueueTree
 from muster.scheduling.room import Load
 from muster.scheduling.shape import Request
 

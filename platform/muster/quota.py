@@ -1,5 +1,7 @@
 """How much a queue may still use: one tree of queues, five formulas (see docs/scheduling.md).
 
+Whoever speaks of quota asks here: the planner, what is refused at submit, and the tables for people.
+
 Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's guaranteed, limit and lend:
 
     own    = max(0, G - sum of the children's G)      T = own + sum of the children's lent
@@ -22,9 +24,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from muster.model import Queue
-from muster.scheduling.nodes import IntArray
+
+IntArray = npt.NDArray[np.int64]
 
 UNLIMITED = 1 << 62
 
@@ -213,6 +217,20 @@ class Charges:
             cap = min(cap, tree.limit[q][cell] - self.below[q * width + cell])
             avail = min(avail, cap)
         self._avail[queue, cell] = avail
+        return avail
+
+    def available(self) -> IntArray:
+        """`avail` of every queue and cell at once: [queues, cells]."""
+        tree, below, used = self.tree, self.table(), self.table(used=True)
+        total, kept, limit = (
+            np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.total, tree.kept, tree.limit)
+        )
+        spare: IntArray = np.maximum(0, kept - used)
+        cap: IntArray = limit - below
+        avail: IntArray = np.minimum(total - used, cap)
+        for children, parents in reversed(tree.levels):
+            cap[children] = np.minimum(cap[children], cap[parents])
+            avail[children] = np.minimum(cap[children], spare[children] + avail[parents])
         return avail
 
     def allows(self, queue: int, amounts: Amounts) -> bool:

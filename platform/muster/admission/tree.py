@@ -1,0 +1,40 @@
+"""The quota that queues write down, as the tree that `muster.quota` counts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from muster import model
+from muster.quantity import parse_quantity
+from muster.quota import QueueTree, queue_tree
+from muster.spec import Queue, QueueResources
+
+
+def quota_tree(queues: Iterable[Queue]) -> QueueTree:
+    """The tree, whether its queues are active or not; a queue in a cycle or without its parent counts as a root."""
+    return queue_tree([
+        model.Queue(queue.metadata.name, queue.spec.parent, quotas=quotas_of(queue)) for queue in queues
+    ])  # fmt: skip
+
+
+def quotas_of(queue: Queue) -> tuple[model.Quota, ...]:
+    """One quota a flavor and resource. A flavor without any is named all the same, by a resource nobody asks for."""
+    return tuple(quota for entry in queue.spec.resources for quota in _quotas(entry))
+
+
+def _quotas(entry: QueueResources) -> list[model.Quota]:
+    names = sorted({*entry.guaranteed, *entry.limit, *entry.lend}) or [""]
+    return [
+        model.Quota(
+            flavor=entry.flavor,
+            resource=name,
+            guaranteed=_amount(entry.guaranteed, name),
+            limit=_amount(entry.limit, name),
+            lend=_amount(entry.lend, name),
+        )
+        for name in names
+    ]
+
+
+def _amount(amounts: Mapping[str, str], name: str) -> int | None:
+    return parse_quantity(amounts[name], name) if name in amounts else None

@@ -1,0 +1,180 @@
+"""The quota formulas, each against the words of the rule."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.scheduling.worlds import GPU, queue
+
+from muster.model import Queue, Quota
+from muster.quota import UNLIMITED, Charges, queue_tree
+
+CELL = ("h200", GPU)
+
+
+def avail(queues: list[Queue], used: dict[str, int]) -> dict[str, int]:
+    """What each queue may still use, after charging."""
+    tree = queue_tree(queues)
+    charges = Charges(tree)
+    for name, amount in used.items():
+        charges.charge(tree.index[name], ((tree.cells[CELL], amount),))
+    return {queue.name: charges.avail(tree.index[queue.name], tree.cells[CELL]) for queue in queues}
+
+
+def test_a_queue_may_use_its_own_guarantee() -> None:
+    assert avail([queue("root"), queue("a", "root", 16), queue("b", "root", 8)], {"a": 4, "b": 8})["a"] == 12
+
+
+def test_a_queue_may_borrow_what_a_sibling_does_not_use() -> None:
+    assert avail([queue("root"), queue("a", "root", 16), queue("b", "root", 8)], {"b": 3})["a"] == 16 + 5
+
+
+def test_a_queue_never_uses_more_than_its_limit_borrowed_included() -> None:
+    assert avail([queue("root"), queue("a", "root", 8, 12), queue("b", "root", 80)], {"a": 2})["a"] == 10
+
+
+def test_a_queue_lends_no_more_than_it_says() -> None:
+    assert avail([queue("root"), queue("a", "root", 8), queue("b", "root", 16, lend=4)], {})["a"] == 8 + 4
+
+
+def test_what_a_queue_keeps_is_not_counted_against_its_siblings() -> None:
+    tree = [queue("root"), queue("a", "root", 8), queue("b", "root", 16, lend=4)]
+    assert avail(tree, {"b": 12})["a"] == 12
+    assert avail(tree, {"b": 13})["a"] == 11
+
+
+def test_lending_goes_up_and_down_the_tree() -> None:
+    tree = [queue("co"), queue("x", "co"), queue("y", "co"), queue("x1", "x", 8), queue("y1", "y", 24, lend=10)]
+    assert avail(tree, {})["x1"] == 18
+
+
+def test_an_inner_limit_binds_all_below_it() -> None:
+    tree = [queue("co", guaranteed=100), queue("x", "co", 0, 10), queue("x1", "x", 0), queue("x2", "x", 0)]
+    assert avail(tree, {"x1": 7}) == {"co": 93, "x": 3, "x1": 3, "x2": 3}
+
+
+def test_an_inner_limit_binds_even_where_a_queue_keeps_a_guarantee_for_itself() -> None:
+    tree = [queue("co", guaranteed=100), queue("x", "co", 10, 10), queue("x1", "x", 10, lend=0), queue("x2", "x", 0)]
+    assert avail(tree, {"x2": 8})["x1"] == 2, "with its own ten, x would use eighteen"
+
+
+def test_absent_means_nothing_guaranteed_no_limit_and_all_lent() -> None:
+    tree = queue_tree([queue("root", guaranteed=8), Queue("a", "root")])
+    cell = tree.cells[CELL]
+    assert (tree.guaranteed[1][cell], tree.limit[1][cell], tree.kept[0][cell]) == (0, UNLIMITED, 0)
+
+
+def test_an_inner_queues_guarantee_counts_as_at_least_its_childrens_sum() -> None:
+    tree = queue_tree([queue("root", guaranteed=8), queue("a", "root", 8), queue("b", "root", 8)])
+    assert tree.guaranteed[0][tree.cells[CELL]] == 16
+
+
+def test_avail_is_negative_when_over_admitted() -> None:
+    assert avail([queue("root", guaranteed=8)], {"root": 11})["root"] == -3
+
+
+def test_roots_never_borrow_from_each_other() -> None:
+    assert avail([queue("r1", guaranteed=8), queue("r2", guaranteed=80)], {})["r1"] == 8
+
+
+# -- the same formulas once more, written down as they are said, against the tables that everybody counts with
+
+
+class Words:
+    """The formulas word by word, recursive, for one cell."""
+
+    def __init__(self, queues: list[Queue], used: dict[str, int]) -> None:
+        self.by = {queue.name: queue for queue in queues}
+        self.children = {name: [q.name for q in queues if q.parent == name] for name in self.by}
+        self.used = used
+        self.total = cache(self._total)
+        self.usage = cache(self._usage)
+        self.avail = cache(self._avail)
+
+    def quota(self, name: str) -> Quota:
+        return next(iter(self.by[name].quotas), Quota("h200", GPU))
+
+    def guaranteed(self, name: str) -> int:
+        return max(self.quota(name).guaranteed or 0, sum(self.guaranteed(child) for child in self.children[name]))
+
+    def _total(self, name: str) -> int:
+        own = max(0, self.guaranteed(name) - sum(self.guaranteed(child) for child in self.children[name]))
+        return own + sum(self.lent(child) for child in self.children[name])
+
+    def lent(self, name: str) -> int:
+        lend = self.quota(name).lend
+        return self.total(name) if lend is None else min(lend, self.total(name))
+
+    def kept(self, name: str) -> int:
+        return self.total(name) - self.lent(name)
+
+    def below(self, name: str) -> int:
+        return self.used.get(name, 0) + sum(self.below(child) for child in self.children[name])
+
+    def _usage(self, name: str) -> int:
+        if not self.children[name]:
+            return self.used.get(name, 0)
+        return sum(max(0, self.usage(child) - self.kept(child)) for child in self.children[name])
+
+    def slack(self, name: str) -> int:
+        limit, parent = self.quota(name).limit, self.by[name].parent
+        own = UNLIMITED if limit is None else limit - self.below(name)
+        return own if parent is None else min(own, self.slack(parent))
+
+    def _avail(self, name: str) -> int:
+        parent = self.by[name].parent
+        if parent is None:
+            return min(self.total(name) - self.usage(name), self.slack(name))
+        return min(self.slack(name), max(0, self.kept(name) - self.usage(name)) + self.avail(parent))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[Queue], dict[str, int]]:
+    """A tree of up to four levels with random quotas, and what its leaves use."""
+    queues = [queue("q0", None, draw(st.integers(0, 40)))]
+    depth = {"q0": 0}
+    for i in range(1, draw(st.integers(1, 9))):
+        parent = draw(st.sampled_from([q.name for q in queues if depth[q.name] < 3]))
+        amounts = [draw(st.none() | st.integers(0, 20)) for _ in range(3)]
+        queues.append(queue(f"q{i}", parent, *amounts))
+        depth[f"q{i}"] = depth[parent] + 1
+    leaves = [q.name for q in queues if not any(other.parent == q.name for other in queues)]
+    return queues, {leaf: draw(st.integers(0, 30)) for leaf in leaves}
+
+
+@given(trees())
+def test_the_quota_formulas_hold_at_every_node_of_the_tree(case: tuple[list[Queue], dict[str, int]]) -> None:
+    queues, used = case
+    words = Words(queues, used)
+    assert avail(queues, used) == {q.name: words.avail(q.name) for q in queues}
+
+
+@given(trees())
+def test_what_all_queues_may_use_at_once_is_what_each_may_use(case: tuple[list[Queue], dict[str, int]]) -> None:
+    queues, used = case
+    tree = queue_tree(queues)
+    charges = Charges(tree)
+    for name, amount in used.items():
+        charges.charge(tree.index[name], tuple((cell, amount) for cell in tree.cells.values()))
+    each = [[charges.avail(q, cell) for cell in range(charges.width)] for q in range(len(queues))]
+    assert charges.available().tolist() == each
+
+
+@given(trees(), st.randoms(use_true_random=False))
+def test_charging_and_giving_back_in_any_order_leaves_no_trace(
+    case: tuple[list[Queue], dict[str, int]], order: object
+) -> None:
+    queues, used = case
+    tree = queue_tree(queues)
+    cell = tree.cells[CELL]
+    charges = Charges(tree)
+    steps = [(name, amount) for name, amount in used.items()]
+    for name, amount in steps:
+        charges.charge(tree.index[name], ((cell, amount),))
+    order.shuffle(steps)  # type: ignore[attr-defined]
+    for name, amount in steps:
+        charges.charge(tree.index[name], ((cell, amount),), -1)
+    assert charges.below == Charges(tree).below
+    assert charges.used == Charges(tree).used
