@@ -189,6 +189,14 @@ def test_a_priority_above_the_queues_maximum_is_refused() -> None:
     assert told == "spec.priority: 11 is above maxPriority 10 of queue 'a'; write 10 or less"
 
 
+def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
+    tree = [queue("top", maxPriority=5), queue("a", "top", maxPriority=10), queue("b", "top", maxPriority=3)]
+    told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=6), tree)
+    assert told == "spec.priority: 6 is above maxPriority 5 of queue 'top', above queue 'a'; write 5 or less"
+    assert "maxPriority 3 of queue 'b'" in refused("PriorityTooHigh", check_submit, job(queue="b", priority=4), tree)
+    check_submit(job(queue="a", priority=5), tree)
+
+
 def test_an_unknown_flavor_is_refused_with_the_nearest_one() -> None:
     told = refused("UnknownFlavor", check_submit, job(queue="research", flavors=["h20"]), COMPANY, [flavor()])
     assert told == "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?"
@@ -272,6 +280,17 @@ def test_the_most_a_queue_can_get_follows_limit_lend_and_keep(a: dict[str, int],
     queues = [top, queue("a", "top", resources=gpus("h200", **a)), queue("b", "top", resources=gpus("h200", **b))]
     check_size(gang(most, 1, "a"), queues)
     assert f"more than {most}:" in refused("LargerThanQuota", check_size, gang(most + 1, 1, "a"), queues)
+
+
+def test_the_limit_of_a_queue_above_binds_even_where_the_queue_keeps_a_guarantee_for_itself() -> None:
+    kept = queue("a", "team", resources=gpus(guaranteed=10, lend=0))
+    queues = [
+        queue("top", resources=gpus(guaranteed=100)),
+        queue("team", "top", resources=gpus(guaranteed=10, limit=10)),
+        kept,
+    ]
+    check_size(gang(10, 1, "a"), queues)
+    assert "more than 10:" in refused("LargerThanQuota", check_size, gang(11, 1, "a"), queues)
 
 
 def test_a_resource_that_no_queue_on_the_path_names_is_not_limited() -> None:

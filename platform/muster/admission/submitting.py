@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster.admission.namespaces import namespace_allowed, nearest_selector
-from muster.admission.queues import queue_verdicts, usable_flavors
+from muster.admission.queues import path_to_root, queue_verdicts, usable_flavors
 from muster.errors import NotFound, Refused
 from muster.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
 
@@ -30,7 +30,7 @@ def check_submit(
     _check_queue(job, by_name)
     if namespace_labels is not None:
         _check_namespace(job, by_name, namespace_labels)
-    _check_priority(job, by_name[job.spec.queue])
+    _check_priority(job, by_name)
     usable = usable_flavors(job.spec.queue, by_name)
     for place, names, topology in _wishes(job):
         _check_flavors(place, names, by_flavor, usable, job.spec.queue)
@@ -85,12 +85,14 @@ def _shown(selector: LabelSelector) -> str:
     return ", ".join(lines)
 
 
-def _check_priority(job: TrainingJob, queue: Queue) -> None:
-    most, asked = queue.spec.max_priority, job.spec.priority
-    if most is not None and asked > most:
-        told = (
-            f"spec.priority: {asked} is above maxPriority {most} of queue {queue.metadata.name!r}; write {most} or less"
-        )
+def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
+    """The lowest maxPriority on the path to the root counts, as in the planner."""
+    path = path_to_root(job.spec.queue, by_name)
+    caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
+    if caps and job.spec.priority > min(caps)[0]:
+        most, name = min(caps)
+        whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
+        told = f"spec.priority: {job.spec.priority} is above maxPriority {most} of {whose}; write {most} or less"
         raise Refused(told, reason="PriorityTooHigh")
 
 
