@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.lifecycle.cases import (
     NOW,
     admitted,
@@ -190,6 +191,17 @@ def test_cancel_of_a_finished_job_changes_nothing() -> None:
     one = running()
     done = look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status
     assert look(with_status(job(cancel=True), done)).status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("asked", [job(cancel=True), job(suspend=True)], ids=["cancel", "suspend"])
+def test_a_job_that_is_through_has_succeeded_whatever_is_asked_of_it_at_that_moment(asked: spec.TrainingJob) -> None:
+    one = running()
+    through = with_phases(pods_of(one), DONE, DONE, DONE)
+    verdict = look(with_status(asked, one.status), through, now=NOW + 5)
+    assert (verdict.status.phase, verdict.status.finished_at) == ("Succeeded", NOW + 5)
+    assert (events(verdict), deleted(verdict)) == (["Completed"], [])
+    nearly = with_phases(pods_of(one), DONE, DONE, "Running")
+    assert look(with_status(asked, one.status), nearly).status.phase != "Succeeded"
 
 
 def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:

@@ -1,8 +1,8 @@
 """Has the present attempt of an admitted gang ended, and how?
 
-Looked at in this order: completed; its size edited; a node or pod lost; a pod failed; out of time; stuck; all ready;
-not started in time. Completion comes first, since a gang that has done its work cannot fail any more, and loss before
-failure, since pods fail when their peers vanish.
+Completion is asked first, before what the user wants now, since a gang that has done its work cannot fail any more, nor
+be paused or cancelled. Then `judge` looks in this order: its size edited; a node or pod lost; a pod failed; out of
+time; stuck; all ready; not started in time. Loss comes before failure, since pods fail when their peers vanish.
 """
 
 from __future__ import annotations
@@ -54,18 +54,28 @@ class _Case:
 
 
 def judge(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling:
-    """The first finding that applies, or when to look again."""
-    pods = tuple(pod for pod in sight.pods if pod.attempt == status.attempt)
-    case = _Case(job, status, sight, bounds, pods, cleared=len(pods) == len(sight.pods))
-    findings = (_completed,) if is_leaving(status) else _FINDINGS
-    for finding in findings:
+    """The first finding that applies to a gang that is not through, or when to look again. One that leaves, leaves."""
+    if is_leaving(status):
+        return Ruling(status)
+    case = _case(job, status, sight, bounds)
+    for finding in _FINDINGS:
         ruling = finding(case)
         if ruling is not None:
             return ruling
-    return Ruling(status, wakes=tuple(_deadlines(case).values()) if findings is _FINDINGS else ())
+    return Ruling(status, wakes=tuple(_deadlines(case).values()))
 
 
-def _completed(case: _Case) -> Ruling | None:
+def _case(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> _Case:
+    pods = tuple(pod for pod in sight.pods if pod.attempt == status.attempt)
+    return _Case(job, status, sight, bounds, pods, cleared=len(pods) == len(sight.pods))
+
+
+def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling | None:
+    """The end of an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
+
+    Also of a gang that leaves: what exits because it was told to does not count.
+    """
+    case = _case(job, status, sight, bounds)
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
     done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
@@ -180,7 +190,6 @@ def _ready(case: _Case) -> Ruling | None:
 
 
 _FINDINGS: tuple[Callable[[_Case], Ruling | None], ...] = (
-    _completed,
     _edited,
     _lost,
     _failed,

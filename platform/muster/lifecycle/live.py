@@ -24,7 +24,7 @@ from muster.lifecycle.conditions import (
     with_fields,
 )
 from muster.lifecycle.failure import is_gone
-from muster.lifecycle.judge import judge
+from muster.lifecycle.judge import Ruling, completed, judge
 from muster.lifecycle.places import Seat, pod_name, seats, without_nodes
 from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
 from muster.spec import CheckpointStatus, RoleStatusPlacement, TrainingJob
@@ -53,9 +53,10 @@ class _Life:
         if self.job.metadata.deletion_timestamp is not None:
             self._leave_the_cluster()
         else:
+            self._acknowledge_done_work()
             self._obey_the_user()
             if is_admitted(self.status) and not is_finished(self.status):
-                self._judge()
+                self._heed(judge(self.job, self.status, self.sight, self.bounds))
             if is_finished(self.status):
                 self._clear_up()
             elif is_leaving(self.status):
@@ -85,6 +86,13 @@ class _Life:
         if not self.sight.pods:
             self.last.append(RemoveJob(self.job.metadata.uid))
 
+    def _acknowledge_done_work(self) -> None:
+        """Before anything that is asked of the job: who cancels or suspends it cannot know yet that it is through."""
+        if is_admitted(self.status) and not is_finished(self.status):
+            ruling = completed(self.job, self.status, self.sight, self.bounds)
+            if ruling is not None:
+                self._heed(ruling)
+
     def _obey_the_user(self) -> None:
         now = self.sight.now
         if is_finished(self.status):
@@ -99,8 +107,7 @@ class _Life:
             self.status = moves.resume(self.status, now)
             self._event("Normal", "Resumed", "waits in its queue again")
 
-    def _judge(self) -> None:
-        ruling = judge(self.job, self.status, self.sight, self.bounds)
+    def _heed(self, ruling: Ruling) -> None:
         self.status = ruling.status
         self.wakes.extend(ruling.wakes)
         if ruling.event is not None:
