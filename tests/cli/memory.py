@@ -112,7 +112,9 @@ class MemoryClient:
         attempt: int | None = None,
         since: float | None = None,
         until: float | None = None,
+        tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]:
         self.asked.append(("logs", role, index, attempt, since, until, follow))
-        yield from self.logs.get((role, index), [])
+        lines = self.logs.get((role, index), [])
+        yield from lines if tail is None else lines[len(lines) - tail :]

@@ -11,6 +11,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
 from muster.cli.views.watching import Curve, Sight, picture
+from muster.spec import TrainingJobStatus
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:
@@ -146,6 +147,63 @@ def test_logs_ask_for_attempt_and_times(logged: MemoryClient, muster: Muster) ->
 
 def test_logs_as_json_are_a_list_of_lines(logged: MemoryClient, muster: Muster) -> None:
     assert muster("logs", "llama", "-i", "1", "--json").rows == [{"role": "trainer", "index": 1, "line": "step 1 too"}]
+
+
+def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama", "--tail", "1").out.splitlines() == ["trainer-0 │ [bold]", "trainer-1 │ step 1 too"]
+    ended = muster("logs", "llama", "--tail", "-1")
+    assert (ended.code, "--tail" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (
+            status("Pending", "QuotaExceeded", "needs 2, 1 left", queuePosition=2),
+            "default/llama has no pods yet: it waits, number 2 in queue research; QuotaExceeded: needs 2, 1 left\n",
+        ),
+        (
+            status("Suspended"),
+            "default/llama has no pods: it is suspended; let it go on with: muster resume default/llama\n",
+        ),
+        (status("Admitted"), "default/llama: its pods are starting\n"),
+    ],
+)
+@pytest.mark.parametrize("option", [[], ["-f"], ["--json"]])
+def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, told: str, option: list[str]
+) -> None:
+    cluster.kept_jobs["llama"] = job(status=state)
+    ended = muster("logs", "llama", *option)
+    assert (ended.code, ended.err) == (0, told)
+    assert ended.out == ("[]\n" if option == ["--json"] else "")
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (status("Running", startedAt=NOW), "default/llama runs and has written nothing yet\n"),
+        (status("Succeeded", startedAt=NOW), "default/llama wrote nothing\n"),
+        (
+            status("Failed", "Cancelled", "cancelled by its user"),
+            "default/llama never started: failed; Cancelled: cancelled by its user\n",
+        ),
+    ],
+)
+def test_logs_without_a_line_say_why_unless_lines_were_left_out(
+    cluster: MemoryClient, muster: Muster, state: TrainingJobStatus, told: str
+) -> None:
+    cluster.kept_jobs["llama"] = job(status=state)
+    assert muster("logs", "llama").err == told
+    assert muster("logs", "llama", "--since", "10m").err == ""
+
+
+def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
+    logged: MemoryClient, muster: Muster
+) -> None:
+    logged.kept_jobs["llama"] = job(status=status("Pending", "Evicted"))
+    ended = muster("logs", "llama", "-i", "1")
+    assert (ended.out, ended.err) == ("step 1 too\n", "")
 
 
 @pytest.mark.parametrize(

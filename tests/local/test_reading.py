@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster import model, spec
-from muster.local.logs import TAIL_BYTES, byte_range, lines, tail
+from muster.local.logs import TAIL_BYTES, begin_of_last, byte_range, lines, tail
 from muster.local.progress import Beats, all_beats
 from muster.local.queue_rows import queue_rows
 
@@ -33,6 +33,25 @@ def test_lines_of_a_part_of_a_log(tmp_path: Path) -> None:
     assert list(lines(tmp_path / "log", 0, None, None)) == ["one", "tw�", "three"]
     assert list(lines(tmp_path / "log", 4, 8, None)) == ["tw�"]
     assert list(lines(tmp_path / "missing", 0, None, None)) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"one", b"one\n", b"one\ntwo\n", b"one\ntwo\n\n\nfive", b"\n\n\n", b"ab\n" * 9])
+@pytest.mark.parametrize("block", [1, 2, 3, 2**18])
+def test_the_last_lines_are_those_at_the_end_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, block: int
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"left out\n" + text + b"left out")
+    begin, end = len(b"left out\n"), len(b"left out\n") + len(text)
+    monkeypatch.setattr("muster.local.logs._BLOCK_BYTES", block)
+    everything = list(lines(log, begin, end, None))
+    for count in range(len(everything) + 2):
+        last = list(lines(log, begin_of_last(log, begin, end, count), end, None))
+        assert last == everything[max(0, len(everything) - count) :]
+
+
+def test_the_last_lines_of_no_log_are_none(tmp_path: Path) -> None:
+    assert begin_of_last(tmp_path / "missing", 0, None, 5) == 0
 
 
 def test_a_long_log_is_read_in_blocks_and_whole(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class Client(Protocol):
         attempt: int | None = None,
         since: float | None = None,
         until: float | None = None,
+        tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]: ...
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import queue
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from muster.cli.client import Client, connect
 from muster.cli.completing import JobName, Json, Namespace, split_name
 from muster.cli.printing import console
+
+if TYPE_CHECKING:
+    from muster.spec import TrainingJob
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -38,13 +42,20 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Which part of a log: one attempt (None: the newest), between two Unix times, lines that match."""
+    """Which part of a log: one attempt (None: the newest), between two Unix times, the last lines of that, and of
+    those the lines that match."""
 
     attempt: int | None
     since: float | None
     until: float | None
+    tail: int | None
     follow: bool
     pattern: re.Pattern[str] | None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing of the newest log is left out."""
+        return all(part is None for part in (self.attempt, self.since, self.until, self.tail, self.pattern))
 
 
 def logs(
@@ -55,6 +66,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     since: Annotated[str | None, typer.Option(metavar="10m", help="From this time, or so long ago.")] = None,
     until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or so long ago.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each pod only.", metavar="N")] = None,
     regex: Annotated[str | None, typer.Option("--regex", "-e", help="Lines that match only.")] = None,
     namespace: Namespace = None,
     as_json: Json = False,
@@ -67,15 +79,26 @@ def logs(
         attempt=attempt,
         since=None if since is None else parse_moment(since, now, "--since"),
         until=None if until is None else parse_moment(until, now, "--until"),
+        tail=tail,
         follow=follow,
         pattern=None if regex is None else _compiled(regex),
     )
     client = connect()
-    pods = _pods(client, name, space, role, index)
-    if as_json:
-        _print_json(client, (name, space), pods, excerpt)
-    else:
-        _print(client, (name, space), pods, excerpt)
+    found = client.job(name, space)
+    pods = _pods(found, role, index)
+    if follow and found.status.phase in ("Pending", "Suspended", "Admitted"):
+        _say_why_silent(found)  # now: what comes may take hours
+    print_lines = _print_json if as_json else _print
+    any_line = print_lines(client, (name, space), pods, excerpt)
+    if not any_line and not follow and excerpt.is_all:
+        _say_why_silent(found)
+
+
+def _say_why_silent(job: TrainingJob) -> None:
+    """On stderr, which is no part of the log."""
+    from muster.cli.views.job_words import silence
+
+    print(silence(job), file=sys.stderr, flush=True)
 
 
 def _compiled(regex: str) -> re.Pattern[str]:
@@ -85,8 +108,8 @@ def _compiled(regex: str) -> re.Pattern[str]:
         raise typer.BadParameter(f"--regex {regex!r} is no regular expression: {error}") from error
 
 
-def _pods(client: Client, name: str, namespace: str, role: str | None, indexes: list[int] | None) -> list[Pod]:
-    roles = client.job(name, namespace).spec.roles
+def _pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -> list[Pod]:
+    roles = job.spec.roles
     if role is not None and role not in {item.name for item in roles}:
         raise typer.BadParameter(f"--role {role!r}: the job has {', '.join(item.name for item in roles)}")
     pods = [Pod(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)]
@@ -96,30 +119,37 @@ def _pods(client: Client, name: str, namespace: str, role: str | None, indexes: 
     return chosen
 
 
-def _print(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> None:
-    out = console()
+def _print(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> bool:
+    """True when there was a line."""
+    any_line, out = False, console()
     colours = {pod: _COLOURS[place % len(_COLOURS)] for place, pod in enumerate(pods)}
     width = max(len(pod.name) for pod in pods)
     for pod, line in _merged(client, job, pods, excerpt):
+        any_line = True
         if len(pods) > 1:
             out.print(f"{pod.name:{width}} │ ", style=colours[pod], end="", markup=False, soft_wrap=True)
         out.file.write(line + "\n")
         if excerpt.follow:
             out.file.flush()
+    return any_line
 
 
-def _print_json(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> None:
-    """One object a line when following, which has no end to close a list at; else a list."""
+def _print_json(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> bool:
+    """One object a line when following, which has no end to close a list at; else a list. True when there was one."""
     import json
 
     from muster.cli.printing import print_json
 
     rows = ({"role": pod.role, "index": pod.index, "line": line} for pod, line in _merged(client, job, pods, excerpt))
     if not excerpt.follow:
-        print_json(list(rows))
-        return
+        found = list(rows)
+        print_json(found)
+        return bool(found)
+    any_line = False
     for row in rows:
+        any_line = True
         print(json.dumps(row), flush=True)
+    return any_line
 
 
 def _merged(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> Iterator[tuple[Pod, str]]:
@@ -167,5 +197,6 @@ def _lines(client: Client, job: tuple[str, str], pod: Pod, excerpt: Excerpt) -> 
         attempt=excerpt.attempt,
         since=excerpt.since,
         until=excerpt.until,
+        tail=excerpt.tail,
         follow=excerpt.follow,
     )

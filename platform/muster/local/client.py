@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 from muster.errors import DaemonError, NotFound, Refused
 from muster.local.connection import NobodyThere, request
 from muster.local.home import Home, home_path, open_home
-from muster.local.logs import byte_range, lines, log_path
+from muster.local.logs import begin_of_last, byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
 from muster.local.shape import HOST_AS_IT_IS, parse_shape
@@ -197,12 +197,14 @@ class LocalClient:
         attempt: int | None = None,
         since: float | None = None,
         until: float | None = None,
+        tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]:
         """Lines of one replica's log; `attempt` None: the newest one that has a log.
 
-        `since` and `until` are Unix seconds, exact to about a second. With `follow`, lines to come as well, until the
-        replica's attempt is over. Raises `NotFound` for a role or index that the job does not have.
+        `since` and `until` are Unix seconds, exact to about a second; `tail` leaves the last lines of those. With
+        `follow`, lines to come as well, until the replica's attempt is over. Raises `NotFound` for a role or index
+        that the job does not have.
         """
         seen = self._ask("GET", f"{_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
@@ -210,14 +212,16 @@ class LocalClient:
         run_dir = Path(seen["runDir"])
         number = _newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
+        path = log_path(run_dir, role, index, number)
         begin, end = byte_range(folder.log_times(), since, until)
+        begin = begin if tail is None else begin_of_last(path, begin, end, tail)
 
         def over() -> bool:
             if until is not None and time.time() > until + 1.0:
                 return True
             return self._attempt_is_over(name, namespace, role, index, number)
 
-        return lines(log_path(run_dir, role, index, number), begin, end, over if follow and end is None else None)
+        return lines(path, begin, end, over if follow and end is None else None)
 
     # ---- small things
 

@@ -52,6 +52,31 @@ def byte_range(times: list[tuple[float, int]], since: float | None, until: float
     return begin, end
 
 
+def begin_of_last(path: Path, begin: int, end: int | None, count: int) -> int:
+    """Where the last `count` lines of bytes [begin, end) begin; a last line without its newline is one, too. Reads
+    backwards, no more than it has to."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            top = size if end is None else min(end, size)
+            if count == 0:
+                return max(begin, top)
+            position, left = top, count
+            while position > begin:
+                start = max(begin, position - _BLOCK_BYTES)
+                file.seek(start)
+                block = file.read(position - start)
+                at = len(block) - (position == top and block.endswith(b"\n"))  # that one ends the last line
+                while (at := block.rfind(b"\n", 0, at)) >= 0:
+                    left -= 1
+                    if left == 0:
+                        return start + at + 1
+                position = start
+    except FileNotFoundError:
+        pass
+    return begin
+
+
 def lines(path: Path, begin: int, end: int | None, ended: Callable[[], bool] | None) -> Iterator[str]:
     """Lines of bytes [begin, end), without their newline; bytes that are no UTF-8 are replaced.
 

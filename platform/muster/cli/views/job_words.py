@@ -52,6 +52,25 @@ def reason(job: TrainingJob) -> tuple[str, str]:
     return "", ""
 
 
+def silence(job: TrainingJob) -> str:
+    """Why there is nothing to read of a job, in a sentence."""
+    phase, (code, message) = job.status.phase, reason(job)
+    why = f"; {code}: {message}" if message else f"; {code}" if code and code != phase else ""
+    if phase == "Pending":
+        place = job.status.queue_position
+        told = f", number {place} in queue {job.spec.queue}" if place else f" in queue {job.spec.queue}"
+        return f"{label(job)} has no pods yet: it waits{told}{why}"
+    if phase == "Suspended":
+        return f"{label(job)} has no pods: it is suspended; let it go on with: muster resume {label(job)}"
+    if phase == "Admitted":
+        return f"{label(job)}: its pods are starting"
+    if phase == "Running":
+        return f"{label(job)} runs and has written nothing yet"
+    if job.status.started_at is None:
+        return f"{label(job)} never started: {phase.lower()}{why}"
+    return f"{label(job)} wrote nothing"
+
+
 def last_words(job: TrainingJob) -> str:
     """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that. Empty when
     nothing failed or nothing was written."""
