@@ -131,6 +131,18 @@ def test_the_second_in_line_is_estimated_behind_the_first() -> None:
     assert [waits[uid].estimated_start for uid in ("one", "two")] == [2060.0, 4060.0]
 
 
+def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
+    line = [gang("one", at=1), gang("two", at=2)]
+    running = [LONG, run(gang("longer", runtime=4000.0), ["r1-1"], since=0.0)]
+    idle = world([*TWO_NODES, *rack("r2", 3, schedulable=False)], QUEUE, line, running)
+    assert refused(plan(idle))["two"].estimated_start == 4060.0
+    leaves_a_dead_node = run(gang("dead", runtime=3000.0), ["r2-0"], since=0.0)
+    soon_free = world([*TWO_NODES, *rack("r2", 1, schedulable=False)], QUEUE, line, [*running, leaves_a_dead_node])
+    assert refused(plan(soon_free))["two"].estimated_start == 4060.0
+    blamed = world([*TWO_NODES, *rack("r2", 3)], QUEUE, line, running, avoid=frozenset({"r2-0", "r2-1", "r2-2"}))
+    assert refused(plan(blamed))["two"].estimated_start == 4060.0
+
+
 def test_fifo_starts_nobody_behind_a_gang_that_waits() -> None:
     result = plan(behind_wide(1.0), policy=FIFO)
     wait = refused(result)["small"]

@@ -157,9 +157,9 @@ class Departures:
             charge_amount=np.concatenate([self.charge_amount, more.charge_amount]),
         )
 
-    def by_gang(self, start: int, stop: int) -> IntArray:
-        """What each gang takes of the nodes in the rows `start:stop` of the table, together: [gangs, columns]."""
-        inside = (self.node_row >= start) & (self.node_row < stop)
+    def by_gang(self, rows: BoolArray) -> IntArray:
+        """What each gang takes of some rows of the table, together: [gangs, columns]."""
+        inside = rows[self.node_row]
         owner, amounts = self.node_owner[inside], self.node_amounts[inside]
         total = np.zeros((len(self), amounts.shape[1]), dtype=np.int64)
         for column in range(amounts.shape[1]):  # exact: see `Releases.between`

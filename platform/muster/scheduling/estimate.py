@@ -1,9 +1,9 @@
 """When a waiting gang may expect to start, as far as running gangs declare their end.
 
 A gang with a promise starts at its time. For the others everyone in line is added up: so much has to come free for all
-who are ahead, and for the gang itself, of its flavor and of its queue's quota. That leaves aside where in the cluster
-it comes free, and that those ahead will end one day: an estimate, no promise. None where somebody has to leave first
-who does not say when.
+who are ahead, and for the gang itself, of its flavor (on nodes that are up) and of its queue's quota. That leaves aside
+where in the cluster it comes free, and that those ahead will end one day: an estimate, no promise. None where somebody
+has to leave first who does not say when.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def _by_room(facts: Memo, ledger: Ledger, departures: Departures, line: list[tup
         asks = need.any(axis=1)
         if not asks.any():
             continue
-        freed = departures.by_gang(span.start, span.stop)
-        free = np.maximum(0, ledger.later.free[span.start : span.stop]).sum(axis=0)
+        usable = np.zeros(len(facts.table.nodes), dtype=np.bool_)
+        usable[span.start : span.stop] = facts.table.up[span.start : span.stop]
+        freed = departures.by_gang(usable)
+        free = np.maximum(0, ledger.later.free[usable]).sum(axis=0)
         total = np.cumsum(np.concatenate([free[None, :], freed[order]]), axis=0)
         ahead = np.cumsum(need, axis=0)
         for column in range(columns):
