@@ -243,7 +243,7 @@ def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
         ),
         (
             "{namespaceSelector: {matchExpressions: [{key: a, operator: Inn, values: [b]}]}}",
-            "matchExpressions: operator 'Inn' is not known; write In, NotIn, Exists or DoesNotExist",
+            "matchExpressions[0].operator: 'Inn' is not known; write 'In', 'NotIn', 'Exists' or 'DoesNotExist'",
         ),
     ],
 )

@@ -77,11 +77,11 @@ def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -
         ({"template": {"spec": {"containers": [{}], "priorityClassName": "x"}}}, "priorityClassName: Input should be"),
         (
             {"template": {"spec": {"containers": [{}], "tolerations": [{"key": "a", "operator": "In"}]}}},
-            "operator 'In' of a toleration is not known; write Equal or Exists",
+            "tolerations.0.operator: Input should be 'Equal' or 'Exists'",
         ),
         (
             {"template": {"spec": {"containers": [{}], "tolerations": [{"key": "a", "effect": "No"}]}}},
-            "effect 'No' of a toleration is not known; write NoSchedule",
+            "tolerations.0.effect: Input should be '', 'NoSchedule', 'PreferNoSchedule' or 'NoExecute'",
         ),
         (
             {"replicas": 100_000, "template": {"spec": {"containers": [{"resources": {"limits": {"memory": "1Ei"}}}]}}},
@@ -95,7 +95,7 @@ def test_a_role_that_shows_it_wrong_is_refused(role: dict[str, Any], told: str) 
 
 def test_two_roles_of_one_name_are_refused() -> None:
     role = {"name": "a", "template": {"spec": {"containers": [{}]}}}
-    assert "the name 'a' is used twice" in wrong(job, roles=[role, role])
+    assert "name 'a' is listed twice; give every role its own" in wrong(job, roles=[role, role])
 
 
 @pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 53, "a.b", "a/b", "ä"])
@@ -113,11 +113,11 @@ def test_a_queue_guaranteed_more_than_its_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"operator": "Exists"}, "a line has no key"),
-        ({"key": "a", "operator": "Inn"}, "operator 'Inn' is not known; write In, NotIn, Exists or DoesNotExist"),
+        ({"operator": "Exists"}, "0.key: Field required"),
+        ({"key": "a", "operator": "Inn"}, "0.operator: Input should be 'In', 'NotIn', 'Exists' or 'DoesNotExist'"),
         ({"key": "a", "operator": "In"}, "In wants values"),
         ({"key": "a", "operator": "Exists", "values": ["b"]}, "Exists wants no values"),
-        ({"key": "a", "operator": "In", "values": [1]}, "is no list of texts"),
+        ({"key": "a", "operator": "In", "values": [1]}, "0.values.0: Input should be a valid string"),
     ],
 )
 def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any], told: str) -> None:
@@ -128,7 +128,7 @@ def test_a_selector_that_selects_nothing_sensible_is_refused(line: dict[str, Any
 @pytest.mark.parametrize(
     ("levels", "told"),
     [
-        ([("rack", "a"), ("rack", "b")], "topology: the name 'rack' is used twice"),
+        ([("rack", "a"), ("rack", "b")], "topology: Value error, name 'rack' is listed twice"),
         ([("rack", "a"), ("block", "a")], "topology: the nodeLabel 'a' is used twice"),
         ([("rack", "")], "nodeLabel"),
     ],

@@ -1,0 +1,133 @@
+"""The CustomResourceDefinitions: names, printer columns, and the schema of what users write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from muster.manifests.schema import object_schema
+from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
+
+GROUP, _, VERSION = API_VERSION.partition("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of `kubectl get`; `wide`: shown with `-o wide` only."""
+
+    name: str
+    path: str
+    type: str = "string"
+    description: str = ""
+    wide: bool = False
+
+    def as_manifest(self) -> dict[str, Any]:
+        """As a CRD writes it."""
+        optional = {"description": self.description, "priority": int(self.wide)}
+        return {"name": self.name, "type": self.type, "jsonPath": self.path} | {k: v for k, v in optional.items() if v}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object as the API server is told of it."""
+
+    model: type[TrainingJob | Queue | Flavor]
+    plural: str
+    short_names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    namespaced: bool = False
+    categories: tuple[str, ...] = ("muster",)
+
+    @property
+    def name(self) -> str:
+        """As in YAML: TrainingJob."""
+        return self.model.__name__
+
+
+_AGE = Column("Age", ".metadata.creationTimestamp", "date")
+
+
+def _condition(type_: str, field: str) -> str:
+    return f'.status.conditions[?(@.type=="{type_}")].{field}'
+
+
+KINDS = (
+    Kind(
+        TrainingJob,
+        "trainingjobs",
+        ("tj",),
+        (
+            Column("State", ".status.phase"),
+            Column("Queue", ".spec.queue"),
+            Column("Ready", ".status.podsReady", "integer", "Pods that are ready."),
+            Column("Pods", ".status.podsWanted", "integer", "Pods of the attempt."),
+            Column("Position", ".status.queuePosition", "integer", "Place in the queue."),
+            Column("Reason", _condition("Admitted", "reason"), "string", "Why it waits, or runs."),
+            _AGE,
+            Column("Priority", ".spec.priority", "integer", wide=True),
+            Column("Restarts", ".status.restarts", "integer", wide=True),
+            Column("Estimated-Start", ".status.estimatedStart", wide=True),
+            Column("Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True),
+            Column("Message", _condition("Admitted", "message"), wide=True),
+        ),
+        namespaced=True,
+        categories=("all", "muster"),
+    ),
+    Kind(
+        Queue,
+        "queues",
+        ("mq",),
+        (
+            Column("Parent", ".spec.parent"),
+            Column("Weight", ".spec.weight", "number"),
+            Column("Active", _condition("Active", "status")),
+            Column("Overcommitted", _condition("Overcommitted", "status")),
+            Column("Reason", _condition("Active", "reason")),
+            _AGE,
+            Column("Message", _condition("Active", "message"), wide=True),
+        ),
+    ),
+    Kind(
+        Flavor,
+        "flavors",
+        ("mf",),
+        (
+            Column("Widest-Level", ".spec.topology[0].name"),
+            Column("Reason", ".status.conditions[0].reason"),
+            _AGE,
+            Column("Message", ".status.conditions[0].message", wide=True),
+        ),
+    ),
+)
+
+
+def crd(kind: Kind) -> dict[str, Any]:
+    """The CustomResourceDefinition of one kind."""
+    names = {
+        "kind": kind.name,
+        "listKind": f"{kind.name}List",
+        "plural": kind.plural,
+        "singular": kind.name.lower(),
+        "shortNames": list(kind.short_names),
+        "categories": list(kind.categories),
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": names,
+            "scope": "Namespaced" if kind.namespaced else "Cluster",
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [column.as_manifest() for column in kind.columns],
+                    "schema": {"openAPIV3Schema": object_schema(kind.model)},
+                }
+            ],
+        },
+    }

@@ -1,0 +1,206 @@
+"""What the API server checks beyond the form of fields: for each validator of `muster.spec` its twin in CEL.
+
+Every rule names the validator it repeats, or says by an empty name that there is none: it concerns an edit, which
+`muster.spec`, who sees one object at a time, cannot. Rules are kept cheap by bounds on lists and maps, because the API
+server refuses a CRD whose rules could cost too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from muster.quantity import LARGEST
+from muster.spec import (
+    MAX_JOB_NAME,
+    FailureRule,
+    FlavorSpec,
+    PodSpec,
+    Queue,
+    QueueResources,
+    RoleSpec,
+    TrainingJob,
+    TrainingJobSpec,
+)
+from muster.spec.jobs import BESIDE_NAMES, MAX_POD_NAME
+from muster.spec.meta import SelectorLine
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of `x-kubernetes-validations`.
+
+    `holds` is CEL over `self` (and `oldSelf`: then it is looked at when an object is changed). `field` is below the
+    object that has the rule.
+    """
+
+    holds: str
+    message: str
+    field: str = ""
+    validator: str = ""
+
+    def as_schema(self) -> dict[str, str]:
+        """As a CRD writes it."""
+        return {"rule": self.holds, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
+
+
+_ADMITTED = (
+    "has(oldSelf.status) && has(oldSelf.status.conditions) && "
+    "oldSelf.status.conditions.exists(c, c.type == 'Admitted' && c.status == 'True')"
+)
+_FINISHED = (
+    "has(oldSelf.status) && has(oldSelf.status.conditions) && "
+    "oldSelf.status.conditions.exists(c, c.type in ['Complete', 'Failed'] && c.status == 'True')"
+)
+_SUSPEND_FIRST = "cannot be changed while the job is admitted; suspend it first"
+
+
+def _same(field: str, new: str, old: str) -> str:
+    """An optional field is the same, or on neither side."""
+    return f"has({new}.{field}) == has({old}.{field}) && (!has({new}.{field}) || {new}.{field} == {old}.{field})"
+
+
+def _frozen_while_admitted(field: str, same: str) -> Rule:
+    return Rule(f"!({_ADMITTED}) || ({same})", f"{field} {_SUSPEND_FIRST}", f"spec.{field}")
+
+
+def _refused(field: str, instead: str) -> Rule:
+    return Rule(f"!has(self.{field})", f"{field} is not allowed: {instead}; leave the field out", field, field)
+
+
+_SAME_ROLE = " && ".join(
+    (
+        "o.name == r.name && o.essential == r.essential && o.template == r.template",
+        _same("flavors", "r", "o"),
+        _same("topology", "r", "o"),
+    )
+)
+_UNIT = "(k == 'cpu' ? 1000.0 : 1.0)"
+
+
+def _countable(map_name: str) -> str:
+    amount = f"quantity(string(c.resources.{map_name}[k])).asApproximateFloat()"
+    return (
+        f"!has(c.resources.{map_name}) || c.resources.{map_name}.all(k, "
+        f"{amount} * {_UNIT} * double(self.replicas) <= {float(LARGEST)!r})"
+    )
+
+
+AMOUNTS = (
+    Rule(
+        f"self.all(k, quantity(string(self[k])).compareTo(quantity(k == 'cpu' ? '{LARGEST}m' : '{LARGEST}')) <= 0)",
+        "an amount is larger than anything can be; write less than 2^62",
+        validator="Quantities",
+    ),
+)
+"""Of every map of quantities."""
+
+RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
+    TrainingJob: (
+        Rule(
+            f"self.metadata.name.size() <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
+            f"the name cannot begin the names of pods; write at most {MAX_JOB_NAME} lower-case letters, digits and '-'",
+            "metadata.name",
+            validator="_name_fits_into_pod_names",
+        ),
+        Rule(
+            f"self.spec.roles.all(r, self.metadata.name.size() + r.name.size() + string(r.replicas - 1).size() "
+            f"<= {MAX_POD_NAME - BESIDE_NAMES})",
+            f"the names of job and role make names of pods (JOB-ROLE-INDEX-12345) of more than {MAX_POD_NAME} "
+            "characters; shorten one of them",
+            "metadata.name",
+            validator="_pod_names_fit_into_host_names",
+        ),
+        Rule(
+            f"!({_FINISHED}) || self.spec == oldSelf.spec",
+            "the job is finished; submit it anew under another name",
+            "spec",
+        ),
+        _frozen_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
+        _frozen_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
+        _frozen_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
+        Rule(
+            f"!({_ADMITTED}) || (self.spec.roles.size() == oldSelf.spec.roles.size() && self.spec.roles.all(r, "
+            f"oldSelf.spec.roles.exists(o, {_SAME_ROLE})))",
+            f"roles {_SUSPEND_FIRST}; only replicas and minReplicas can",
+            "spec.roles",
+        ),
+    ),
+    TrainingJobSpec: (
+        Rule(
+            "!has(self.priorityClassName) || self.priority == 0",
+            "priorityClassName: priority is set too; write one of them",
+            "priorityClassName",
+            validator="_one_priority",
+        ),
+        Rule(
+            "self.roles.exists(r, r.essential)",
+            "roles: none is essential; at least one must be, or the job could never complete",
+            "roles",
+            validator="_can_complete",
+        ),
+        Rule("!oldSelf.cancel || self.cancel", "the job was cancelled for good; submit it anew", "cancel"),
+    ),
+    RoleSpec: (
+        Rule(
+            "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+            "minReplicas is above replicas; write at most replicas",
+            "minReplicas",
+            validator="_min_within_replicas",
+        ),
+        Rule(
+            f"self.template.spec.containers.all(c, !has(c.resources) || (({_countable('limits')}) && "
+            f"({_countable('requests')})))",
+            "so many pods are more than anything can have; lower replicas or the request",
+            "replicas",
+            validator="_total_can_be_counted",
+        ),
+    ),
+    FailureRule: (
+        Rule(
+            "(has(self.onExitCodes) && self.onExitCodes.size() > 0) || "
+            "(has(self.onPodConditions) && self.onPodConditions.size() > 0)",
+            "matches nothing; write onExitCodes or onPodConditions",
+            validator="_matches_something",
+        ),
+    ),
+    PodSpec: (
+        _refused("nodeName", "Muster chooses the node"),
+        _refused("schedulerName", "Muster chooses the node"),
+        _refused("priorityClassName", "pods have Muster's own; the job has priorityClassName"),
+    ),
+    SelectorLine: (
+        Rule(
+            "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
+            "In and NotIn want values, Exists and DoesNotExist want none",
+            "values",
+            validator="_values_where_they_are_compared",
+        ),
+    ),
+    Queue: (
+        Rule(
+            "!has(self.spec.parent) || self.spec.parent != self.metadata.name",
+            "a queue cannot be its own parent; write another queue, or leave it out for a root",
+            "spec.parent",
+        ),
+    ),
+    QueueResources: (
+        Rule(
+            "!has(self.guaranteed) || !has(self.limit) || self.guaranteed.all(k, !(k in self.limit) || "
+            "quantity(string(self.guaranteed[k])).compareTo(quantity(string(self.limit[k]))) <= 0)",
+            "guaranteed is above limit; raise the limit or lower the guarantee",
+            "guaranteed",
+            validator="_guaranteed_within_limit",
+        ),
+    ),
+    FlavorSpec: (
+        Rule(
+            "!has(self.topology) || self.topology.all(a, self.topology.exists_one(b, b.nodeLabel == a.nodeLabel))",
+            "topology: a nodeLabel is used twice; give every level its own",
+            "topology",
+            validator="_labels_once",
+        ),
+    ),
+}

@@ -1,0 +1,104 @@
+"""Kinds of field: names, seconds, times, quantities, lists whose entries have a key.
+
+Each says once what is right; Python reads it when an object is validated, and `muster.manifests` when the CRDs are
+written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from muster.quantity import parse_quantity
+
+API_VERSION = "muster.dev/v1alpha1"
+MAX_REPLICAS = 100_000
+MAX_JOB_NAME = 52  # room for role, index and hash in the name of a pod
+MAX_SECONDS = 366 * 24 * 3600
+MAX_AMOUNTS = 32
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=MAX_JOB_NAME)]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)]
+NamespaceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
+Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+
+
+def _parse_time(value: Any) -> Any:
+    if isinstance(value, str):
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+    return value
+
+
+def _format_time(value: float) -> str:
+    return datetime.fromtimestamp(value, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Time = Annotated[
+    float,
+    BeforeValidator(_parse_time),
+    PlainSerializer(_format_time, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Unix seconds in Python, RFC 3339 with microseconds outside."""
+
+
+def _check_quantities(amounts: Any) -> Any:
+    if isinstance(amounts, dict):
+        for name, value in amounts.items():
+            parse_quantity(value, str(name))
+        return {name: str(value) for name, value in amounts.items()}
+    return amounts
+
+
+_QUANTITY_SCHEMA = {
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "x-kubernetes-int-or-string": True,
+    "minimum": 0,
+    "maxLength": 40,
+    "pattern": r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?$",
+}
+Quantities = Annotated[
+    dict[str, str],
+    BeforeValidator(_check_quantities),
+    Field(max_length=MAX_AMOUNTS),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_AMOUNTS, "additionalProperties": _QUANTITY_SCHEMA}),
+]
+"""Amounts by resource name, as Kubernetes writes them: 8, "500m", "16Gi". The API server takes a fraction only as a
+text: "0.5", or 500m."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """A list in which `key` (a field's name outside) is given once: to the API server a map, merged by that key.
+
+    `advice` says what to do about a second entry.
+    """
+
+    key: str
+    advice: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+
+    def _check(self, entries: list[Any]) -> list[Any]:
+        seen = set()
+        for name in (getattr(entry, self.key) for entry in entries):
+            if name in seen:
+                raise ValueError(f"{self.key} {name!r} is listed twice; {self.advice}")
+            seen.add(name)
+        return entries

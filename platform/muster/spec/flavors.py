@@ -1,0 +1,58 @@
+"""Flavor: a kind of node, and how nodes of that kind are wired."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from muster.spec.fields import Keyed, Name
+from muster.spec.meta import Condition, ObjectMeta, Observed, Strict
+from muster.spec.pods import Tolerations
+
+
+class TopologyLevel(Strict):
+    """One level of the topology."""
+
+    name: Name
+    """The level's name, e.g. rack."""
+    node_label: Annotated[str, Field(min_length=1, max_length=317)]
+    """The node label that tells the domain."""
+
+
+class FlavorSpec(Strict):
+    """Which nodes are of this kind, what pods on them tolerate, how they are wired (widest level first)."""
+
+    node_labels: Annotated[dict[str, str], Field(max_length=64)] = {}
+    """Nodes with all these labels are of this kind; left out: every node."""
+    tolerations: Tolerations = []
+    """What every pod placed here tolerates."""
+    topology: Annotated[list[TopologyLevel], Field(max_length=16), Keyed("name", "give every level its own")] = []
+    """Levels, widest first."""
+
+    @model_validator(mode="after")
+    def _labels_once(self) -> FlavorSpec:
+        labels = [level.node_label for level in self.topology]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"topology: the nodeLabel {twice[0]!r} is used twice; give every level its own")
+        return self
+
+
+class FlavorStatus(Observed):
+    """Conditions (a node that matches two flavors belongs to neither)."""
+
+    conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
+    """How the flavor stands."""
+
+
+class Flavor(Strict):
+    """A kind of node."""
+
+    api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
+    kind: Literal["Flavor"] = "Flavor"
+    metadata: ObjectMeta
+    spec: FlavorSpec = FlavorSpec()
+    """Which nodes are of this kind."""
+    status: FlavorStatus = FlavorStatus()
+    """How the flavor stands."""

@@ -1,0 +1,150 @@
+"""TrainingJob: what became of it. Written by the engine alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from muster.spec.fields import Keyed, Time
+from muster.spec.meta import Condition, Observed
+
+
+class NodeShare(Observed):
+    """Pods of a role on one node."""
+
+    node: str
+    """The node."""
+    indexes: str
+    """Which pods: "0-7" or "3"."""
+
+
+class RoleStatusPlacement(Observed):
+    """Where the pods of one role are."""
+
+    role: str
+    """The role."""
+    flavor: str = ""
+    """The kind of node."""
+    nodes: list[NodeShare] = []
+    """Node by node, indexes counting up."""
+
+
+class HoldStatus(Observed):
+    """Room that is this job's: see docs/words.md."""
+
+    placement: list[RoleStatusPlacement]
+    """The room."""
+    victims: list[str] = []
+    """Uids of the jobs that leave for it."""
+    expires_at: Time
+    """When the promise ends."""
+
+
+class EvictionStatus(Observed):
+    """For whom this job is leaving, and until when it may take."""
+
+    beneficiary: str = Field(alias="for")
+    """Uid of the job that gets the room."""
+    reason: str = ""
+    """Why."""
+    deadline: Time
+    """When the pods are killed."""
+
+
+class LastFailure(Observed):
+    """The earliest failing container of the attempt that failed last."""
+
+    pod: str
+    """The pod."""
+    node: str = ""
+    """The node it ran on."""
+    exit_code: int | None = None
+    """Of the rank that failed first; 128 + signal when a signal ended it."""
+    reason: str = ""
+    """In one word."""
+    log_tail: str = ""
+    """The end of its log, at most 4 KiB."""
+    at: Time | None = None
+    """When."""
+
+
+class CheckpointStatus(Observed):
+    """The newest durable checkpoint."""
+
+    step: int
+    """The step it was taken after."""
+    at: Time
+    """When."""
+
+
+class BlamedNode(Observed):
+    """A node this job avoids for a time."""
+
+    node: str
+    """The node."""
+    until: Time
+    """Until when."""
+
+
+class TraceStatus(Observed):
+    """Where the traces and their report lie."""
+
+    report: str = ""
+    """The report."""
+    files: int = 0
+    """Number of traces."""
+
+
+Phase: TypeAlias = Literal["Pending", "Admitted", "Running", "Suspended", "Succeeded", "Failed"]
+
+
+class TrainingJobStatus(Observed):
+    """Conditions are the truth, `phase` is derived."""
+
+    observed_generation: int = 0
+    """The generation of the spec that this is said of."""
+    phase: Phase = "Pending"
+    """The state in one word, derived from the conditions."""
+    conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
+    """Admitted, PodsReady, Evicted, Suspended, Complete, Failed."""
+    queue_position: int | None = None
+    """How many gangs go first in the queue, plus one."""
+    estimated_start: Time | None = None
+    """When it may start, as far as the runtimes of others tell."""
+    placement: list[RoleStatusPlacement] = []
+    """Which pods are on which node."""
+    hold: HoldStatus | None = None
+    """Room promised to this job."""
+    eviction: EvictionStatus | None = None
+    """Set while the job leaves for another."""
+    submitted_at: Time | None = None
+    """First submission; kept across evictions."""
+    admitted_at: Time | None = None
+    """Start of the current stay."""
+    started_at: Time | None = None
+    """When all pods of the attempt were ready."""
+    finished_at: Time | None = None
+    """The end."""
+    resized_at: Time | None = None
+    """When an elastic job last changed its size."""
+    requeue_after: Time | None = None
+    """Backoff: not admitted before."""
+    attempt: int = 0
+    """Starts of the gang, counted from 0."""
+    restarts: int = 0
+    """Restarts that count against maxRestarts."""
+    node_losses: int = 0
+    """Restarts because of lost nodes; these have their own bound."""
+    pods_wanted: int = 0
+    """Pods of the attempt."""
+    pods_ready: int = 0
+    """Pods of the attempt that are ready."""
+    blamed_nodes: list[BlamedNode] = []
+    """Nodes that are avoided."""
+    last_failure: LastFailure | None = None
+    """What failed last."""
+    last_checkpoint: CheckpointStatus | None = None
+    """What the job resumes from."""
+    traces: TraceStatus | None = None
+    """Traces and report."""

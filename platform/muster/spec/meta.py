@@ -1,0 +1,115 @@
+"""What every object has: metadata, conditions, and how strictly its fields are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema, core_schema
+
+from muster.spec.fields import NamespaceName, ObjectName, Time
+
+
+class Strict(BaseModel):
+    """Fields in camelCase outside; an unknown field is an error."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Open(BaseModel):
+    """A part of Kubernetes' own objects: what is declared is read or refused, everything else is kept as it is."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="allow",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class Observed(Open):
+    """A part of a status. What a newer engine wrote is kept when an older one reads it; the CRDs declare it all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Plain values that must be right as a `model`, and stay plain: what Kubernetes gets is what the user wrote."""
+
+    model: type[BaseModel]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def keep(value: Any, validate: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            validate(value)
+            return value
+
+        return core_schema.no_info_wrap_validator_function(
+            keep, handler.generate_schema(self.model), serialization=core_schema.simple_ser_schema("any")
+        )
+
+
+class ObjectMeta(Open):
+    """The metadata of Kubernetes, as far as it is read."""
+
+    name: ObjectName
+    namespace: NamespaceName | None = None
+    uid: str = ""
+    generation: int = 1
+    resource_version: str = ""
+    creation_timestamp: Time | None = None
+    deletion_timestamp: Time | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: list[str] = []
+
+
+class Condition(Observed):
+    """A standard condition of Kubernetes."""
+
+    type: Annotated[str, Field(max_length=316)]
+    """What the condition is about."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Field(max_length=1024)]
+    """Why, in one word that programs can compare."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """Why, in a sentence with the numbers."""
+    last_transition_time: Time
+    """When `status` last changed."""
+    observed_generation: int = 0
+    """The generation of the object that this is said of."""
+
+
+class SelectorLine(Strict):
+    """One requirement on a label."""
+
+    key: Annotated[str, Field(min_length=1, max_length=317)]
+    """The label's name."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How the label is compared."""
+    values: Annotated[list[str], Field(max_length=256)] = []
+    """With In and NotIn: the values. With Exists and DoesNotExist: none."""
+
+    @model_validator(mode="after")
+    def _values_where_they_are_compared(self) -> SelectorLine:
+        if (self.operator in ("In", "NotIn")) != bool(self.values):
+            wanted = "values" if self.operator in ("In", "NotIn") else "no values"
+            raise ValueError(f"{self.operator} wants {wanted}")
+        return self
+
+
+class LabelSelector(Strict):
+    """Both fields must match; an empty selector selects everything."""
+
+    match_labels: Annotated[dict[str, str], Field(max_length=64)] = {}
+    """Labels and the values they must have."""
+    match_expressions: Annotated[list[Annotated[dict[str, Any], Checked(SelectorLine)]], Field(max_length=64)] = []
+    """Requirements on labels, all of which must hold."""

@@ -1,0 +1,154 @@
+"""A PodTemplateSpec of Kubernetes: every field that is read or refused is declared, all others are kept as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from muster.spec.fields import Quantities
+from muster.spec.meta import Checked, Open
+
+
+class Toleration(Open):
+    """A taint of nodes that the pod accepts."""
+
+    key: Annotated[str, Field(max_length=317)] = ""
+    """The taint's key; empty with operator Exists: every taint."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """Equal compares `value`, Exists does not."""
+    value: str = ""
+    """The taint's value."""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """The taint's effect; left out: all three."""
+
+
+Tolerations: TypeAlias = Annotated[list[Annotated[dict[str, Any], Checked(Toleration)]], Field(max_length=64)]
+"""As in Kubernetes: key, operator, value, effect."""
+
+
+class NodeRequirement(Open):
+    """One requirement on a node."""
+
+    key: str
+    """A label of the node, or a field of it."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    """How it is compared."""
+    values: list[str] = []
+    """What it is compared with."""
+
+
+class NodeSelectorTerm(Open):
+    """Requirements that must all hold."""
+
+    match_expressions: list[NodeRequirement] = []
+    """On labels of the node."""
+    match_fields: list[NodeRequirement] = []
+    """On fields of the node: metadata.name."""
+
+
+class NodeSelector(Open):
+    """Terms of which one must hold."""
+
+    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1)]
+    """The terms."""
+
+
+class NodeAffinity(Open):
+    """Which nodes the pod may run on."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    """What a node must fulfil. The planner obeys it; preferences are kept and not read."""
+
+
+class Affinity(Open):
+    """Affinity of the pod."""
+
+    node_affinity: NodeAffinity | None = None
+    """To nodes."""
+
+
+class EnvVar(Open):
+    """A literal variable, or one with `valueFrom` (kept for Kubernetes, refused on this host)."""
+
+    name: str
+    """The variable's name."""
+    value: str | None = None
+    """Its value."""
+
+
+class ContainerResources(Open):
+    """Requests and limits; a limit without a request is also the request."""
+
+    requests: Quantities = {}
+    """What is set aside for the container."""
+    limits: Quantities = {}
+    """What it may use at most."""
+
+
+class Container(Open):
+    """A container, as far as it is read."""
+
+    name: str = "main"
+    """Its name in the pod."""
+    image: str | None = None
+    """What it runs; needed on Kubernetes, ignored with a notice on one host."""
+    command: list[str] = []
+    """The program; left out: the image's."""
+    args: list[str] = []
+    """The program's arguments."""
+    env: list[EnvVar] = []
+    """Variables beside those that Muster sets for torchrun."""
+    working_dir: str | None = None
+    """The folder it starts in."""
+    resources: ContainerResources = ContainerResources()
+    """What it asks for."""
+    restart_policy: str | None = None
+    """Of an init container: Always makes it a sidecar that runs beside the others."""
+
+
+class PodSpec(Open):
+    """A pod's spec, as far as it is read."""
+
+    containers: Annotated[list[Container], Field(min_length=1, max_length=32)]
+    """The first one is the trainer; its exit code is the pod's."""
+    init_containers: Annotated[list[Container], Field(max_length=32)] = []
+    """Run before the others, one after another; with restartPolicy Always beside them."""
+    node_selector: dict[str, str] = {}
+    """Labels that the node must have."""
+    affinity: Annotated[dict[str, Any], Checked(Affinity)] = {}
+    """Required node affinity is obeyed by the planner; the rest is Kubernetes' matter."""
+    tolerations: Tolerations = []
+    """Taints that the pod accepts, beside those of its flavor."""
+    volumes: list[dict[str, Any]] = []
+    """Volumes."""
+    overhead: Quantities = {}
+    """What the pod takes beside its containers."""
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
+    """From SIGTERM to SIGKILL: the time to write a checkpoint."""
+    restart_policy: Literal["Never"] = "Never"
+    """Never: a pod that ends is Muster's matter."""
+    node_name: None = None
+    """Refused: Muster chooses the node."""
+    scheduler_name: None = None
+    """Refused: Muster chooses the node, and kube-scheduler checks it."""
+    priority_class_name: None = None
+    """Refused: pods run under Muster's own priority class; the job has `priorityClassName`."""
+
+
+class TemplateMeta(Open):
+    """Labels and annotations of the pods."""
+
+    labels: dict[str, str] = {}
+    """Labels beside those that Muster sets (muster.dev/...)."""
+    annotations: dict[str, str] = {}
+    """Annotations."""
+
+
+class PodTemplate(Open):
+    """A PodTemplateSpec."""
+
+    metadata: TemplateMeta = TemplateMeta()
+    """Labels and annotations of the pods."""
+    spec: PodSpec
+    """The pods' spec."""

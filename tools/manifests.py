@@ -1,0 +1,33 @@
+"""Writes what is generated from `muster.spec`: the CRDs, in the chart and plain, and the API reference.
+
+With --check it writes nothing, and exits with 1 when a file is not what it would write. Run by `make manifests` and
+`make check`.
+"""
+
+import sys
+from pathlib import Path
+
+from muster.manifests import files
+
+
+def stale(root: Path) -> list[str]:
+    """Return the paths of files that are missing or not as they would be written now."""
+    return [name for name, text in files().items() if not (root / name).is_file() or (root / name).read_text() != text]
+
+
+def main(root: Path, arguments: list[str]) -> int:
+    """Write or check; return the exit code."""
+    behind = stale(root)
+    if "--check" in arguments:
+        for name in behind:
+            print(f"{name} is not what platform/muster/spec says; run: make manifests")
+        return 1 if behind else 0
+    for name in behind:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(files()[name])
+        print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent.parent, sys.argv[1:]))
