@@ -20,6 +20,8 @@ from tests.lifecycle.cases import (
 
 from muster.cluster import CreatePod
 from muster.lifecycle import moves, pod_name
+from muster.lifecycle.conditions import PODS_READY, find
+from muster.model import RolePlacement
 
 
 def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:
@@ -125,3 +127,14 @@ def test_an_event_tells_of_a_late_start() -> None:
     one = admitted(job(startTimeoutSeconds=60))
     assert events(look(one, pods_of(one, "Pending"), now=NOW + 60)) == ["StartTimeout"]
     assert set(NODES) == {"n0", "n1", "n2"}
+
+
+def test_a_gang_of_one_pod_is_told_in_the_singular() -> None:
+    alone = (RolePlacement("trainer", "h200", (("n0", 1),)),)
+    one = admitted(job(1, startTimeoutSeconds=60), placement=alone)
+    ready = find(look(one, pods_of(one)).status, PODS_READY)
+    assert ready is not None
+    assert ready.message == "the pod is ready"
+    late = look(one, pods_of(one, "Pending"), now=NOW + 61).status.last_failure
+    assert late is not None
+    assert late.log_tail == "the pod was not ready within 60 s"

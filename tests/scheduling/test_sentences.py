@@ -20,6 +20,7 @@ from tests.scheduling.worlds import (
 
 from muster.model import Flavor, Hold, Node, Queue, Quota, Resources, Snapshot, Wait
 from muster.scheduling import FIFO, plan
+from muster.scheduling.explain import amount_of
 
 QUEUE = [queue("q", guaranteed=1000)]
 ONE = rack("r1", 1)
@@ -113,7 +114,7 @@ def test_larger_than_cluster_names_the_largest_that_fits_in_one_domain() -> None
 
 def test_larger_than_cluster_of_a_pod_that_no_node_holds() -> None:
     assert told(world(TWO, QUEUE, [gang("g", size=9)]), "g") == (
-        "needs 9 GPUs of h200; the largest that fits the empty cluster is 0 of its 1 pods, 0 GPUs"
+        "needs 9 GPUs of h200; the largest that fits the empty cluster is 0 of its 1 pod, 0 GPUs"
     )
 
 
@@ -245,7 +246,7 @@ def test_a_flavor_without_any_node() -> None:
     queues = [queue("q", guaranteed=8, flavor="none-yet")]
     assert whole(world(ONE, queues, [gang("g")], flavors=(empty,))) == (
         "LargerThanCluster",
-        "needs 8 GPUs of none-yet; the largest that fits the empty cluster is 0 of its 1 pods, 0 GPUs",
+        "needs 8 GPUs of none-yet; the largest that fits the empty cluster is 0 of its 1 pod, 0 GPUs",
     )
 
 
@@ -266,3 +267,12 @@ def test_a_gang_that_no_flavor_can_ever_hold_within_its_quota_is_told_so() -> No
     nodes = rack("h", 3) + rack("x", 1, flavor="a100")
     wait = wait_of(world(nodes, queues, [gang("g", pods=2)]), "g")
     assert wait.code in ("LargerThanCluster", "LargerThanQuota")
+
+
+def test_one_is_told_in_the_singular() -> None:
+    assert [amount_of(name, one) for name, one in ((GPU, 1), ("cpu", 1000), ("pods", 1))] == [
+        "1 GPU",
+        "1 core",
+        "1 pod",
+    ]
+    assert [amount_of(name, two) for name, two in (("cpu", 1500), ("pods", 2))] == ["1.5 cores", "2 pods"]

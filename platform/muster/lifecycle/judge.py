@@ -101,7 +101,11 @@ def _edited(case: _Case) -> Ruling | None:
         return Ruling(moves.evict(case.status, "Edited", message, case.sight.now), ("Normal", "Edited", message))
     smaller: Placement = tuple(_cut(part, limits[part.role].replicas) for part in parts)
     status = moves.resize(case.status, smaller, "Edited", case.sight.now, eviction=None)
-    return Ruling(status, ("Normal", "Resized", f"replicas was lowered: restarts with {size(status.placement)} pods"))
+    return Ruling(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pods(size(status.placement))}"))
+
+
+def _pods(number: int) -> str:
+    return "1 pod" if number == 1 else f"{number} pods"
 
 
 def _lost(case: _Case) -> Ruling | None:
@@ -163,7 +167,8 @@ def _late(case: _Case) -> Ruling | None:
     ready = {(pod.role, pod.index): pod for pod in case.pods if _is_up(pod)}
     wanted = list(seats(case.status.placement))
     late = [seat for seat in wanted if (seat.role, seat.index) not in ready]
-    message = f"{len(late)} of {len(wanted)} pods were not ready within {case.job.spec.start_timeout_seconds} s"
+    who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
+    message = f"{who} not ready within {case.job.spec.start_timeout_seconds} s"
     blamed = slow_starters((seat.node for seat in late), ready.values())
     meta = case.job.metadata
     failure = LastFailure(
@@ -185,7 +190,14 @@ def _ready(case: _Case) -> Ruling | None:
     if sum(_is_up(pod) for pod in case.pods) < wanted:
         return None
     status = with_fields(_started(case, case.status), {"pods_ready": wanted, "requeue_after": None})
-    status = set_condition(status, PODS_READY, True, "Ready", f"all {wanted} pods are ready", case.sight.now)
+    status = set_condition(
+        status,
+        PODS_READY,
+        True,
+        "Ready",
+        f"all {wanted} pods are ready" if wanted > 1 else "the pod is ready",
+        case.sight.now,
+    )
     return Ruling(status, wakes=tuple(_deadlines(_replace_status(case, status)).values()))
 
 

@@ -22,11 +22,13 @@ GIB = 1 << 30
 
 
 def amount_of(resource: str, amount: int) -> str:
-    """An amount as a person says it: GPUs, cores, GiB, or the resource's own name."""
+    """An amount as a person says it: GPUs, cores, pods, GiB, or the resource's own name."""
     if resource == GPU:
         return f"{amount} GPU" if amount == 1 else f"{amount} GPUs"
     if resource == "cpu":
-        return f"{amount / 1000:g} cores"
+        return "1 core" if amount == 1000 else f"{amount / 1000:g} cores"
+    if resource == "pods":
+        return "1 pod" if amount == 1 else f"{amount} pods"
     if resource in ("memory", "ephemeral-storage"):
         return f"{amount / GIB:.4g} GiB of {resource}"
     return f"{amount} {resource}"
@@ -73,7 +75,7 @@ class Explainer:
                 total[flavor] = total.get(flavor, 0) + size * role.request.get(name)
             parts = [f"{amount_of(name, amount)} of {flavor}" for flavor, amount in total.items() if amount]
             at_least = "at least " if shape.steps else ""
-            self._needs[key] = f"needs {at_least}{' and '.join(parts) or f'{sum(shape.least)} pods'}"
+            self._needs[key] = f"needs {at_least}{' and '.join(parts) or amount_of('pods', sum(shape.least))}"
         return self._needs[key]
 
     def quota(self, request: Request, option: int, flavor: str | None = None) -> str:
@@ -149,7 +151,9 @@ class Explainer:
         most = 0 if found is None else found[0]
         head = headline(shape.roles[role].request)
         inside = f" in one {self.facts.table.flavors[spot.flavor].tiers[spot.required].name}" if spot.required else ""
-        largest = f"{most} of its {size} pods, {amount_of(head, most * shape.roles[role].request.get(head))}"
+        largest = (
+            f"{most} of its {amount_of('pods', size)}, {amount_of(head, most * shape.roles[role].request.get(head))}"
+        )
         return f"{self.needs(shape, 0)}{inside}; the largest that fits the empty cluster{inside} is {largest}"
 
     def too_much(self, request: Request, option: int) -> str:
