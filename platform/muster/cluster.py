@@ -96,6 +96,7 @@ class World:
     beats: Mapping[str, Beat] = field(default_factory=dict)  # by job uid
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
+    rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
 
 
 @dataclass(frozen=True, slots=True)

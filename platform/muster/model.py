@@ -277,6 +277,7 @@ WaitCode = Literal[
     "QueueNotFound",
     "QueueInactive",
     "QueueNotAllowed",
+    "PodRejected",
     "PriorityTooHigh",
     "UnknownFlavor",
     "UnknownTopologyLevel",

@@ -8,7 +8,7 @@ job's work and a walk over the list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -151,7 +151,7 @@ def _look_at_jobs(world: World, cache: Cache, newest: Mapping[str, spec.Training
     """Bring what is known of the jobs up to date: those that changed, those whose time has come, or all."""
     around = cache.around
     everyone = _surroundings(world, cache) is not around
-    difference = cache.changes.since_last(world.jobs, world.pods)
+    difference = cache.changes.since_last(world.jobs, world.pods, world.rejections)
     for uid in difference.gone:
         cache.alarms.set(uid, None)
         for kept in (
@@ -175,14 +175,16 @@ def _look_at_jobs(world: World, cache: Cache, newest: Mapping[str, spec.Training
     cache.overridden = frozenset(newest)
     no_pods: tuple[PodView, ...] = ()
     for uid in look_at:
-        _note(newest.get(uid, cache.observed[uid]), world.pods.get(uid, no_pods), world.now, cache)
+        _note(newest.get(uid, cache.observed[uid]), world.pods.get(uid, no_pods), world, cache)
 
 
-def _note(job: spec.TrainingJob, pods: tuple[PodView, ...], now: float, cache: Cache) -> None:
+def _note(job: spec.TrainingJob, pods: tuple[PodView, ...], world: World, cache: Cache) -> None:
     uid = job.metadata.uid
     assert cache.around is not None
-    known = cache.jobs[uid] = _look_at_job(job, pods, now, cache.around, cache.jobs.get(uid))
-    seen = known.view
+    known = cache.jobs[uid] = _look_at_job(job, pods, world.now, cache.around, cache.jobs.get(uid))
+    seen, rejection = known.view, world.rejections.get(uid)
+    if seen.waiting is not None and rejection is not None:
+        seen = replace(seen, waiting=None, refused=Wait(uid, "PodRejected", rejection))
     _put(cache.waiting, uid, seen.waiting)
     _put(cache.running, uid, seen.running)
     _put(cache.holds, uid, seen.hold)
