@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.errors import InvalidSpec
 from muster.local.environment import PodIdentity, Slot, command_line, daemon_environment, expand, kept, pod_environment
-from muster.local.restrictions import check_runs_here, named_script
+from muster.local.programs import named_data, named_script
+from muster.local.restrictions import check_runs_here
 from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
 
 BASE = {"PATH": "/usr/bin:/bin"}
@@ -172,3 +174,43 @@ def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatc
     monkeypatch.chdir("/")
     with pytest.raises(InvalidSpec, match=r"'train\.py' does not exist in /;"):
         check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)
+
+
+TRAINER = ["-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer"]
+
+
+@pytest.mark.parametrize(
+    ("line", "data"),
+    [
+        (["python", *TRAINER, "--model", "gpt:10m", "--data", "texts"], "texts"),
+        (["python", *TRAINER, "--data=a", "--data=b"], "b"),
+        (["python", "-m", "muster_components.trainer", "--data", "texts"], "texts"),
+        (["python", *TRAINER, "--data"], None),
+        (["python", *TRAINER], None),
+        (["python", "train.py", "--data", "texts"], None),
+        (["python", *TRAINER[:-1], "other", "--data", "texts"], None),
+    ],
+)
+def test_what_is_read_is_known_of_our_own_trainer_alone(line: list[str], data: str | None) -> None:
+    assert named_data(line) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "there"),
+    [("texts", True), ("texts/a.txt", True), ("texts/**/*.txt", True), ("te?ts", True), ("text", False),
+     ("texts/*.py", False), ("/no/such/folder", False), ("~/no-such-folder-of-mine", False)],
+)  # fmt: skip
+def test_text_to_train_on_is_looked_for_where_the_user_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, there: bool
+) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    job = noted(job_with({"command": ["python3", *TRAINER], "args": ["--data", data]}))
+    if there:
+        check_runs_here(job, BASE)
+    else:
+        with pytest.raises(
+            InvalidSpec, match=re.escape(f"--data {data!r} does not exist in {tmp_path}; give a folder")
+        ):
+            check_runs_here(job, BASE)

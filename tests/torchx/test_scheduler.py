@@ -21,6 +21,7 @@ from muster.documents import load_documents
 from muster.local.client import LocalClient
 from muster.spec import TrainingJob
 from muster.torchx.refusal import SubmissionRefused
+from muster_components.train import fsdp
 
 SCHEDULER = "muster_local"
 
@@ -65,6 +66,24 @@ def test_an_app_runs_and_leaves_its_log(runner: Runner) -> None:
     assert re.fullmatch(r"muster_local://torchx/echo-[0-9a-f]{6}", handle)
     assert end(runner, handle).state == AppState.SUCCEEDED
     assert list(runner.log_lines(handle, "echo", 0)) == ["hi\n"]
+
+
+def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: Runner, client: LocalClient) -> None:
+    named = shell("true")
+    named.roles[0].image = "mine:1"
+    said = {}
+    for app in (utils.echo("hi"), named):
+        handle = run(runner, app)
+        end(runner, handle)
+        said[app.name] = [event["reason"] for event in client.events(handle.rpartition("/")[2])]
+    assert ("Ignored" in said["echo"], "Ignored" in said["shell"]) == (False, True)
+
+
+def test_text_that_is_not_there_is_refused_before_anything_is_submitted(runner: Runner, client: LocalClient) -> None:
+    before = len(client.jobs())
+    with pytest.raises(SubmissionRefused, match="--data '/no/such/text' does not exist"):
+        run(runner, fsdp(model="gpt:tiny", data="/no/such/text", steps=1, j="1x1"))
+    assert len(client.jobs()) == before
 
 
 def test_a_dry_run_prints_what_muster_submit_takes_and_submits_nothing(runner: Runner, client: LocalClient) -> None:

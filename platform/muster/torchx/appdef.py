@@ -63,7 +63,7 @@ def _role(role: Role, grace_s: int | None) -> dict[str, Any]:
     name = kubernetes_name(role.name)
     container: dict[str, Any] = {
         "name": name,
-        "image": role.image,
+        "image": role.image or None,
         "command": [_literal(role.entrypoint)],
         "args": [_literal(arg) for arg in role.args],
         "env": [{"name": variable, "value": _literal(str(value))} for variable, value in role.env.items()],

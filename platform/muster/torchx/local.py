@@ -10,11 +10,13 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
+from torchx.version import TORCHX_IMAGE
 
 from muster.errors import DaemonError, NotFound
 from muster.local.capacity import measure
@@ -58,7 +60,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             for notice in notices:
                 logger.warning(notice)
             name = unique_name(app.name, secrets.token_hex(3))
-            return AppDryRunInfo(training_job(sized, name, cfg, img_root=os.getcwd()), to_yaml)
+            return AppDryRunInfo(training_job(_without_default_image(sized), name, cfg, img_root=os.getcwd()), to_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         with refusing():
@@ -148,6 +150,12 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             NodeSize(parse_quantity(amount.get("cpu", "0"), "cpu"), parse_quantity(amount.get(GPU, "0"), GPU))
             for amount in amounts
         ]
+
+
+def _without_default_image(app: AppDef) -> AppDef:
+    """Components name TorchX's own image where their user names none; to tell that it is ignored would be noise."""
+    roles = [replace(role, image="") if role.image == TORCHX_IMAGE else role for role in app.roles]
+    return replace(app, roles=roles)
 
 
 def to_yaml(job: TrainingJob) -> str:

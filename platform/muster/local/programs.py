@@ -1,0 +1,106 @@
+"""What a command line needs of this host, looked for before the job is accepted: the program, the folder it starts in,
+a script, and the text that our trainer is to read. A path that is not there is a typing error more often than a file
+that will be there in time.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+
+from muster import spec
+from muster.errors import InvalidSpec
+from muster.local.environment import command_line, search
+from muster.local.submitter import working_directory
+
+_LAUNCHER = "muster_components.launch"
+_TRAINER = "muster_components.trainer"
+_ATTACHER = "muster_components.trainer.attach"
+
+
+def check_program(
+    job: spec.TrainingJob, container: spec.Container, base_environment: Mapping[str, str], path: str
+) -> None:
+    """Raises `InvalidSpec` for a program, script, text or working folder that is not there; `path` is the container's
+    in the job."""
+    if not container.command:
+        raise InvalidSpec(
+            f"{path}.command: empty; the image's entry point is not known here: write one, e.g. [python, -m, ...]",
+            field=f"{path}.command",
+        )
+    cwd = working_directory(job, container)
+    if not os.path.isdir(cwd):
+        raise InvalidSpec(f"{path}.workingDir: {cwd!r} is no folder on this host", field=f"{path}.workingDir")
+    environment = dict(base_environment) | {variable.name: variable.value or "" for variable in container.env}
+    line = command_line(container, environment)
+    if search(line[0], environment["PATH"].split(os.pathsep), cwd) is None:
+        raise InvalidSpec(
+            f"{path}.command: {line[0]!r} is no program found in {cwd} or on PATH; install it or write its full path",
+            field=f"{path}.command",
+        )
+    script = named_script(line)
+    if script is not None and not os.path.isfile(os.path.join(cwd, script)):
+        raise InvalidSpec(
+            f"{path}.args: the script {script!r} does not exist in {cwd}; write a path that does, or set workingDir",
+            field=f"{path}.args",
+        )
+    data = named_data(line)
+    if data is not None and not _is_there(data, cwd):
+        raise InvalidSpec(
+            f"{path}.args: --data {data!r} does not exist in {cwd}; give a folder, a file, or a glob such as"
+            " 'texts/**/*.txt'",
+            field=f"{path}.args",
+        )
+
+
+def named_script(line: list[str]) -> str | None:
+    """The first argument that is a Python file's name: the script. Later ones may be files that it writes, and so may
+    all that follow `-m MODULE` and `-c TEXT`; of our launcher we know that the script comes after `--`, and of what
+    adds traces to a script that it comes next."""
+    arguments = _of_a_rank(line[1:])
+    if arguments[:2] == ["-m", _ATTACHER]:
+        arguments = arguments[2:]
+    for argument in arguments:
+        if argument in ("-m", "-c"):
+            return None
+        if (
+            argument.endswith(".py")
+            and not argument.startswith("-")
+            and "$(" not in argument
+            and not _is_text(argument)
+        ):
+            return argument
+    return None
+
+
+def named_data(line: list[str]) -> str | None:
+    """What our trainer is to read (`--data`), as it is written; None where it is another program that runs."""
+    arguments = _of_a_rank(line[1:])
+    if arguments[:2] != ["-m", _TRAINER]:
+        return None
+    given = None
+    for flag, value in zip(arguments, [*arguments[1:], None], strict=True):
+        if flag == "--data":
+            given = value
+        elif flag.startswith("--data="):
+            given = flag.removeprefix("--data=")
+    return given
+
+
+def _of_a_rank(arguments: list[str]) -> list[str]:
+    """What each rank runs, where our launcher starts them; else the arguments as they are."""
+    if "-m" in arguments[:-1] and arguments[arguments.index("-m") + 1] == _LAUNCHER and "--" in arguments:
+        return arguments[arguments.index("--") + 1 :]
+    return arguments
+
+
+def _is_there(data: str, cwd: str) -> bool:
+    """Whether a folder, a file or a match of a glob is there, as the trainer looks for it."""
+    path = os.path.join(cwd, os.path.expanduser(data))
+    return os.path.exists(path) or (glob.has_magic(data) and next(glob.iglob(path, recursive=True), None) is not None)
+
+
+def _is_text(argument: str) -> bool:
+    """A shell or Python text (`-c "import x.py"`), not a file name."""
+    return any(char in argument for char in " \n;=()'\"")
