@@ -108,8 +108,10 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     muster("local", "up", "--nodes", "2x4")
     muster("submit", written(tmp_path, "long", "exec sleep 60"))
     await_phase(muster, "long", "Running")
+    # What runs in the background of a script, perhaps these tests, starts with Ctrl-C ignored.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     watching = subprocess.Popen(
-        [sys.executable, "-c", "import muster.cli; muster.cli.main()", "watch", "long"],
+        [sys.executable, "-c", f"{heard}; import muster.cli; muster.cli.main()", "watch", "long"],
         env=dict(os.environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
