@@ -82,7 +82,7 @@ def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: R
 def test_text_that_is_not_there_is_refused_before_anything_is_submitted(runner: Runner, client: LocalClient) -> None:
     before = len(client.jobs())
     with pytest.raises(SubmissionRefused, match="--data '/no/such/text' does not exist"):
-        run(runner, fsdp(model="gpt:tiny", data="/no/such/text", steps=1, j="1x1"))
+        run(runner, fsdp(model="gpt:10m", data="/no/such/text", steps=1, j="1x1"))
     assert len(client.jobs()) == before
 
 
