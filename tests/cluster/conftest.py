@@ -1,0 +1,103 @@
+"""A control plane for the tests of this folder: one for each worker, and private ones for tests that hurt theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane.binaries import Unavailable, ensure
+from tests.cluster.controlplane.nodes import Shape
+from tests.cluster.controlplane.plane import ControlPlane
+
+HERE = Path(__file__).parent
+SKIP = "MUSTER_SKIP_CLUSTER"
+
+StartControlPlane = Callable[..., ControlPlane]
+AddNodes = Callable[..., list[str]]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("cluster")
+            if os.environ.get(SKIP) == "1":
+                item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is missing before any test's timeout runs, and where its progress is seen."""
+    if session.config.option.collectonly or os.environ.get(SKIP) == "1":
+        return
+    if any(HERE in item.path.parents for item in session.items):
+        capture: Any = session.config.pluginmanager.getplugin("capturemanager")
+        # Where there is no way, the fixture says so to every test that needs it.
+        with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
+            ensure()
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The control plane that all tests of this worker share. Leave it as you found it: use `namespace`, `add_nodes`."""
+    with _start(tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def start_control_plane(tmp_path: Path) -> Iterator[StartControlPlane]:
+    """Start a control plane of this test's own; takes the options of `ControlPlane.start`."""
+    started: list[ControlPlane] = []
+
+    def start(**options: Any) -> ControlPlane:
+        started.append(_start(tmp_path / f"control-plane-{len(started)}", **options))
+        return started[-1]
+
+    yield start
+    for plane in started:
+        plane.stop()
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of this test's own. Its pods are gone when the test ends."""
+    api, name = control_plane.api, f"test-{next(_NUMBERS)}"
+    api.create("/api/v1/namespaces", {"metadata": {"name": name, "annotations": {"test": request.node.name}}})
+    pods = f"/api/v1/namespaces/{name}/pods"
+    control_plane.wait_for(
+        "the namespace has its service account",
+        lambda: not api.gone(f"/api/v1/namespaces/{name}/serviceaccounts/default"),
+    )
+    yield name
+    api.delete(f"/api/v1/namespaces/{name}")
+    api.delete(pods, gracePeriodSeconds=0)
+    control_plane.wait_for("the namespace's pods are gone", lambda: not api.items(pods))
+
+
+@pytest.fixture
+def add_nodes(control_plane: ControlPlane) -> Iterator[AddNodes]:
+    """Add nodes to the shared control plane that are gone when the test ends."""
+    added: list[str] = []
+
+    def add(count: int, shape: Shape | None = None, *, prefix: str = "node", first: int = 0) -> list[str]:
+        names = control_plane.add_nodes(count, shape, prefix=prefix, first=first)
+        added.extend(names)
+        return names
+
+    yield add
+    there = {node["metadata"]["name"] for node in control_plane.api.items("/api/v1/nodes")}
+    control_plane.delete_nodes(*(name for name in added if name in there))
+
+
+def _start(folder: Path, **options: Any) -> ControlPlane:
+    try:
+        return ControlPlane.start(folder, **options)
+    except Unavailable as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+_NUMBERS = itertools.count()

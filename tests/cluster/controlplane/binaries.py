@@ -1,0 +1,167 @@
+"""Where each program comes from: this machine, else a download, else built from its Go module, once per user.
+
+Each is looked for on its own, so a machine that has kubectl and Helm builds only what else is needed. What was
+downloaded or built lies in a cache outside the repository, one folder per version; a lock lets one run fill it while
+others wait.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tests.cluster.controlplane import building
+from tests.cluster.controlplane.catalogue import PROGRAMS, SERVERS, Program, Version, version_in, written
+
+Say = Callable[[str], None]
+
+
+class Unavailable(Exception):
+    """There is no way to get a program; the message is one sentence that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A program that is there, and where it came from."""
+
+    name: str
+    path: Path
+    source: str
+    version: Version
+
+
+def say_on_stderr(line: str) -> None:
+    """Print a line of progress at once."""
+    print(f"control plane: {line}", file=sys.stderr, flush=True)
+
+
+def cache_folder() -> Path:
+    """Where downloaded and built programs lie, for this system and processor."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "muster" / "kube" / f"{platform.system().lower()}-{building.processor()}"
+
+
+def ensure(names: Iterable[str] = tuple(PROGRAMS), say: Say = say_on_stderr) -> dict[str, Binary]:
+    """Find the programs, and download or build those that are missing. Unavailable where that is impossible."""
+    wanted = [PROGRAMS[name] for name in names]
+    found = installed(wanted, say)
+    cached = {program.name: _cached(program) for program in wanted if program.name not in found}
+    found |= {name: binary for name, binary in cached.items() if binary}
+    missing = [program for program in wanted if program.name not in found]
+    if missing:
+        with _alone(cache_folder(), say):
+            found |= _fetch(missing, say)
+    return {program.name: found[program.name] for program in wanted}
+
+
+def installed(wanted: Iterable[Program], say: Say = say_on_stderr) -> dict[str, Binary]:
+    """The programs that this machine has in KUBEBUILDER_ASSETS or on PATH and that are new enough.
+
+    The three servers have to be of one minor version: those that differ from the API server's are left out, and
+    where the API server itself is missing or alone, those that differ from what would be built beside them.
+    """
+    found = {}
+    for program in wanted:
+        for path, source in _places(program.name):
+            version = version_in(_answer([str(path), *program.asks]))
+            if version[:2] >= program.least:
+                found[program.name] = Binary(program.name, path, source, version)
+                break
+            say(f"{path} is {written(version) or 'of no known version'}; needs {written(program.least)} or later")
+    minors = {found[name].version[:2] for name in SERVERS if name in found}
+    whole = all(name in found for name in SERVERS if PROGRAMS[name] in wanted)
+    if not whole or len(minors) > 1:
+        for name in SERVERS:
+            built = version_in(PROGRAMS[name].built_version)
+            if name in found and found[name].version[:2] != built[:2]:
+                say(f"{found[name].path} is {written(found[name].version)}; the others will be {written(built)}")
+                del found[name]
+    return found
+
+
+def _places(name: str) -> Iterator[tuple[Path, str]]:
+    """Where this machine may have a program, best first."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if assets and os.access(Path(assets, name), os.X_OK):
+        yield Path(assets, name).absolute(), "KUBEBUILDER_ASSETS"
+    on_path = shutil.which(name)
+    if on_path:
+        yield Path(on_path).absolute(), "PATH"
+
+
+def _cached(program: Program) -> Binary | None:
+    """The program from the cache. Files appear there by a rename, so what is there is whole."""
+    for source in ("download", "built"):
+        path = cache_folder() / program.family / source / program.name
+        if os.access(path, os.X_OK):
+            version = version_in(program.built_version if source == "built" else _answer([str(path), *program.asks]))
+            return Binary(program.name, path, f"cache ({source})", version)
+    return None
+
+
+def _fetch(missing: list[Program], say: Say) -> dict[str, Binary]:
+    """Download what can be downloaded, and build the rest. Another run may have done so while we waited."""
+    found = {program.name: binary for program in missing if (binary := _cached(program))}
+    missing = [program for program in missing if program.name not in found]
+    if not missing:
+        return found
+    names = ", ".join(program.name for program in missing)
+    try:
+        go = building.Go.find()
+    except building.NoGo as error:
+        raise Unavailable(
+            f"The tests of the cluster need {names}, which are neither in KUBEBUILDER_ASSETS nor on PATH, and "
+            f"cannot be built: {error}; MUSTER_SKIP_CLUSTER=1 leaves these tests out."
+        ) from None
+    say(f"missing: {names}; they will lie in {cache_folder()}")
+    for name in building.download(go, missing, cache_folder(), say):
+        binary = _cached(PROGRAMS[name])
+        assert binary is not None
+        found[name] = binary
+    missing = [program for program in missing if program.name not in found]
+    for number, program in enumerate(missing, 1):
+        say(f"building {program.name} {program.built_version} from its Go module ({number} of {len(missing)}) ...")
+        try:
+            seconds = building.build(go, program, cache_folder() / program.family / "built" / program.name)
+        except building.BuildFailed as error:
+            raise Unavailable(
+                f"The tests of the cluster need {program.name}, and {error}; MUSTER_SKIP_CLUSTER=1 leaves them out."
+            ) from None
+        say(f"built {program.name} in {seconds:.0f} s")
+        binary = _cached(program)
+        assert binary is not None
+        found[program.name] = binary
+    return found
+
+
+@contextmanager
+def _alone(folder: Path, say: Say) -> Iterator[None]:
+    """One run at a time fills the cache; the lock is given up when its holder dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"another run fills {folder}; waiting for it ...")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _answer(command: list[str]) -> str:
+    """What a program prints about itself; "" where it cannot."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr

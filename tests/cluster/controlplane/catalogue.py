@@ -1,0 +1,85 @@
+"""The seven programs: which Go module each is built from, and how old a found one may be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "modules"
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program and the Go package it is built from."""
+
+    name: str
+    module: str  # folder below modules/
+    package: str
+    asks: tuple[str, ...]  # arguments that make it print its version
+    least: Version  # the oldest that does; what is found on PATH may be older than what is built
+
+    @property
+    def built_version(self) -> str:
+        """The version that its module pins, e.g. "1.36.3"."""
+        return pinned(self.module)[_PINS[self.module]]
+
+    @property
+    def family(self) -> str:
+        """The folder of the cache it lies in, e.g. "controlplane-1.36.3"."""
+        return f"{self.module}-{self.built_version}"
+
+
+_PINS = {
+    "controlplane": "k8s.io/kubernetes",
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kwok": "sigs.k8s.io/kwok",
+    "helm": "helm.sh/helm/v3",
+}
+LEAST_KUBERNETES = (1, 29)  # native sidecars are on by default
+
+
+def _kubernetes(name: str) -> Program:
+    return Program(name, "controlplane", f"k8s.io/kubernetes/cmd/{name}", ("--version",), LEAST_KUBERNETES)
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program("etcd", "etcd", "go.etcd.io/etcd/server/v3", ("--version",), (3, 5)),
+        _kubernetes("kube-apiserver"),
+        _kubernetes("kube-controller-manager"),
+        _kubernetes("kube-scheduler"),
+        Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", ("--version",), (0, 8)),
+        Program("kubectl", "controlplane", "k8s.io/kubernetes/cmd/kubectl", ("version", "--client"), LEAST_KUBERNETES),
+        Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", ("version", "--short"), (3, 14)),
+    )
+}
+SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+@cache
+def pinned(module: str) -> dict[str, str]:
+    """What a module's go.mod requires, without the leading "v": {"k8s.io/kubernetes": "1.36.3", ...}."""
+    text = (MODULES / module / "go.mod").read_text()
+    return dict(re.findall(r"^(?:require )?\s*([\w./-]+) v([\w.+-]+)", text, re.MULTILINE))
+
+
+def go_needed() -> Version:
+    """The newest Go version that a module asks for."""
+    texts = [(folder / "go.mod").read_text() for folder in sorted(MODULES.iterdir())]
+    return max(version_in(line) for text in texts for line in re.findall(r"^go (.*)$", text, re.MULTILINE))
+
+
+def version_in(text: str) -> Version:
+    """The first version number in a text, e.g. (1, 36, 3); () where there is none."""
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
+
+
+def written(version: Version) -> str:
+    """A version as people write it."""
+    return ".".join(str(part) for part in version)

@@ -1,0 +1,132 @@
+"""The command lines of the control plane's programs, and why each flag is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+# Nodes have no heartbeat here: a node is unhealthy when a test says so and not when the machine is slow.
+NODE_GRACE = "240h"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where one control plane keeps its files and listens."""
+
+    folder: Path
+    etcd_port: int
+    etcd_peer_port: int
+    api_port: int
+    kubelet_port: int
+
+    @property
+    def server(self) -> str:
+        """The API server's address."""
+        return f"https://127.0.0.1:{self.api_port}"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate by which clients know the API server; it makes it on its first start."""
+        return self.folder / "certificates" / "apiserver.crt"
+
+    @property
+    def key(self) -> Path:
+        """The private key for service account tokens."""
+        return self.folder / "service-accounts.key"
+
+    @property
+    def tokens(self) -> Path:
+        """The users and their tokens."""
+        return self.folder / "tokens.csv"
+
+    @property
+    def data(self) -> Path:
+        """What etcd stores."""
+        return self.folder / "etcd-data"
+
+
+def etcd(layout: Layout) -> list[str]:
+    """A single etcd that does not wait for the disk: what it stores need not outlive the machine."""
+    client, peer = (f"http://127.0.0.1:{port}" for port in (layout.etcd_port, layout.etcd_peer_port))
+    return [
+        f"--data-dir={layout.data}",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--quota-backend-bytes=4294967296",
+        "--log-level=warn",
+    ]
+
+
+def apiserver(layout: Layout, gates: tuple[str, ...]) -> list[str]:
+    """The API server as clusters run it: RBAC, every default admission plugin, priority and fairness."""
+    flags = [
+        f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        f"--secure-port={layout.api_port}",
+        f"--cert-dir={layout.authority.parent}",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        "--endpoint-reconciler-type=none",  # loopback may not be an endpoint
+        "--authorization-mode=Node,RBAC",
+        f"--token-auth-file={layout.tokens}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={layout.key}",
+        f"--service-account-signing-key-file={layout.key}",
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
+    if gates:
+        flags.append(_gates(gates))
+    if set(gates) & {"GenericWorkload", "GangScheduling"}:
+        flags.append("--runtime-config=scheduling.k8s.io/v1alpha2=true")  # workloads and podgroups
+    return flags
+
+
+def controller_manager(layout: Layout, kubeconfig: Path, gates: tuple[str, ...]) -> list[str]:
+    """The controllers, without an election and without a port."""
+    flags = [
+        f"--kubeconfig={kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        f"--service-account-private-key-file={layout.key}",
+        f"--root-ca-file={layout.authority}",
+        f"--node-monitor-grace-period={NODE_GRACE}",
+        "--kube-api-qps=300",
+        "--kube-api-burst=500",
+    ]
+    return [*flags, _gates(gates)] if gates else flags
+
+
+def scheduler(layout: Layout, kubeconfig: Path, gates: tuple[str, ...]) -> list[str]:
+    """The scheduler with its own defaults, without an election and without a port."""
+    config = layout.folder / "scheduler.json"
+    client = {"kubeconfig": str(kubeconfig), "qps": 1000, "burst": 2000}
+    body = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": client,
+        "leaderElection": {"leaderElect": False},
+    }
+    config.write_text(json.dumps(body))
+    flags = [f"--config={config}", "--secure-port=0"]
+    return [*flags, _gates(gates)] if gates else flags
+
+
+def kwok(layout: Layout, kubeconfig: Path, stages: Path) -> list[str]:
+    """KWOK with our stages. A node whose label says that its kubelet is stopped is left alone."""
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--config={stages}",
+        "--manage-nodes-with-label-selector=kwok.muster.dev/kubelet!=stopped",
+        "--node-lease-duration-seconds=0",
+        "--node-ip=127.0.0.1",
+    ]
+
+
+def _gates(gates: tuple[str, ...]) -> str:
+    return "--feature-gates=" + ",".join(f"{gate}=true" for gate in gates)

@@ -1,0 +1,285 @@
+"""Start a control plane, use it, and be sure that it ends.
+
+with ControlPlane.start(folder) as plane:
+    plane.add_nodes(4)
+    plane.kubectl("get", "nodes")
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.cluster.controlplane import commands, nodes, stages
+from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
+from tests.cluster.controlplane.api import Api, Refused
+from tests.cluster.controlplane.binaries import Binary, ensure
+from tests.cluster.controlplane.commands import Layout
+from tests.cluster.controlplane.supervised import Supervised
+
+READY_S = 120
+# People without any rights, so that a test can give them some without a restart of the API server.
+PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("team-a",), "bob": ("team-b",), "carol": ()}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which programs run beside etcd, API server and controller manager, and the feature gates of all of them."""
+
+    scheduler: bool = True
+    kwok: bool = True
+    gates: tuple[str, ...] = ()
+
+
+class ControlPlane:
+    """A running control plane. It ends with `stop()`, or with this process, however that ends."""
+
+    def __init__(self, folder: Path, binaries: Mapping[str, Binary], options: Options) -> None:
+        """Use `start`."""
+        self.folder = folder
+        self.binaries = dict(binaries)
+        self._options = options
+        self._layout = _layout(folder)
+        self._users = Users(self._layout.tokens)
+        self._programs: dict[str, Supervised] = {}
+
+    @classmethod
+    def start(
+        cls, folder: Path, *, scheduler: bool = True, kwok: bool = True, gates: Sequence[str] = ()
+    ) -> ControlPlane:
+        """Start one with its files in `folder`, which is made; returns when pods can be created.
+
+        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. Raises
+        `binaries.Unavailable` where a program is missing, Died where one ends.
+        """
+        binaries = ensure()
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        plane = cls(folder, binaries, Options(scheduler, kwok, tuple(gates)))
+        try:
+            plane._start()
+        except BaseException:
+            plane.stop()
+            raise
+        return plane
+
+    def _start(self) -> None:
+        layout = self._layout
+        write_key(layout.key)
+        for user, groups in {ADMIN: (MASTERS,), **PEOPLE}.items():
+            self._users.add(user, groups)
+        self._run("etcd", commands.etcd(layout), leftover=layout.data)
+        self._run("kube-apiserver", commands.apiserver(layout, self._options.gates))
+        self.wait_for("the API server is ready", self._answers)
+        kubeconfig, gates = self.kubeconfig(), self._options.gates
+        self._run("kube-controller-manager", commands.controller_manager(layout, kubeconfig, gates))
+        if self._options.scheduler:
+            self._run("kube-scheduler", commands.scheduler(layout, kubeconfig, gates))
+        if self._options.kwok:
+            self._run_kwok()
+        self.wait_for("pods can be created", lambda: not self.api.gone(_ACCOUNT))
+
+    # Who may do what
+
+    @property
+    def server(self) -> str:
+        """The API server's address."""
+        return self._layout.server
+
+    @property
+    def authority(self) -> Path:
+        """The certificate by which clients know the API server."""
+        return self._layout.authority
+
+    @property
+    def api(self) -> Api:
+        """The API as its administrator."""
+        return self.api_as(ADMIN)
+
+    def api_as(self, user: str) -> Api:
+        """The API as a user of `token_for`."""
+        return Api(self.server, self.authority, self.token_for(user))
+
+    def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
+        """A user's token. The API server has to be restarted for a user who is neither admin nor in PEOPLE."""
+        known = self._users.tokens.get(user)
+        if known and (not groups or self._users.groups[user] == tuple(groups)):
+            return known
+        token = self._users.add(user, groups)
+        self.restart_apiserver()
+        return token
+
+    def token_for_service_account(self, namespace: str, name: str) -> str:
+        """A token as a pod of that service account would get it, for an hour."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        token: str = self.api.create(path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+        return token
+
+    def kubeconfig(self, user: str = ADMIN, *, token: str | None = None, namespace: str = "default") -> Path:
+        """A kubeconfig file for a user, or for whoever has `token`; `user` then only names the file."""
+        path = self.folder / "kubeconfigs" / f"{user}.{namespace}"
+        path.parent.mkdir(exist_ok=True)
+        return write_kubeconfig(path, self.server, self.authority, token or self.token_for(user), namespace)
+
+    # Commands
+
+    def kubectl(self, *arguments: str, user: str = ADMIN, stdin: str | None = None, check: bool = True) -> str:
+        """Run kubectl as a user; its standard output. AssertionError with its words where it fails and `check`."""
+        command = [str(self.binaries["kubectl"].path), *arguments]
+        return self._command(command, self.kubeconfig(user), stdin, check)
+
+    def helm(self, *arguments: str, user: str = ADMIN, check: bool = True) -> str:
+        """Run Helm as a user; its standard output. AssertionError with its words where it fails and `check`."""
+        return self._command([str(self.binaries["helm"].path), *arguments], self.kubeconfig(user), None, check)
+
+    def _command(self, command: list[str], kubeconfig: Path, stdin: str | None, check: bool) -> str:
+        # A home of its own: no cache or plugin of the user's plays a part.
+        home = {"HOME": str(self.folder), "KUBECONFIG": str(kubeconfig), "KUBECACHEDIR": str(self.folder / "kubecache")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "XDG_"))}
+        done = subprocess.run(
+            command, env=environment | home, input=stdin or "", capture_output=True, text=True, timeout=120, check=False
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout if check else done.stdout + done.stderr
+
+    # Nodes
+
+    def add_nodes(
+        self, count: int, shape: nodes.Shape | None = None, *, prefix: str = "node", first: int = 0
+    ) -> list[str]:
+        """Add the nodes PREFIX-FIRST and following, all Ready; their names."""
+        shape = shape or nodes.Shape()
+        self.api.create_all("/api/v1/nodes", nodes.manifests(count, shape, prefix, first))
+        names = [f"{prefix}-{index}" for index in range(first, first + count)]
+        api = self.api
+        # The API server taints every new node; the controller manager takes the taint off when it sees it Ready.
+        waiting = set(names)
+
+        def untainted() -> bool:
+            for node in api.items("/api/v1/nodes"):
+                if all(taint["key"] != NOT_READY for taint in node["spec"].get("taints", ())):
+                    waiting.discard(node["metadata"]["name"])
+            return not waiting
+
+        self.wait_for("the nodes are Ready", untainted)
+        return names
+
+    def delete_nodes(self, *names: str) -> None:
+        """Delete nodes. Their pods are removed by the controller manager, as in a cluster."""
+        for name in names:
+            self.api.delete(f"/api/v1/nodes/{name}")
+
+    def set_ready(self, name: str, ready: str, since: datetime | None = None) -> None:
+        """Make a node's Ready condition "True", "False" or "Unknown", since now or another time."""
+        self.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": nodes.conditions(ready, since)}})
+
+    def stop_kubelet(self, name: str) -> None:
+        """From now on nothing happens to the node's pods: they neither start, end nor stop. Its status stays."""
+        self.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {nodes.KUBELET: "stopped"}}})
+
+    def resume_kubelet(self, name: str) -> None:
+        """Undo `stop_kubelet`."""
+        self.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {nodes.KUBELET: None}}})
+
+    # The programs
+
+    def restart_apiserver(self) -> None:
+        """Kill the API server and start it again on the same data; returns when it is ready."""
+        self.kill_apiserver()
+        self.resume_apiserver()
+
+    def kill_apiserver(self) -> None:
+        """Kill the API server with SIGKILL, and leave it so until `resume_apiserver`."""
+        self._programs.pop("kube-apiserver").kill()
+
+    def resume_apiserver(self) -> None:
+        """Start the API server again after `kill_apiserver`; returns when it is ready."""
+        self._run("kube-apiserver", commands.apiserver(self._layout, self._options.gates))
+        self.wait_for("the API server is ready again", self._answers)
+        if "kwok" in self._programs:  # it forgets what it was about to write when its connection breaks
+            self._programs.pop("kwok").kill()
+            self._run_kwok()
+
+    def pid(self, program: str) -> int:
+        """A program's process id."""
+        return self._programs[program].pid
+
+    def stop(self) -> None:
+        """End everything, newest first. What etcd stored is removed; logs stay."""
+        for program in reversed(list(self._programs.values())):
+            program.stop()
+        self._programs.clear()
+        shutil.rmtree(self._layout.data, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self, name: str, flags: list[str], leftover: Path | None = None) -> None:
+        command = [str(self.binaries[name].path), *flags]
+        self._programs[name] = Supervised(name, command, self.folder, leftover)
+
+    def _run_kwok(self) -> None:
+        written = stages.write_stages(self.folder / "stages.yaml")
+        self._run("kwok", commands.kwok(self._layout, self.kubeconfig(), written))
+
+    def _answers(self) -> bool:
+        if not self.authority.exists():
+            return False
+        try:
+            self.api.get("/readyz")
+        except (Refused, OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def wait_for(self, what: str, holds: Callable[[], bool], seconds: float = READY_S) -> None:
+        """Return when it holds. Raises Died when a program ends, AssertionError when it takes too long."""
+        until = time.monotonic() + seconds
+        while not holds():
+            for program in self._programs.values():
+                program.check()
+            if time.monotonic() > until:
+                raise AssertionError(f"not within {seconds} s: {what}; the logs are in {self.folder}")
+            time.sleep(0.02)
+
+
+NOT_READY = "node.kubernetes.io/not-ready"
+_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
+
+
+def _layout(folder: Path) -> Layout:
+    etcd, peer, api, kubelet = _free_ports(4)
+    return Layout(folder, etcd, peer, api, kubelet)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, from below the range that systems give to outgoing connections."""
+    held: list[socket.socket] = []
+    while len(held) < count:
+        taken = socket.socket()
+        try:
+            taken.bind(("127.0.0.1", random.randrange(20000, 32000)))
+        except OSError:
+            taken.close()
+        else:
+            held.append(taken)
+    ports: list[int] = [taken.getsockname()[1] for taken in held]
+    for taken in held:
+        taken.close()
+    return ports
