@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final, Literal
 
 from muster import lifecycle
 from muster.cluster import NodeView, PodView, RecordEvent, World
 from muster.engine.drafts import Draft, Rank
 from muster.lifecycle import Bounds, Sight, is_admitted, is_leaving, max_grace, moves
 from muster.lifecycle.places import describe
-from muster.model import Admit, Decision, Evict, HoldRoom, Resize
+from muster.model import Admit, Decision, Evict, HoldRoom, Resize, Wait, WaitCode
 from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
+
+SHUT_OUT: Final[frozenset[WaitCode]] = frozenset(
+    {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
+)
+"""Why a gang cannot start until somebody edits something: whoever holds room meanwhile gives it back. A cluster that is
+too small is none of these, since room is kept for a gang whose node is about to come back."""
 
 
 class Desk:
@@ -58,39 +65,42 @@ class Desk:
     # ---- promises of earlier rounds
 
     def settle_holds(self, uids: Iterable[str]) -> None:
-        """Bring holds and evictions of these jobs into line with who has left, and finish what a crash interrupted.
+        """Bring holds and evictions of these jobs into line with who has left, and undo what a crash left half-done.
 
-        A victim that has left, or is through with shrinking, leaves the hold's list. When none of the victims has been
-        told to leave, the hold is void: it was written and nothing else. When some have, the others are told now.
+        A victim that has left, or is through with shrinking, leaves the hold's list. When one of them was never told,
+        the hold is void: it was written and not all of what follows, and the planner decides anew with whoever leaves
+        already. How the victim was to go, and whether it still may be asked to, nobody else knows.
         """
         uids = sorted(uids)
         for uid in uids:
             status = self.status(uid)
             if status is None or status.hold is None or not status.hold.victims:
                 continue
-            victims = status.hold.victims
-            states = {victim: self._state(victim) for victim in victims}
-            if all(state == "untold" for state in states.values()):
+            states = {victim: self._state(victim) for victim in status.hold.victims}
+            if "untold" in states.values():
                 self._put(uid, moves.drop_hold(status), Rank.HOLD)
                 continue
-            left = [victim for victim in victims if states[victim] != "gone"]
-            if left != victims:
+            left = [victim for victim, state in states.items() if state == "told"]
+            if left != status.hold.victims:
                 hold = status.hold.model_copy(update={"victims": left})
                 self._put(uid, status.model_copy(update={"hold": hold}), Rank.HOLD)
-            for victim in left:
-                if states[victim] == "untold":
-                    self._evict(victim, uid, "Preempted")
         for uid in uids:
             self._close_shrink(uid)
 
-    def _state(self, victim: str) -> str:
-        """Whether a victim is gone (or through with shrinking), was told to go, or was not told yet."""
+    def _state(self, victim: str) -> Literal["gone", "told", "untold"]:
+        """Whether a victim makes way no more, does so now, or was not told yet.
+
+        Gone: not admitted, removed, being deleted, or through with shrinking. It may still have pods that stop. Told:
+        it leaves, for whatever reason, or shrinks. Untold is also who left and has been admitted again since.
+        """
         status = self.status(victim)
-        if status is None or not is_admitted(status):
+        if status is None or not is_admitted(status) or self._jobs[victim].metadata.deletion_timestamp is not None:
             return "gone"
-        if is_leaving(status) or self._has_stale_pods(victim, status):
+        if is_leaving(status):
             return "told"
-        return "untold" if status.eviction is None else "gone"
+        if status.eviction is None:
+            return "untold"
+        return "told" if self._has_stale_pods(victim, status) else "gone"
 
     def _close_shrink(self, uid: str) -> None:
         """A shrunk gang forgets for whom, once that one's hold no longer waits for it."""
@@ -161,6 +171,15 @@ class Desk:
         self._event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}")
         self.live(uid)
         self.unsettled = True
+
+    def give_back(self, waits: Iterable[Wait]) -> None:
+        """Whoever is shut out holds no room."""
+        for wait in waits:
+            status = self.status(wait.gang) if wait.code in SHUT_OUT else None
+            if status is not None and status.hold is not None:
+                self._put(wait.gang, moves.drop_hold(status), Rank.LIFE)
+                self._event(wait.gang, "HoldLost", f"the room held for it was given back: {wait.message}")
+                self.unsettled = True
 
     # ---- drafts
 

@@ -123,6 +123,7 @@ class Engine:
         desk.carry_out(planned.decisions)
         waits = {wait.gang: wait for wait in built.refused}
         waits.update((wait.gang, wait) for wait in planned.decisions if isinstance(wait, Wait))
+        desk.give_back(waits.values())
         news_at = self._tell(desk, waits, now)
         self._charge(desk, changed, now)
         phases = in_phases(desk.drafts.values())

@@ -1,4 +1,4 @@
-"""A job's standard conditions, and the phase that follows from them.
+"""A job's standard conditions, and the phase and its reason that follow from them.
 
 Conditions are the truth: reason and message live in them, and everything else that a person sees is derived. A
 transition time moves only when a condition's status does, as Kubernetes has it.
@@ -68,10 +68,12 @@ def put(
 
 
 def with_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
-    """A copy with some fields replaced (not validated: only values of our own go in), its phase derived anew."""
+    """A copy with some fields replaced (not validated: only values of our own go in), phase and reason derived anew."""
     changed = status.model_copy(update=dict(fields))
-    phase = phase_of(changed)
-    return changed if phase == changed.phase else changed.model_copy(update={"phase": phase})
+    derived: dict[str, object] = {"phase": phase_of(changed), "reason": reason_of(changed)}
+    if derived == {"phase": changed.phase, "reason": changed.reason}:
+        return changed
+    return changed.model_copy(update=derived)
 
 
 def phase_of(status: TrainingJobStatus) -> Phase:
@@ -86,6 +88,22 @@ def phase_of(status: TrainingJobStatus) -> Phase:
     if ADMITTED in true:
         return "Running" if PODS_READY in true else "Admitted"
     return "Pending"
+
+
+def reason_of(status: TrainingJobStatus) -> str:
+    """The reason of the condition that tells most about the phase: why it ended, leaves, starts, waits."""
+    true = {condition.type for condition in status.conditions if condition.status == "True"}
+    for kind in (COMPLETE, FAILED, SUSPENDED):
+        if kind in true:
+            return _reason(status, kind)
+    if ADMITTED in true:
+        return _reason(status, EVICTED if EVICTED in true else PODS_READY)
+    return _reason(status, ADMITTED)
+
+
+def _reason(status: TrainingJobStatus, kind: str) -> str:
+    condition = find(status, kind)
+    return "" if condition is None else condition.reason
 
 
 def is_finished(status: TrainingJobStatus) -> bool:

@@ -82,6 +82,7 @@ class _Life:
             self.status = with_fields(self.status, fields)
 
     def _leave_the_cluster(self) -> None:
+        self.status = moves.drop_hold(self.status)
         self._delete(self.sight.pods)
         if not self.sight.pods:
             self.last.append(RemoveJob(self.job.metadata.uid))

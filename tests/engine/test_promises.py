@@ -1,0 +1,242 @@
+"""Holds, those who have to leave for them, and everything that may happen to either in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.engine.worlds import flavor, job, nodes, queue, settle
+
+from muster import spec
+from muster.cluster import DeletePod, PodView, World, Write, WriteStatus
+from muster.engine import Engine
+from muster.engine.desk import Desk
+from muster.lifecycle import Bounds, find, live, moves, seats
+from muster.lifecycle.sight import Sight
+from muster.model import HoldRoom, Placement, RolePlacement
+from muster.simulate import SimCluster, Work
+
+NOW = 100.0
+ROOM: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
+SMALLER: Placement = (RolePlacement("trainer", "any", (("n0", 1),)),)
+FOR_HIGH = spec.EvictionStatus.model_validate({"for": "high", "reason": "Preempted", "deadline": NOW + 30})
+FOR_OTHER = spec.EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW + 30})
+
+
+def named(name: str, status: spec.TrainingJobStatus | None = None, *, deleted: bool = False) -> spec.TrainingJob:
+    one = job(name, least=1)
+    stamp = NOW if deleted else None
+    meta = one.metadata.model_copy(update={"uid": name, "generation": 1, "deletion_timestamp": stamp})
+    one = one.model_copy(update={"metadata": meta})
+    fresh = live(one, Sight(0.0), Bounds()).status
+    return one.model_copy(update={"status": fresh if status is None else status})
+
+
+RUNNING = moves.admit(named("v").status, ROOM, 0.0)
+LEAVING = moves.evict(RUNNING, "Preempted", "", NOW, eviction=FOR_HIGH)
+SHRINKING = moves.resize(RUNNING, SMALLER, "Preempted", NOW, eviction=FOR_HIGH)
+BACK_IN_LINE = moves.requeue(LEAVING, NOW, Bounds(), [], 0.0)
+
+
+def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
+    return tuple(
+        PodView(f"v-{seat.index}-{of.attempt}", "v", "trainer", seat.index, of.attempt, seat.node, "Running")
+        for seat in seats(of.placement)
+    )
+
+
+# What became of the victim: its status (None: it is removed), its pods, and what becomes of a hold that waits for it
+# alone. `void`: the planner decides anew.
+VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str]] = {
+    "removed": (None, (), "ready"),
+    "waits in its queue again": (BACK_IN_LINE, (), "ready"),
+    "finished": (moves.finish(RUNNING, "Complete", "Completed", "", NOW), (), "ready"),
+    "cancelled while it left": (moves.finish(LEAVING, "Failed", "Cancelled", "", NOW), pods(RUNNING), "ready"),
+    "suspended": (moves.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
+    "leaves for it": (LEAVING, pods(RUNNING), "waits"),
+    "leaves for it, its pods are gone": (LEAVING, (), "waits"),
+    "leaves for somebody else": (
+        moves.evict(RUNNING, "Reclaimed", "", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
+    ),
+    "leaves by itself": (moves.evict(RUNNING, "NodeLost", "", NOW), pods(RUNNING), "waits"),
+    "shrinks for it": (SHRINKING, pods(RUNNING), "waits"),
+    "shrinks for somebody else": (
+        moves.resize(RUNNING, SMALLER, "Reclaimed", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
+    ),
+    "has shrunk": (SHRINKING, pods(SHRINKING), "ready"),
+    "has shrunk and fails": (moves.restart(SHRINKING, "Failed", "", NOW, 5.0), pods(SHRINKING), "waits"),
+    "was never told": (RUNNING, pods(RUNNING), "void"),
+    "was never told and fails": (moves.restart(RUNNING, "Failed", "", NOW, 5.0), pods(RUNNING), "void"),
+    "was never told and was made smaller by its user": (
+        moves.resize(RUNNING, SMALLER, "Edited", NOW, eviction=None), pods(RUNNING), "void",
+    ),
+    "has left and is admitted again": (moves.admit(BACK_IN_LINE, ROOM, NOW), (), "void"),
+}  # fmt: skip
+
+
+def settled(
+    victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
+) -> Desk:
+    """The desk after promises were looked at; `high` holds room and waits for `victims`, `w` leaves for it."""
+    waiting = moves.hold_room(named("high").status, HoldRoom("high", ROOM, tuple(victims), NOW + 600))
+    jobs = [named("high", waiting), named("w", LEAVING)]
+    if victim is not None:
+        jobs.append(named("v", victim, deleted=deleted))
+    world = World(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
+    desk = Desk(world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Bounds())
+    desk.settle_holds(["high", "v", "w"] if victim is not None else ["high", "w"])
+    return desk
+
+
+@pytest.mark.parametrize("state", VICTIMS)
+def test_what_becomes_of_a_hold_with_its_victim(state: str) -> None:
+    status, beside, outcome = VICTIMS[state]
+    for others in ([], ["w"]):
+        high = settled(status, beside, ["v", *others]).status("high")
+        assert high is not None
+        wanted = {"ready": others, "waits": ["v", *others], "void": None}[outcome]
+        assert (None if high.hold is None else high.hold.victims) == wanted
+
+
+def test_a_victim_that_is_being_deleted_need_not_be_told() -> None:
+    high = settled(RUNNING, pods(RUNNING), ["v"], deleted=True).status("high")
+    assert high is not None
+    assert high.hold is not None
+    assert high.hold.victims == []
+
+
+@pytest.mark.parametrize("state", VICTIMS)
+def test_nobody_is_evicted_while_promises_are_settled(state: str) -> None:
+    status, beside, _ = VICTIMS[state]
+    after = settled(status, beside, ["v", "w"]).status("v")
+    if status is not None and after is not status:
+        assert state in ("has shrunk",), "only a gang that has shrunk has something to forget"
+        assert after == status.model_copy(update={"eviction": None})
+
+
+# ---- what becomes of those who leave when something happens to the one they leave for
+
+
+def deleted(cluster: SimCluster, high: str) -> None:
+    cluster.delete(high)
+
+
+def suspended(cluster: SimCluster, high: str) -> None:
+    cluster.edit(high, suspend=True)
+
+
+def cancelled(cluster: SimCluster, high: str) -> None:
+    cluster.edit(high, cancel=True)
+
+
+def moved_to_an_unknown_queue(cluster: SimCluster, high: str) -> None:
+    cluster.edit(high, queue="nowhere")
+
+
+def out_of_bounds(cluster: SimCluster, high: str) -> None:
+    cluster.put_queue(queue(maxPriority=3))
+
+
+def out_of_its_namespace(cluster: SimCluster, high: str) -> None:
+    cluster.put_queue(queue(namespaceSelector={"matchLabels": {"team": "x"}}))
+
+
+def in_a_queue_that_is_deleted(cluster: SimCluster, high: str) -> None:
+    old = queue()
+    cluster.put_queue(
+        old.model_copy(update={"metadata": old.metadata.model_copy(update={"deletion_timestamp": cluster.now})})
+    )
+
+
+LOSSES = [
+    deleted,
+    suspended,
+    cancelled,
+    moved_to_an_unknown_queue,
+    out_of_bounds,
+    out_of_its_namespace,
+    in_a_queue_that_is_deleted,
+]
+
+
+def preempting() -> tuple[SimCluster, Engine, list[str], str]:
+    """`high` comes while two gangs run, and needs the room of both."""
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    lows = [
+        cluster.submit(job("low1", 1), Work(1000, stop_s=5)),
+        cluster.submit(job("low2", 1), Work(1000, stop_s=5)),
+    ]
+    settle(engine, cluster, until=100)
+    return cluster, engine, lows, cluster.submit(job("high", priority=5), Work(10))
+
+
+def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 0) -> None:
+    """The first statuses of a round, and some of what follows; then the engine is killed."""
+    writes = engine.decide(cluster.observe()).writes
+    told: list[Write] = [write for write in writes if isinstance(write, WriteStatus)]
+    stops: list[Write] = [write for write in writes if isinstance(write, DeletePod)]
+    for write in [*told[:statuses], *stops[:others]]:
+        cluster.apply_one(write)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_a_hold_of_somebody_who_cannot_use_it_is_given_back_at_once(
+    loss: Callable[[SimCluster, str], None], told: int
+) -> None:
+    cluster, engine, lows, high = preempting()
+    carry_out(cluster, engine, 1 + told, told)
+    leaving = [low for low in lows if cluster.job(low).status.eviction is not None]
+    assert len(leaving) == told
+    loss(cluster, high)
+    settle(Engine(cluster), cluster, until=101)
+    assert not cluster.has_job(high) or cluster.job(high).status.hold is None
+    settle(Engine(cluster), cluster, until=120)
+    for low in lows:
+        status = cluster.job(low).status
+        assert status.attempt == (low in leaving), "nobody else is told to leave"
+        if loss not in (out_of_its_namespace, in_a_queue_that_is_deleted):  # these keep everybody out
+            assert status.phase == "Running"
+
+
+# ---- a crash between a hold and those who have to make room for it
+
+
+def elastic_borrowers() -> tuple[SimCluster, Engine, list[str], str]:
+    """Two elastic gangs of `red` borrow what is guaranteed to `blue`; then a gang of `blue` comes for it."""
+    tree = [queue("all", 16), queue("red", 8, "all"), queue("blue", 8, "all")]
+    cluster = SimCluster(nodes(2), [flavor()], tree)
+    engine = Engine(cluster)
+    lows = [
+        cluster.submit(job(name, 2, 4, least=1, queue="red"), Work(1000, stop_s=5, checkpoint_every_s=10.0))
+        for name in ("red1", "red2")
+    ]
+    settle(engine, cluster, until=100)
+    return cluster, engine, lows, cluster.submit(job("entitled", 2, 4, queue="blue"), Work(10))
+
+
+@pytest.mark.parametrize(("statuses", "stops"), [(1, 0), (2, 0), (3, 0), (3, 1)])
+def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, stops: int) -> None:
+    cluster, engine, lows, high = elastic_borrowers()
+    carry_out(cluster, engine, statuses, stops)
+    assert sum(cluster.job(low).status.eviction is not None for low in lows) == statuses - 1
+    settle(Engine(cluster), cluster, until=109)
+    assert cluster.job(high).status.phase == "Running"
+    for low in lows:
+        status = cluster.job(low).status
+        assert (status.phase, status.pods_wanted, status.restarts) == ("Running", 1, 0)
+        assert find(status, "Evicted") is None, "it was torn down instead"
+    assert {event.reason for event in cluster.events if event.job_uid in lows} <= {"Admitted", "Resized"}
+    assert all("reclaimed" in event.message for event in cluster.events if event.reason == "Resized")
+
+
+def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> None:
+    cluster, engine, lows, high = preempting()
+    carry_out(cluster, engine, 2)
+    told = next(low for low in lows if cluster.job(low).status.eviction is not None)
+    spared = next(low for low in lows if low != told)
+    cluster.edit(spared, priority=9)
+    settle(Engine(cluster), cluster, until=120)
+    assert (cluster.job(spared).status.phase, cluster.job(spared).status.attempt) == ("Running", 0)
+    assert cluster.job(high).status.phase == "Pending"
