@@ -5,46 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from muster.model import Resources, Wait
+from muster.model import Wait
 from muster.quota import Charges
 from muster.scheduling.fit import fits
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
 from muster.scheduling.order import leaf_order
 from muster.scheduling.refuse import Refusal
-from muster.scheduling.room import PodKind, Room
-from muster.scheduling.shape import Option, Request, Shape, Spot, largest_step
-
-GPU = "nvidia.com/gpu"
-GIB = 1 << 30
-
-
-def amount_of(resource: str, amount: int) -> str:
-    """An amount as a person says it: GPUs, cores, pods, GiB, or the resource's own name."""
-    if resource == GPU:
-        return f"{amount} GPU" if amount == 1 else f"{amount} GPUs"
-    if resource == "cpu":
-        return "1 core" if amount == 1000 else f"{amount / 1000:g} cores"
-    if resource == "pods":
-        return "1 pod" if amount == 1 else f"{amount} pods"
-    if resource in ("memory", "ephemeral-storage"):
-        return f"{amount / GIB:.4g} GiB of {resource}"
-    return f"{amount} {resource}"
-
-
-def number_of(resource: str, amount: int) -> str:
-    """An amount without its unit, for the second and later numbers of a sentence."""
-    if resource == "cpu":
-        return f"{amount / 1000:g}"
-    return f"{amount / GIB:.4g}" if resource in ("memory", "ephemeral-storage") else str(amount)
-
-
-def headline(request: Resources) -> str:
-    """The resource a person thinks of first."""
-    names = [name for name, _ in request]
-    return next((name for name in (GPU, *(n for n in names if "/" in n), "cpu") if name in names), "pods")
+from muster.scheduling.room import Room
+from muster.scheduling.shape import Option, Request, Shape, largest_step
+from muster.scheduling.shortage import Shortage
+from muster.scheduling.units import amount_of, headline, number_of, pods_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +33,7 @@ class Explainer:
     def head(self, shape: Shape) -> str:
         """The resource a person thinks of first."""
         if shape not in self._heads:
-            self._heads[shape] = headline(shape.roles[0].request)
+            self._heads[shape] = headline(name for role in shape.roles for name, _ in role.request)
         return self._heads[shape]
 
     def needs(self, shape: Shape, option: int, resource: str | None = None) -> str:
@@ -108,53 +79,48 @@ class Explainer:
         return self._left[key]
 
     def room(self, shape: Shape, option: int) -> tuple[str, str]:
-        """`12 free in rack r2, 16 required in one rack`, of the first roles that find no room; and their flavor."""
+        """What the first role lacks that finds no room, and its flavor; "" when each of them does."""
         way = shape.options[option]
         if way not in self._rooms:
-            spot, role, size = self._blocked(shape, option, self.now)
-            self._rooms[way] = spot.flavor, self._room_for(spot, spot.pods[spot.roles.index(role)], size)
+            blocked = self._blocked(shape, option, self.now)
+            self._rooms[way] = (
+                (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, _of_role(shape, blocked))
+            )
         return self._rooms[way]
 
-    def _room_for(self, spot: Spot, pod: PodKind, size: int) -> str:
-        """What the best domain has left for so many pods."""
-        span, tier = self.facts.table.flavors[spot.flavor], spot.required or 0
-        counts = np.where(span.tiers[tier].named, self.now.counts(pod)[tier], 0)
-        if not len(counts):
-            return f"no node of {spot.flavor} is there"
-        best, head = int(np.argmax(counts)), headline(pod.request)
-        free, wanted = number_of(head, int(counts[best]) * pod.request.get(head)), size * pod.request.get(head)
-        if tier == 0:
-            text = f"room for {free} of {amount_of(head, wanted)}"
-        else:
-            level, where = span.tiers[tier].name, span.tiers[tier].domains[best]
-            text = f"{free} free in {level} {where}, {number_of(head, wanted)} required in one {level}"
-        if counts[best] < size:
-            edges = span.start + span.tiers[tier].first_node
-            text += self._scarce(pod, head, slice(int(edges[best]), int(edges[best + 1])), size)
-        return text
-
-    def no_room(self, request: Request, option: int) -> str:
+    def no_room(self, request: Request, option: int, *, reserved: bool) -> str:
         """Quota first, if there is one, then what the nodes have left."""
         flavor, text = self.room(request.shape, option)
+        if reserved:
+            text = f"{text}; what is free is promised" if text else "there is room, promised"
+            text += " to a gang that comes first"
+        elif not text:
+            several = sum(len(spot.roles) for spot in request.shape.options[option].spots) > 1
+            text = "room for each of its roles, but not for all of them" if several else "room came free just now"
         return f"{self.quota(request, option, flavor)}; {text}"
 
     def too_large(self, shape: Shape) -> str:
-        """Names the largest that would fit an empty cluster."""
-        spot, role, size = self._blocked(shape, 0, self.facts.ideal)
-        sizes = list(shape.least)
+        """Names the largest that would fit an empty cluster, or what no node has."""
+        blocked = self._blocked(shape, 0, self.facts.ideal)
+        if blocked is None:
+            return f"{self.needs(shape, 0)}; the empty cluster holds each of its roles, but not all of them"
+        span = self.facts.table.flavors[blocked.pod.flavor]
+        inside = f" in one {span.tiers[blocked.tier].name}" if blocked.tier else ""
+        sizes, role = list(shape.least), shape.roles.index(blocked.role)
 
         def with_pods(pods: int) -> bool:
             sizes[role] = pods
             return fits(self.facts.table, shape.options[0], tuple(sizes), self.facts.ideal)
 
-        found = largest_step(size - 1, lambda pods: with_pods(pods) or None)
-        most = 0 if found is None else found[0]
-        head = headline(shape.roles[role].request)
-        inside = f" in one {self.facts.table.flavors[spot.flavor].tiers[spot.required].name}" if spot.required else ""
-        largest = (
-            f"{most} of its {amount_of('pods', size)}, {amount_of(head, most * shape.roles[role].request.get(head))}"
-        )
-        return f"{self.needs(shape, 0)}{inside}; the largest that fits the empty cluster{inside} is {largest}"
+        found = largest_step(blocked.size - 1, lambda pods: with_pods(pods) or None)
+        if found is None or not found[0]:
+            return f"{self.needs(shape, 0)}{inside}; {_of_role(shape, blocked)}"
+        head = headline(name for name, _ in blocked.role.request)
+        largest = f"{found[0]} of its {pods_of(blocked.size)}"
+        if head != "pods":
+            largest += f", {amount_of(head, found[0] * blocked.role.request.get(head))}"
+        whose = f"role {blocked.role.name}: " if len(shape.roles) > 1 else ""
+        return f"{self.needs(shape, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} is {largest}"
 
     def too_much(self, request: Request, option: int) -> str:
         """Names the most that the queue could ever use."""
@@ -172,26 +138,21 @@ class Explainer:
         names, head = self.facts.tree.cell_names, self.head(shape)
         return min(cells, key=lambda cell: (names[cell][1] != head, cell))
 
-    def _blocked(self, shape: Shape, option: int, room: Room) -> tuple[Spot, int, int]:
-        """The first role that finds no room by itself (else the first role): its spot, index and size."""
-        sizes, spots = shape.least, shape.options[option].spots
-        for spot in spots:
+    def _blocked(self, shape: Shape, option: int, room: Room) -> Shortage | None:
+        """The first role that finds no room by itself."""
+        for spot in shape.options[option].spots:
+            tier = spot.required or 0
+            named = self.facts.table.flavors[spot.flavor].tiers[tier].named
             for pod, role in zip(spot.pods, spot.roles, strict=True):
-                tier = spot.required or 0
-                enough = self.facts.table.flavors[spot.flavor].tiers[tier].named & (
-                    room.counts(pod)[tier] >= sizes[role]
-                )
-                if not enough.any():
-                    return spot, role, sizes[role]
-        return spots[0], spots[0].roles[0], sizes[spots[0].roles[0]]
+                size = shape.least[role]
+                if not (named & (room.counts(pod)[tier] >= size)).any():
+                    return Shortage(room, shape.roles[role], pod, tier, size, empty=room is self.facts.ideal)
+        return None
 
-    def _scarce(self, pod: PodKind, head: str, rows: slice, size: int) -> str:
-        """`; memory is short`, if there would be enough of the headline resource."""
-        if self.now.by_resource(pod, rows, (head,)).get(head, 0) < size:
-            return ""
-        alone = self.now.by_resource(pod, rows, tuple(name for name, _ in pod.request))
-        short = [name for name, count in alone.items() if count < size]
-        return f"; {' and '.join(short)} {'are' if len(short) > 1 else 'is'} short" if short else "; not on one node"
+
+def _of_role(shape: Shape, blocked: Shortage) -> str:
+    """What a role lacks, with its name where there are several."""
+    return (f"role {blocked.role.name}: " if len(shape.roles) > 1 else "") + blocked.told()
 
 
 def waits(
@@ -224,5 +185,4 @@ def _sentence(explainer: Explainer, request: Request, refusal: Refusal) -> str:
         return explainer.too_large(request.shape)
     if code == "LargerThanQuota":
         return explainer.too_much(request, refusal.option)
-    text = explainer.no_room(request, refusal.option)
-    return f"{text}; what is free is promised to a gang that comes first" if code == "Reserved" else text
+    return explainer.no_room(request, refusal.option, reserved=code == "Reserved")

@@ -190,6 +190,10 @@ class Room:
         known.idle = 0
         return known
 
+    def usable(self, pod: PodKind) -> BoolArray:
+        """Rows of the pod's flavor on which it may start, room aside."""
+        return self._sync(pod).usable
+
     def by_resource(self, pod: PodKind, rows: slice, names: Collection[str]) -> dict[str, int]:
         """How many of these pods would fit on some rows of the table if they asked for one of these resources only."""
         usable = self._sync(pod).usable[rows.start - self.table.flavors[pod.flavor].start :][: rows.stop - rows.start]

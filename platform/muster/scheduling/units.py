@@ -1,0 +1,43 @@
+"""Amounts as a person says them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+GPU = "nvidia.com/gpu"
+GIB = 1 << 30
+
+_NOUNS = {GPU: ("GPU", "GPUs"), "cpu": ("core", "cores"), "pods": ("pod slot", "pod slots")}
+_BYTES = ("memory", "ephemeral-storage")
+
+
+def amount_of(resource: str, amount: int) -> str:
+    """An amount with its unit: GPUs, cores, pod slots, GiB, or the resource's own name."""
+    if resource in _BYTES:
+        return f"{number_of(resource, amount)} GiB of {resource}"
+    one, many = _NOUNS.get(resource, (resource, resource))
+    return f"{number_of(resource, amount)} {one if number_of(resource, amount) == '1' else many}"
+
+
+def number_of(resource: str, amount: int) -> str:
+    """An amount without its unit, for the second and later numbers of a sentence."""
+    if resource == "cpu":
+        return f"{amount / 1000:g}"
+    return f"{amount / GIB:.4g}" if resource in _BYTES else str(amount)
+
+
+def noun_of(resource: str) -> str:
+    """What a resource is called where no amount is told."""
+    return _NOUNS.get(resource, (resource, resource))[1]
+
+
+def pods_of(count: int) -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{count} pod{'' if count == 1 else 's'}"
+
+
+def headline(resources: Iterable[str]) -> str:
+    """The resource a person thinks of first: GPUs, other devices, cores, memory; the pod slot if there is no other."""
+    names = list(resources)
+    wanted = (GPU, *(name for name in names if "/" in name), "cpu", *_BYTES)
+    return next((name for name in wanted if name in names), "pods")

@@ -1,0 +1,141 @@
+"""What a gang without room is told, word by word: how many of its pods fit, and what the nodes lack for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tests.scheduling.builders import told
+from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
+
+from muster.model import Gang, Node, Resources, Running, Taint, Topology
+from muster.scheduling.units import amount_of
+
+QUEUE = [queue("q", guaranteed=1000)]
+ONE = rack("r1", 1)
+TWO = rack("r1", 2)
+
+
+def job(pods: int, **amounts: int) -> Gang:
+    """A gang `g` whose pods ask for these amounts: cpu in cores, memory in GiB, gpu."""
+    units = {"cpu": ("cpu", 1000), "memory": ("memory", GIB), "gpu": (GPU, 1)}
+    request = {units[word][0]: amount * units[word][1] for word, amount in amounts.items()}
+    roles = [role("trainer", pods, request=Resources.of({"pods": 1, **request}))]
+    return gang("g", roles=roles)
+
+
+def in_one_rack(gang: Gang) -> Gang:
+    """The same, all pods in one rack."""
+    return replace(gang, topology=Topology("rack"))
+
+
+def busy(node: str, pods: int = 1, **amounts: int) -> Running:
+    """A gang whose pods take this much of one node of 96 cores, 1024 GiB, 8 GPUs and 110 pod slots."""
+    return run(replace(job(pods, **amounts), uid=f"on-{node}"), {node: pods})
+
+
+def said(gang: Gang, *running: Running, nodes: Sequence[Node] = tuple(TWO)) -> str:
+    """The whole sentence. The queue names GPUs only, so that there is nothing to say of its quota otherwise."""
+    return told(world(nodes, QUEUE, [gang], running), "g")
+
+
+CORES_TAKEN = (busy("r1-0", cpu=94), busy("r1-1", cpu=90))
+
+
+def test_a_pod_without_gpus_is_told_in_cores_or_else_in_memory() -> None:
+    assert said(job(1, cpu=8), *CORES_TAKEN) == "needs 8 cores of h200; no node has 8 cores free (at most 6)"
+    memory_taken = (busy("r1-0", memory=1000), busy("r1-1", memory=1020))
+    assert said(job(1, memory=64), *memory_taken) == (
+        "needs 64 GiB of memory of h200; no node has 64 GiB of memory free (at most 24)"
+    )
+
+
+def test_of_several_pods_none_or_some_have_room() -> None:
+    assert said(job(3, cpu=8), *CORES_TAKEN) == (
+        "needs 24 cores of h200; room for none of its 3 pods: no node has 8 cores free (at most 6)"
+    )
+    assert said(job(3, cpu=64), busy("r1-0", cpu=90)) == (
+        "needs 192 cores of h200; the largest that fits the empty cluster is 2 of its 3 pods, 128 cores"
+    )
+    assert said(job(2, cpu=64), busy("r1-0", cpu=90)) == (
+        "needs 128 cores of h200; room for 1 of its 2 pods, 64 of 128 cores"
+    )
+
+
+def test_a_pod_that_asks_for_nothing_takes_a_pod_slot() -> None:
+    full = (busy("r1-0", 110), busy("r1-1", 109))
+    assert said(job(2), *full) == "needs 2 pod slots of h200; room for 1 of its 2 pods"
+    assert said(job(1), *full[:1], nodes=ONE) == "needs 1 pod slot of h200; no node has 1 pod slot free"
+    assert said(job(221)) == (
+        "needs 221 pod slots of h200; the largest that fits the empty cluster is 220 of its 221 pods"
+    )
+    racks = ONE + rack("r2", 1)
+    assert said(in_one_rack(job(100)), busy("r1-0", 50), busy("r2-0", 40), nodes=racks) == (
+        "needs 100 pod slots of h200; room for 70 of its 100 pods in rack b1/r2, all required in one rack"
+    )
+
+
+def test_what_keeps_the_other_pods_out_is_named_where_it_is_not_what_one_thinks_of_first() -> None:
+    assert said(job(2, gpu=1, memory=600), busy("r1-0", memory=500)).endswith(
+        "room for 1 of its 2 pods, 1 of 2 GPUs; memory for 1 of 2 pods only"
+    )
+
+
+def test_several_resources_that_no_node_has_are_all_named() -> None:
+    assert said(job(1, gpu=8, cpu=90, memory=1000), busy("r1-0", gpu=4, cpu=20), nodes=ONE).endswith(
+        "no node has 8 GPUs (at most 4) or 90 cores (at most 76) free"
+    )
+    assert said(job(1, gpu=1, memory=2000)) == ("needs 1 GPU of h200; no node has 2000 GiB of memory (at most 1024)")
+
+
+def test_nodes_that_are_down_are_counted() -> None:
+    down = rack("r2", 2, schedulable=False)
+    assert said(job(2, gpu=8), nodes=ONE + down).endswith(
+        "room for 1 of its 2 pods, 8 of 16 GPUs; 2 of 3 nodes are down, cordoned or blamed"
+    )
+    assert said(job(1, gpu=8), nodes=down).endswith("all 2 nodes are down, cordoned or blamed")
+    assert said(job(1, gpu=8), nodes=down[:1]).endswith("the only node is down, cordoned or blamed")
+
+
+def test_nodes_that_do_not_accept_the_pods_are_told_apart_from_full_ones() -> None:
+    tainted = rack("r1", 2, taints=(Taint("dedicated", "x"),))
+    assert said(job(1, gpu=8), nodes=tainted) == (
+        "needs 8 GPUs of h200; no node of h200 accepts its pods: see taints, node selector and affinity"
+    )
+    unlabelled = [replace(node, domains=()) for node in TWO]
+    assert said(in_one_rack(job(1, gpu=8)), nodes=unlabelled) == (
+        "needs 8 GPUs of h200 in one rack; no node that is up has the label of the level rack"
+    )
+
+
+def test_of_several_roles_the_one_without_room_is_named() -> None:
+    roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
+    snapshot = world(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
+    assert told(snapshot, "g") == (
+        "needs 16 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; "
+        "role driver: no node has 50 cores free (at most 36)"
+    )
+    many = gang("g", roles=[role("driver", 5, request=gpus(0, cpu=90)), role("trainer", 2)])
+    assert told(world(TWO, QUEUE, [many]), "g") == (
+        "needs 16 GPUs of h200; role driver: the largest that fits the empty cluster is 2 of its 5 pods, 180 cores"
+    )
+
+
+def test_roles_that_have_room_one_by_one_but_not_together() -> None:
+    both = gang("g", roles=[role(name, 2, request=gpus(4, cpu=60)) for name in "ab"])
+    assert told(world(TWO, QUEUE, [both]), "g") == (
+        "needs 16 GPUs of h200; the empty cluster holds each of its roles, but not all of them"
+    )
+    taken = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
+    assert told(world(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
+        "room for each of its roles, but not for all of them"
+    )
+
+
+def test_one_is_told_in_the_singular() -> None:
+    assert [amount_of(name, one) for name, one in ((GPU, 1), ("cpu", 1000), ("pods", 1))] == [
+        "1 GPU",
+        "1 core",
+        "1 pod slot",
+    ]
+    assert [amount_of(name, two) for name, two in (("cpu", 1500), ("pods", 2))] == ["1.5 cores", "2 pod slots"]
