@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
-from muster.cli.views.watching import Curve, Sight, picture
+from muster.cli.views.job_words import present
+from muster.cli.views.watching import Curve, Sight, news, picture, progress_line
+from muster.cli.watch import _printed
 from muster.spec import TrainingJobStatus
 
 
@@ -101,6 +104,64 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     assert "█" * 25 + "░" * 25 + " step 30/60  50%  ETA 8s" in text
     assert "1.2k tokens/s · 250 ms a step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
     assert "█▅▁ loss 4 from 8" in text
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        ("setup", "setting up for 35s"),
+        ("compile", "compiling for 35s; the first time this can take a minute or more"),
+    ],
+)
+def test_before_the_first_step_the_picture_tells_what_is_done_and_for_how_long(phase: str, told: str) -> None:
+    sight = Sight(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
+    assert drawn(sight).strip()[2:] == told
+    assert progress_line(sight).plain == told
+
+
+def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
+    text = drawn(Sight(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
+    assert text.strip()[2:] == "running for 7s; no step was reported yet"
+
+
+def test_into_a_pipe_compilation_is_told_at_once_and_again_while_it_lasts() -> None:
+    one, out = job(status=status("Running")), io.StringIO()
+    compiling = beat(0, phase="compile", loss=None, at=NOW)
+    sights = [Sight(one, compiling, NOW + seconds) for seconds in (1, 4, 10, 22, 30)]
+    _printed(
+        iter([*sights, Sight(one, beat(1), NOW + 31), Sight(one, beat(2), NOW + 36)]), Console(file=out, width=120)
+    )
+    lines = [line.partition(";")[0] for line in out.getvalue().splitlines()]
+    assert lines[2:] == ["compiling for 1s", "compiling for 22s", "step 1/60  loss 4", "step 2/60  loss 4"]
+
+
+RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
+
+
+@pytest.mark.parametrize(
+    ("first_beat", "told"),
+    [
+        (beat(20, attempt=1, phase="compile", loss=None), ["resumed from step 20"]),
+        (beat(0, attempt=1, phase="compile", loss=None), ["starts again from the beginning"]),
+        (beat(23, attempt=1), ["resumed from step 20"]),
+        (beat(7, attempt=1), ["attempt 1 is at step 7"]),
+        (beat(0, attempt=1, phase="setup", loss=None), []),
+    ],
+)
+def test_a_resumed_job_tells_once_from_which_step_it_goes_on(first_beat: dict[str, Any], told: list[str]) -> None:
+    one = job(status=RESUMED)
+    for before in (None, beat(0, attempt=1, phase="setup", loss=None)):
+        lines = news(Sight(one, before, NOW), Sight(one, first_beat, NOW + 1))
+        assert [line.plain for line in lines] == told
+    if told:
+        assert list(news(Sight(one, first_beat, NOW + 1), Sight(one, beat(30, attempt=1), NOW + 2))) == []
+
+
+def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
+    one = job(status=RESUMED)
+    assert present([beat(40)], one) is None
+    newest = beat(0, attempt=1, phase="setup", loss=None)
+    assert present([beat(40), newest], one) == newest
 
 
 def test_a_curve_forgets_what_a_resume_does_again() -> None:

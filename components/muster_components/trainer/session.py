@@ -179,6 +179,8 @@ def _print_header(plan: Plan, context: RunContext, parallel: Parallel, corpus: C
     )
     console.say(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
     console.say(f"  run folder: {context.run_dir}")
+    if plan.compile:
+        console.say("  compiles in its first step: a minute or more the first time, less once the cache has it")
 
 
 def _name_skipped(corpus: Corpus, reporter: Reporter) -> None:

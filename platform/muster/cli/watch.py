@@ -76,7 +76,7 @@ def watch_job(client: Client, name: str, namespace: str, *, report: bool = True,
 
 def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
     """What there is to see, whenever the job changes and twice a second in between, until it is over."""
-    from muster.cli.views.job_words import is_over, leading
+    from muster.cli.views.job_words import is_over, leading, present
     from muster.cli.views.watching import Sight
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
@@ -104,8 +104,12 @@ def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
         except queue.Empty:
             pass
         if job is not None:
-            started = job.status.phase == "Running" or is_over(job)
-            yield Sight(job, leading(client.beats(name, namespace)) if started else None, time.time())
+            beat = None
+            if is_over(job):
+                beat = leading(client.beats(name, namespace))
+            elif job.status.phase == "Running":
+                beat = present(client.beats(name, namespace), job)
+            yield Sight(job, beat, time.time())
 
 
 def _last(sights: Iterator[Sight], out: Console) -> Sight | None:
@@ -136,23 +140,28 @@ def _drawn(sights: Iterator[Sight], out: Console) -> Sight | None:
 
 def _printed(sights: Iterator[Sight], out: Console) -> Sight | None:
     """Print lines into a pipe: what has changed at once, progress now and then."""
-    from muster.cli.views.watching import news, progress_line
+    from muster.cli.views.watching import doing, news, progress_line
 
-    last, shown_at, shown_step = None, 0.0, None
+    last, shown_at, shown = None, 0.0, None
     for sight in sights:
         for line in news(last, sight):
             out.print(line, soft_wrap=True)
-        step = sight.beat.get("step") if sight.beat else None
+        now_doing = doing(sight)
         over = sight.job.status.phase in ("Succeeded", "Failed")
-        if step is not None and step != shown_step and (over or sight.now - shown_at >= PROGRESS_EVERY_S):
+        if now_doing is not None and (
+            (now_doing != shown and (over or now_doing.preparing or sight.now - shown_at >= PROGRESS_EVERY_S))
+            or (now_doing.preparing and sight.now - shown_at >= STILL_EVERY_S)
+        ):
             out.print(progress_line(sight), soft_wrap=True)
-            shown_at, shown_step = sight.now, step
+            shown_at, shown = sight.now, now_doing
         out.file.flush()
         last = sight
     return last
 
 
 PROGRESS_EVERY_S = 5.0
+STILL_EVERY_S = 20.0
+"""What takes long before the first step is told again, with the time that it has taken."""
 
 
 def _tell_end(sight: Sight, out: Console) -> None:

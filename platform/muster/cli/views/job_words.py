@@ -17,6 +17,7 @@ STYLES = {
     "Succeeded": "blue",
     "Failed": "red",
 }
+_PREPARING = {"setup": "setting up", "compile": "compiling"}
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _OF_THE_LAUNCHER = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$")
 MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
@@ -118,6 +119,21 @@ def leading(beats: list[dict[str, Any]]) -> dict[str, Any] | None:
         return None
     newest = max(beat.get("attempt") or 0 for beat in beats)
     return min((beat for beat in beats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0)
+
+
+def present(beats: list[dict[str, Any]], job: TrainingJob) -> dict[str, Any] | None:
+    """The beat that speaks for the attempt at hand: what an earlier one said last is no progress of this one."""
+    beat = leading(beats)
+    return beat if beat is None or (beat.get("attempt") or 0) >= job.status.attempt else None
+
+
+def preparing(beat: Mapping[str, Any], now: float) -> str:
+    """What a rank does before its first step, and for how long; empty once it has made one."""
+    if beat.get("loss") is not None or beat.get("phase") not in _PREPARING:
+        return ""
+    since = f" for {duration(now - beat['at'])}" if isinstance(beat.get("at"), int | float) else ""
+    hint = "; the first time this can take a minute or more" if beat["phase"] == "compile" else ""
+    return f"{_PREPARING[beat['phase']]}{since}{hint}"
 
 
 def progress(beat: Mapping[str, Any]) -> str:

@@ -70,31 +70,73 @@ def news(before: Sight | None, sight: Sight) -> Iterator[Text]:
         yield Text(f"restarts ({status.restarts} of {job.spec.failure_policy.max_restarts}){told}", style="yellow")
     elif old is not None and status.attempt > old.attempt:
         yield Text(f"attempt {status.attempt}", style="yellow")
+    yield from _resumed(before, sight)
     new_checkpoint = status.last_checkpoint.step if status.last_checkpoint else None
     old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
     if old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint:
         yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
 
 
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a line of progress is about: a new one is worth a new line."""
+
+    attempt: int
+    preparing: str  # the phase, before the first step
+    step: int | None
+
+
+def doing(sight: Sight) -> Doing | None:
+    """What the job is doing; None as long as it says nothing."""
+    beat = sight.beat
+    if beat is None:
+        return None
+    phase = str(beat["phase"]) if job_words.preparing(beat, sight.now) else ""
+    step = None if phase else beat.get("step")
+    return Doing(beat.get("attempt") or 0, phase, step) if phase or step is not None else None
+
+
+def _resumed(before: Sight | None, sight: Sight) -> Iterator[Text]:
+    """From which step a later attempt goes on, so that nobody wonders why the steps go back."""
+    beat, earlier = sight.beat, before.beat if before else None
+    if before is None or beat is None or not beat.get("attempt") or beat.get("phase") == "setup":
+        return
+    known = earlier is not None and earlier.get("attempt") == beat["attempt"] and earlier.get("phase") != "setup"
+    if known or beat.get("step") is None:
+        return
+    checkpoint = sight.job.status.last_checkpoint
+    if beat.get("phase") == "compile":  # said before the first step
+        told = f"resumed from step {beat['step']}" if beat["step"] else "starts again from the beginning"
+    elif checkpoint is not None and checkpoint.step <= beat["step"]:
+        told = f"resumed from step {checkpoint.step}"
+    else:
+        told = f"attempt {beat['attempt']} is at step {beat['step']}"
+    yield Text(told, style="yellow")
+
+
 def picture(sight: Sight, curve: Curve, width: int) -> RenderableType:
     """The block that is drawn anew."""
     status = sight.job.status
     if sight.beat is None or status.phase in ("Pending", "Suspended", "Admitted"):
-        dot = _DOTS[int(sight.now * 8) % len(_DOTS)]
         since = status.submitted_at if status.phase == "Pending" else status.admitted_at
         told = {"Pending": "waiting", "Admitted": "starting", "Running": "running"}.get(status.phase, "suspended")
-        text = Text.assemble((f"{dot} {told}", job_words.STYLES[status.phase]))
+        text = Text.assemble((f"{_dot(sight.now)} {told}", job_words.STYLES[status.phase]))
         if since is not None:
             text.append(f" for {duration(sight.now - since)}")
         if status.phase == "Pending":
             text.append(_queue_place(sight))
+        if status.phase == "Running":
+            text.append("; no step was reported yet")
         return text
+    if told := job_words.preparing(sight.beat, sight.now):
+        return Text.assemble((f"{_dot(sight.now)} {told}", job_words.STYLES["Running"]))
     return Group(_bar(sight.beat, width), _figures(sight.beat), *_loss_line(curve, sight.beat, width))
 
 
 def progress_line(sight: Sight) -> Text:
     """The progress in one line for a pipe."""
-    return Text(job_words.progress(sight.beat or {}))
+    beat = sight.beat or {}
+    return Text(job_words.preparing(beat, sight.now) or job_words.progress(beat))
 
 
 def ending(sight: Sight) -> RenderableType:
@@ -116,6 +158,10 @@ def ending(sight: Sight) -> RenderableType:
         return line
     where = Text(f"last lines of {failure.pod} (exit code {failure.exit_code}):", style="red")
     return Group(line, where, Text(failure.log_tail.rstrip("\n"), style="dim"))
+
+
+def _dot(now: float) -> str:
+    return _DOTS[int(now * 8) % len(_DOTS)]
 
 
 def _phase_line(sight: Sight) -> Iterator[Text]:
