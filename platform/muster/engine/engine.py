@@ -61,11 +61,14 @@ class _Memory:
 
 
 class Engine:
-    """Decides for one cluster. `news_s` bounds how often positions and usage are written (infinite: only once)."""
+    """Decides for one cluster; without one it only ever decides (`decide`), and others observe and write.
+
+    `news_s` bounds how often positions and usage are written (infinite: only once).
+    """
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Cluster | None,
         policy: Policy = MUSTER,
         *,
         bounds: Bounds | None = None,
@@ -86,6 +89,7 @@ class Engine:
 
         When a write is refused because something changed meanwhile, the round ends there and wants another one now.
         """
+        assert self._cluster is not None, "an engine without a cluster cannot take a step by itself"
         world = self._cluster.observe()
         round_ = self.decide(world)
         try:
