@@ -2,8 +2,9 @@
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
 #   make test     all tests: unit tests first, then slow ones, then those of TorchX against its nightly release
-#   make check    format, lint, types, who may import whom, what is committed
+#   make check    format, lint, types, who may import whom, what is generated and committed
 #   make fix      let the tools mend what they can
+#   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
 #   make bench    the benchmarks behind the figures in the docs
 #   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
@@ -31,7 +32,7 @@ section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix fuzz bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests fuzz bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,12 +62,17 @@ check: setup
 	@mypy $(CODE) tools tests
 	$(call section,who may import whom)
 	@lint-imports --no-logo --cache-dir .cache/import-linter
+	$(call section,what is generated)
+	@python tools/manifests.py --check
 	$(call section,what is committed)
 	@python tools/committed.py
 
 fix: setup
 	@ruff check --fix .
 	@ruff format .
+
+manifests: setup
+	@python tools/manifests.py
 
 # Ends with the first failure, which hypothesis keeps and plays first the next time.
 fuzz: setup

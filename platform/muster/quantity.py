@@ -17,24 +17,21 @@ _SUFFIX = {
     "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-_FORM = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i|)$")
+_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
 LARGEST = 2**62
 
 
 def parse_quantity(value: str | float, resource: str) -> int:
     """The amount in the unit of `resource`, rounded up. Raises ValueError that names the value and a right form."""
-    text = str(value).strip()
-    if isinstance(value, bool):
+    match = None if isinstance(value, bool) else _FORM.fullmatch(str(value))
+    if not match:
         raise ValueError(
             f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"
         )
-    match = _FORM.match(text)
-    if not match or match.group(2) not in _SUFFIX:
-        raise ValueError(
-            f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"
-        )
-    amount = Decimal(match.group(1)) * _SUFFIX[match.group(2)] * (1000 if resource == "cpu" else 1)
-    if amount < 0:
+    number, suffix = match.groups()
+    unit = _SUFFIX[suffix] if suffix in _SUFFIX else Decimal(f"1{suffix}")
+    amount = Decimal(number) * unit * (1000 if resource == "cpu" else 1)
+    if number.startswith("-"):
         raise ValueError(f"{resource}: {value!r} is negative; write 0 or more")
     if amount > LARGEST:
         raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")

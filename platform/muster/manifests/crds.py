@@ -62,7 +62,7 @@ KINDS = (
             Column("Ready", ".status.podsReady", "integer", "Pods that are ready."),
             Column("Pods", ".status.podsWanted", "integer", "Pods of the attempt."),
             Column("Position", ".status.queuePosition", "integer", "Place in the queue."),
-            Column("Reason", _condition("Admitted", "reason"), "string", "Why it waits, or runs."),
+            Column("Reason", ".status.reason", "string", "Why it waits, starts, leaves or has ended."),
             _AGE,
             Column("Priority", ".spec.priority", "integer", wide=True),
             Column("Restarts", ".status.restarts", "integer", wide=True),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_snake
 
 from muster.quantity import LARGEST
 from muster.spec import (
@@ -67,7 +68,9 @@ def _frozen_while_admitted(field: str, same: str) -> Rule:
 
 
 def _refused(field: str, instead: str) -> Rule:
-    return Rule(f"!has(self.{field})", f"{field} is not allowed: {instead}; leave the field out", field, field)
+    return Rule(
+        f"!has(self.{field})", f"{field} is not allowed: {instead}; leave the field out", field, to_snake(field)
+    )
 
 
 _SAME_ROLE = " && ".join(
@@ -77,20 +80,26 @@ _SAME_ROLE = " && ".join(
         _same("topology", "r", "o"),
     )
 )
-_UNIT = "(k == 'cpu' ? 1000.0 : 1.0)"
 
 
-def _countable(map_name: str) -> str:
-    amount = f"quantity(string(c.resources.{map_name}[k])).asApproximateFloat()"
-    return (
-        f"!has(c.resources.{map_name}) || c.resources.{map_name}.all(k, "
-        f"{amount} * {_UNIT} * double(self.replicas) <= {float(LARGEST)!r})"
-    )
+def _amount(place: str) -> str:
+    """A quantity, which YAML may have as a number or as text.
+
+    `string(...)` of either would be simpler, but the API server of Kubernetes 1.29 reckons that it could be as long as
+    a request, and refuses the CRD.
+    """
+    return f"(type({place}) == int ? quantity('0').add(int({place})) : quantity({place}))"
+
+
+def _countable(amounts: str) -> str:
+    unit = "(k == 'cpu' ? 1000.0 : 1.0)"
+    all_of_them = f"{_amount(amounts + '[k]')}.asApproximateFloat() * {unit} * double(self.replicas)"
+    return f"!has({amounts}) || {amounts}.all(k, {all_of_them} <= {float(LARGEST)!r})"
 
 
 AMOUNTS = (
     Rule(
-        f"self.all(k, quantity(string(self[k])).compareTo(quantity(k == 'cpu' ? '{LARGEST}m' : '{LARGEST}')) <= 0)",
+        f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{LARGEST}m' : '{LARGEST}')) <= 0)",
         "an amount is larger than anything can be; write less than 2^62",
         validator="Quantities",
     ),
@@ -151,8 +160,8 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             validator="_min_within_replicas",
         ),
         Rule(
-            f"self.template.spec.containers.all(c, !has(c.resources) || (({_countable('limits')}) && "
-            f"({_countable('requests')})))",
+            f"self.template.spec.containers.all(c, !has(c.resources) || (({_countable('c.resources.limits')}) && "
+            f"({_countable('c.resources.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",
@@ -189,7 +198,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     QueueResources: (
         Rule(
             "!has(self.guaranteed) || !has(self.limit) || self.guaranteed.all(k, !(k in self.limit) || "
-            "quantity(string(self.guaranteed[k])).compareTo(quantity(string(self.limit[k]))) <= 0)",
+            f"{_amount('self.guaranteed[k]')}.compareTo({_amount('self.limit[k]')}) <= 0)",
             "guaranteed is above limit; raise the limit or lower the guarantee",
             "guaranteed",
             validator="_guaranteed_within_limit",

@@ -35,7 +35,7 @@ def object_schema(model: type[BaseModel]) -> Schema:
     return {
         "type": "object",
         "description": _sentence(raw["description"]),
-        "required": [name for name in raw["required"] if name != "metadata"],
+        **({"required": ["spec"]} if "spec" in raw["required"] else {}),
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
@@ -65,13 +65,13 @@ class _Writer:
         node, rules = self._resolved(raw)
         if node.get("type") == "null":  # a field that is declared in order to be refused
             return {"type": "string", "description": _sentence(raw["description"])}
-        out: Schema = {key: node[key] for key in _KEPT if key in node}
+        out: Schema = {key: _whole(node[key]) for key in _KEPT if key in node}
         if "description" in node:
             out["description"] = _sentence(node["description"])
         if "const" in node:
             out["enum"] = [node["const"]]
         if "exclusiveMinimum" in node:
-            out |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+            out |= {"minimum": _whole(node["exclusiveMinimum"]), "exclusiveMinimum": True}
         if "items" in node:
             out["items"] = self.write(node["items"])
         more = node.get("additionalProperties")
@@ -109,11 +109,16 @@ class _Writer:
         default = node.get("default")
         if isinstance(default, dict):
             return {} if any("default" in field for field in out.get("properties", {}).values()) else None
-        return None if default in _SILENT else default
+        return None if default in _SILENT else _whole(default)
 
 
 def _validations(rules: tuple[Rule, ...]) -> Schema:
     return {"x-kubernetes-validations": [rule.as_schema() for rule in rules]} if rules else {}
+
+
+def _whole(value: Any) -> Any:
+    """1.0 as 1, which is how the API server gives it back: else a second `kubectl apply` would find a change."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _sentence(text: str) -> str:

@@ -100,12 +100,14 @@ Phase: TypeAlias = Literal["Pending", "Admitted", "Running", "Suspended", "Succe
 
 
 class TrainingJobStatus(Observed):
-    """Conditions are the truth, `phase` is derived."""
+    """Conditions are the truth, `phase` and `reason` are derived."""
 
     observed_generation: int = 0
     """The generation of the spec that this is said of."""
     phase: Phase = "Pending"
     """The state in one word, derived from the conditions."""
+    reason: str = ""
+    """Why, in one word, derived from the conditions too: what one line of a table has room for."""
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
     """Admitted, PodsReady, Evicted, Suspended, Complete, Failed."""
     queue_position: int | None = None

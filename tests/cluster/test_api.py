@@ -1,0 +1,369 @@
+"""The API server itself, with nothing of Muster running: what it fills in, refuses, keeps and shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests.cluster.controlplane.api import Api, Refused
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
+
+from muster.documents import KINDS, load_documents
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CRDS = ROOT / "helm" / "crds.yaml"
+GROUP = "/apis/muster.dev/v1alpha1"
+NOW = "2026-11-21T10:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """The shared control plane with the CRDs, installed as a user without Helm does it."""
+    control_plane.kubectl("apply", "-f", str(CRDS))
+    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+    return control_plane
+
+
+@pytest.fixture(scope="module")
+def api(plane: ControlPlane) -> Api:
+    return plane.api
+
+
+def place(item: Object, **query: str) -> str:
+    """Where an object is created."""
+    plural = f"{item['kind'].lower()}s"
+    inside = f"/namespaces/{item['metadata']['namespace']}" if item["kind"] == "TrainingJob" else ""
+    ask = "&".join(f"{key}={value}" for key, value in query.items())
+    return f"{GROUP}{inside}/{plural}" + (f"?{ask}" if ask else "")
+
+
+def try_to_create(api: Api, item: Object) -> Object:
+    """Create nothing, but be answered as if; fields that nobody knows are refused, as kubectl asks for."""
+    return api.create(place(item, dryRun="All", fieldValidation="Strict"), item)
+
+
+def test_plain_kubectl_installs_and_updates_the_crds(plane: ControlPlane) -> None:
+    again = plane.kubectl("apply", "-f", str(CRDS))
+    assert again.splitlines() == [
+        f"customresourcedefinition.apiextensions.k8s.io/{name}.muster.dev unchanged"
+        for name in ("trainingjobs", "queues", "flavors")
+    ]
+
+
+@pytest.mark.parametrize("item", GOOD, ids=str)
+def test_what_is_right_is_accepted(api: Api, item: Object) -> None:
+    try_to_create(api, item)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_what_is_wrong_is_refused_with_the_field_and_what_would_be_right(api: Api, bad: Bad) -> None:
+    with pytest.raises(Refused) as caught:
+        try_to_create(api, bad.item)
+    assert caught.value.code in (400, 422)
+    assert bad.field in str(caught.value)
+    assert bad.server in str(caught.value)
+
+
+def test_a_queue_that_is_its_own_parent_is_refused(api: Api) -> None:
+    with pytest.raises(Refused, match=r"spec.parent: Invalid value.*a queue cannot be its own parent"):
+        try_to_create(api, queue("q", parent="q"))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("examples/*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_documents_of_the_examples_are_accepted(plane: ControlPlane, path: Path) -> None:
+    assert load_documents(path.read_text())
+    plane.kubectl("create", "--dry-run=server", "-f", str(path))
+
+
+AMOUNTS = st.one_of(
+    st.integers(-2, 2**62 + 2),
+    st.integers(-1, 5_000_000).map(lambda number: f"{number}m"),
+    st.builds(
+        "{}{}".format, st.integers(0, 5000), st.sampled_from(["", "m", "k", "Mi", "Gi", "Pi", "E", "Ei", "K", "e3"])
+    ),
+    st.sampled_from(["", "1.", ".5", "+1", "1e18", "1E3", "1e19", "0.1", "5 ", "-0", "Ki", "1e-3", "1e3k"]),
+)
+NAMES = st.one_of(
+    st.from_regex(r"[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?", fullmatch=True),
+    st.sampled_from(["", "-a", "a-", "A", "a.b", "a_b", "a" * 52, "a" * 53]),
+)
+SMALL = st.integers(-1, 3)
+TOLERATIONS = st.fixed_dictionaries(
+    {}, optional={"key": st.just("a"), "operator": st.sampled_from(["Equal", "Exists", "Lt"]), "effect": st.just("")}
+)
+ROLES = st.builds(
+    lambda name, sizes, amounts, tolerations, essential: {
+        "name": name,
+        **sizes,
+        "essential": essential,
+        "template": {
+            "spec": {"containers": [{"resources": {"limits": amounts}}], "tolerations": tolerations},
+        },
+    },
+    NAMES,
+    st.fixed_dictionaries(
+        {}, optional={"replicas": st.one_of(SMALL, st.integers(99_990, 100_001)), "minReplicas": SMALL}
+    ),
+    st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), AMOUNTS, max_size=2),
+    st.lists(TOLERATIONS, max_size=2),
+    st.booleans(),
+)
+JOBS = st.builds(
+    lambda name, roles, more: job(name, roles=roles, **more),
+    st.from_regex(r"[a-z]{1,50}", fullmatch=True),
+    st.lists(ROLES, max_size=2),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "queue": NAMES,
+            "priority": st.sampled_from([0, 1, 2**31 - 1, 2**31]),
+            "priorityClassName": st.sampled_from(["high", "High"]),
+            "maxRuntimeSeconds": SMALL,
+            "trace": st.fixed_dictionaries({"startStep": SMALL, "steps": SMALL}),
+        },
+    ),
+)
+QUOTAS = st.dictionaries(st.sampled_from(["cpu", "memory"]), AMOUNTS, max_size=2)
+QUEUES = st.builds(
+    lambda resources, more: queue(resources=resources, **more),
+    st.lists(
+        st.fixed_dictionaries(
+            {"flavor": st.sampled_from(["a", "b", "B"])},
+            optional={"guaranteed": QUOTAS, "limit": QUOTAS, "lend": QUOTAS},
+        ),
+        max_size=2,
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "weight": st.sampled_from([0, 0.5, 1, 10**6, 10**6 + 1]),
+            "namespaceSelector": st.builds(
+                lambda line: {"matchExpressions": [line]},
+                st.fixed_dictionaries(
+                    {"key": st.just("a"), "operator": st.sampled_from(["In", "NotIn", "Exists", "Is"])},
+                    optional={"values": st.lists(st.just("b"), max_size=1)},
+                ),
+            ),
+        },
+    ),
+)
+FLAVORS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["rack", "block", "Rack"]), "nodeLabel": st.sampled_from(["a", "b"])}
+    ),
+    max_size=3,
+).map(lambda levels: flavor(topology=levels))
+
+
+@given(item=st.one_of(JOBS, JOBS, QUEUES, FLAVORS))
+@settings(max_examples=400)
+def test_pydantic_and_the_api_server_refuse_the_same(api: Api, item: Object) -> None:
+    try:
+        KINDS[item["kind"]].model_validate(item, strict=True)
+        ours = None
+    except ValidationError as error:
+        ours = str(error)
+    try:
+        try_to_create(api, item)
+        theirs = None
+    except Refused as refused:
+        theirs = str(refused)
+    assert (ours is None) == (theirs is None), f"{json.dumps(item)}\n{ours}\n{theirs}"
+
+
+def test_defaults_are_those_of_the_specs(api: Api) -> None:
+    smallest = job(roles=[{"name": "trainer", "template": {"spec": {"containers": [{"image": "x"}]}}}])
+    made = try_to_create(api, smallest)["spec"]
+    assert made == {
+        "queue": "default",
+        "priority": 0,
+        "startTimeoutSeconds": 600,
+        "suspend": False,
+        "cancel": False,
+        "failurePolicy": {"maxRestarts": 3},
+        "roles": [
+            {
+                "name": "trainer",
+                "replicas": 1,
+                "essential": True,
+                "template": {
+                    "spec": {
+                        "containers": [{"name": "main", "image": "x"}],
+                        "restartPolicy": "Never",
+                        "terminationGracePeriodSeconds": 30,
+                    }
+                },
+            }
+        ],
+    }
+    assert (
+        KINDS["TrainingJob"].model_validate(smallest).spec
+        == KINDS["TrainingJob"].model_validate(smallest | {"spec": made}).spec
+    )
+    assert try_to_create(api, {**queue(), "spec": {}})["spec"] == {"weight": 1, "halfLifeSeconds": 604800}
+
+
+def test_what_muster_does_not_know_of_a_pod_is_kept(api: Api) -> None:
+    pod: Object = {
+        "containers": [{"name": "main", "image": "x", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+        "securityContext": {"runAsNonRoot": True},
+        "volumes": [{"name": "data", "csi": {"driver": "x", "volumeAttributes": {"a": "b"}}}],
+    }
+    made = try_to_create(api, job(role={"template": {"metadata": {"labels": {"a": "b"}, "x": [1]}, "spec": pod}}))
+    template = made["spec"]["roles"][0]["template"]
+    assert template["metadata"] == {"labels": {"a": "b"}, "x": [1]}
+    assert {key: template["spec"][key] for key in pod} == pod
+
+
+@pytest.fixture
+def admitted(api: Api, namespace: str) -> str:
+    """The path of a job that is admitted, as a status says."""
+    return standing(api, namespace, "Admitted")
+
+
+def standing(api: Api, namespace: str, condition: str) -> str:
+    item = job(role={"replicas": 4, "minReplicas": 2}, flavors=["h200"])
+    item["metadata"]["namespace"] = namespace
+    api.create(place(item), item)
+    path = f"{place(item)}/j"
+    set_condition(api, path, condition, "True")
+    return path
+
+
+def set_condition(api: Api, path: str, condition: str, status: str) -> None:
+    told = {"type": condition, "status": status, "reason": "Told", "lastTransitionTime": NOW}
+    api.patch(f"{path}/status", {"status": {"conditions": [told]}})
+
+
+def role(**fields: Any) -> Object:
+    template = {"spec": {"containers": [{"name": "main", "image": "x"}]}}
+    return {"roles": [{"name": "trainer", "replicas": 4, "minReplicas": 2, "template": template, **fields}]}
+
+
+FROZEN = [
+    ("spec.queue", {"queue": "other"}),
+    ("spec.flavors", {"flavors": ["a100"]}),
+    ("spec.flavors", {"flavors": None}),
+    ("spec.topology", {"topology": {"required": "rack"}}),
+    ("spec.roles", role(name="other")),
+    ("spec.roles", role(essential=True, flavors=["a100"])),
+    ("spec.roles", role(topology={"preferred": "rack"})),
+    ("spec.roles", role(template={"spec": {"containers": [{"name": "main", "image": "y"}]}})),
+    ("spec.roles", role(template={"spec": {"containers": [{"name": "main", "image": "x"}], "hostNetwork": True}})),
+    ("spec.roles", {"roles": [*role()["roles"], *role(name="other")["roles"]]}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), FROZEN, ids=str)
+def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
+    api: Api, admitted: str, field: str, change: Object
+) -> None:
+    with pytest.raises(Refused, match=rf"{field}: .*cannot be changed while the job is admitted; suspend it first"):
+        api.patch(admitted, {"spec": change})
+    set_condition(api, admitted, "Admitted", "False")
+    api.patch(admitted, {"spec": change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        role(replicas=8),
+        role(minReplicas=None),
+        role(minReplicas=4),
+        {"suspend": True},
+        {"priority": 5},
+        {"cancel": True},
+    ],
+    ids=str,
+)
+def test_an_admitted_job_can_be_scaled_suspended_reordered_and_cancelled(
+    api: Api, admitted: str, change: Object
+) -> None:
+    api.patch(admitted, {"spec": change})
+
+
+@pytest.mark.parametrize("end", ["Complete", "Failed"])
+def test_a_finished_job_stays_as_it_was(api: Api, namespace: str, end: str) -> None:
+    finished = standing(api, namespace, end)
+    with pytest.raises(Refused, match=r"spec: .*the job is finished; submit it anew under another name"):
+        api.patch(finished, {"spec": {"suspend": True}})
+    api.patch(finished, {"metadata": {"labels": {"a": "b"}}})
+
+
+def test_a_cancelled_job_is_cancelled_for_good(api: Api, admitted: str) -> None:
+    api.patch(admitted, {"spec": {"cancel": True}})
+    with pytest.raises(Refused, match=r"spec.cancel: .*cancelled for good"):
+        api.patch(admitted, {"spec": {"cancel": False}})
+
+
+def test_the_status_has_its_own_door(api: Api, admitted: str) -> None:
+    before = api.get(admitted)
+    api.patch(admitted, {"status": {"phase": "Succeeded"}})
+    api.patch(f"{admitted}/status", {"spec": {"suspend": True}, "status": {"attempt": 3}})
+    after = api.get(admitted)
+    assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], before["metadata"]["generation"])
+    assert after["status"] == before["status"] | {"attempt": 3}
+    assert api.gone(f"{admitted}/scale")
+
+
+def test_a_status_that_is_none_is_refused(api: Api, admitted: str) -> None:
+    with pytest.raises(Refused, match=r'status.phase: Unsupported value: "Lost"'):
+        api.patch(f"{admitted}/status", {"status": {"phase": "Lost"}})
+
+
+def test_roles_are_merged_by_name(plane: ControlPlane, namespace: str) -> None:
+    def apply(manager: str, *roles: Object) -> list[Object]:
+        item = job(roles=list(roles))
+        item["metadata"]["namespace"] = namespace
+        flags = ("apply", "--server-side", f"--field-manager={manager}", "-o", "json", "-f", "-")
+        made: list[Object] = json.loads(plane.kubectl(*flags, stdin=json.dumps(item)))["spec"]["roles"]
+        return made
+
+    (trainer,) = role()["roles"]
+    apply("one", trainer)
+    made = apply("two", {**trainer, "name": "reader"})
+    assert [entry["name"] for entry in made] == ["trainer", "reader"]
+
+
+def test_kubectl_get_shows_state_queue_pods_position_reason_and_age(plane: ControlPlane, namespace: str) -> None:
+    api = plane.api
+    item = job(queue="research")
+    item["metadata"]["namespace"] = namespace
+    api.create(place(item), item)
+    told = {"phase": "Running", "reason": "Starting", "podsReady": 3, "podsWanted": 4, "queuePosition": 2}
+    api.patch(f"{place(item)}/j/status", {"status": told})
+    header, line = plane.kubectl("get", "tj", "-n", namespace).splitlines()
+    assert header.split() == ["NAME", "STATE", "QUEUE", "READY", "PODS", "POSITION", "REASON", "AGE"]
+    assert line.split()[:-1] == ["j", "Running", "research", "3", "4", "2", "Starting"]
+    assert "trainingjob.muster.dev/j" in plane.kubectl("get", "all", "-n", namespace)
+
+
+def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
+    api = plane.api
+    items = [queue("shown", parent="company", weight=2), flavor("shown", topology=[{"name": "rack", "nodeLabel": "r"}])]
+    for item in items:
+        api.create(place(item), item)
+    try:
+        active = {"type": "Active", "status": "False", "reason": "ParentNotFound", "lastTransitionTime": NOW}
+        api.patch(f"{GROUP}/queues/shown/status", {"status": {"conditions": [active]}})
+        header, line = plane.kubectl("get", "mq", "shown").splitlines()
+        assert header.split() == ["NAME", "PARENT", "WEIGHT", "ACTIVE", "OVERCOMMITTED", "REASON", "AGE"]
+        assert line.split()[:-1] == ["shown", "company", "2", "False", "ParentNotFound"]
+        assert "rack" in plane.kubectl("get", "mf", "shown")
+        both = plane.kubectl("get", "muster", "-o", "name").split()
+        assert {"queue.muster.dev/shown", "flavor.muster.dev/shown"} <= set(both)
+    finally:
+        for item in items:
+            api.delete(f"{place(item)}/shown")
+
+
+def test_kubectl_explain_tells_what_a_field_means(plane: ControlPlane) -> None:
+    assert "The queue whose quota the job uses." in plane.kubectl("explain", "trainingjob.spec.queue")

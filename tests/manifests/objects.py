@@ -1,0 +1,280 @@
+"""Objects that are right, objects that show something wrong, and edits that are not allowed.
+
+`tests/manifests` holds pydantic to them, `tests/cluster/test_api.py` the API server itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """An object with one fault: the field, as the API server names it, and a part of what each of the two says."""
+
+    name: str
+    item: Object
+    field: str
+    server: str
+    python: str
+
+
+def job(name: str = "j", role: Object | None = None, pod: Object | None = None, **spec: Any) -> Object:
+    """A job of one role; `role` and `pod` are laid over its parts."""
+    template = {"spec": {"containers": [{"name": "main", "image": "x"}], **(pod or {})}}
+    roles = [{"name": "trainer", "template": template, **(role or {})}]
+    return _object("TrainingJob", name, {"roles": roles, **spec}) | {"metadata": {"name": name, "namespace": "default"}}
+
+
+def queue(name: str = "q", **spec: Any) -> Object:
+    """A queue."""
+    return _object("Queue", name, spec)
+
+
+def flavor(name: str = "f", **spec: Any) -> Object:
+    """A flavor."""
+    return _object("Flavor", name, spec)
+
+
+def _object(kind: str, name: str, spec: Object) -> Object:
+    return {"apiVersion": "muster.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _asks(amounts: Object) -> Object:
+    return {"containers": [{"name": "main", "resources": {"limits": amounts}}]}
+
+
+def _quota(**amounts: Object) -> Object:
+    return queue(resources=[{"flavor": "h200", **amounts}])
+
+
+def _selects(line: Object) -> Object:
+    return queue(namespaceSelector={"matchExpressions": [line]})
+
+
+def _levels(*levels: tuple[str, str]) -> Object:
+    return flavor(topology=[{"name": name, "nodeLabel": label} for name, label in levels])
+
+
+_ROLE = {"name": "a", "template": {"spec": {"containers": [{}]}}}
+_POD = "spec.roles[0].template.spec"
+
+GOOD: tuple[Object, ...] = (
+    job(),
+    job("a" * 46),
+    job(queue="research", priority=-5, maxRuntimeSeconds=1, stallTimeoutSeconds=31_622_400, ttlSecondsAfterFinished=0),
+    job(priorityClassName="high"),
+    job(flavors=["h200", "a100-spot"], topology={"required": "block", "preferred": "rack"}),
+    job(trace={"startStep": 1, "steps": 1000, "ranks": [0, 7]}),
+    job(failurePolicy={"maxRestarts": 0, "rules": [{"onExitCodes": [1, 255], "action": "FailJob"}]}),
+    job(failurePolicy={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "RestartElsewhere"}]}),
+    job(roles=[_ROLE | {"essential": False}, _ROLE | {"name": "b", "replicas": 8, "minReplicas": 2}]),
+    job(role={"replicas": 100_000, "minReplicas": 100_000}),
+    job(pod=_asks({"cpu": "1500m", "memory": "16Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e12", "x/y": "+.5"})),
+    job(pod=_asks({"memory": "4611686018427387904"})),
+    job(
+        pod={
+            "initContainers": [
+                {"name": "side", "image": "y", "restartPolicy": "Always", "ports": [{"containerPort": 1}]}
+            ],
+            "containers": [{"name": "main", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]}],
+            "nodeSelector": {"a": "b"},
+            "affinity": {
+                "podAffinity": {},
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["3"]}]}]
+                    }
+                },
+            },
+            "tolerations": [{"operator": "Exists"}, {"key": "a", "value": "b", "effect": "", "tolerationSeconds": 5}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            "imagePullSecrets": [{"name": "registry"}],
+            "overhead": {"cpu": "10m"},
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "Never",
+        }
+    ),
+    {key: value for key, value in queue().items() if key != "spec"},
+    queue(parent="company", weight=0.5, maxPriority=1000, halfLifeSeconds=3600, namespaceSelector={}),
+    _selects({"key": "org", "operator": "NotIn", "values": ["a"]}),
+    _selects({"key": "org", "operator": "DoesNotExist"}),
+    _quota(guaranteed={"cpu": 2, "memory": "1024Mi"}, limit={"cpu": "2000m", "memory": "1Gi"}, lend={"cpu": "1"}),
+    _quota(guaranteed={"nvidia.com/gpu": 16}, limit={"cpu": 1}),
+    flavor(),
+    flavor(nodeLabels={"gpu.model": "h200"}, tolerations=[{"key": "gpu", "operator": "Exists"}]),
+    _levels(("block", "example.com/block"), ("rack", "example.com/rack")),
+)
+
+BAD: tuple[Bad, ...] = (
+    Bad("no roles", job(roles=[]), "spec.roles", "should have at least 1 items", "at least 1 item"),
+    Bad("a name with a dot", job("a.b"), "metadata.name", "cannot begin the names of pods", "cannot begin the names"),
+    Bad("a long name", job("a" * 53), "metadata.name", "write at most 52", "write at most 52"),
+    Bad("names that add up", job("a" * 48), "metadata.name", "more than 63 characters", "write at most 47"),
+    Bad(
+        "an index that adds up",
+        job("a" * 46, role={"replicas": 11}) | {"metadata": {"name": "a" * 47, "namespace": "default"}},
+        "metadata.name",
+        "more than 63 characters",
+        "write at most 46",
+    ),
+    Bad("a role in capitals", job(role={"name": "A"}), "spec.roles[0].name", "should match", "should match"),
+    Bad("two roles of one name", job(roles=[_ROLE, _ROLE]), "spec.roles[1]", "Duplicate value", "is listed twice"),
+    Bad("no role essential", job(role={"essential": False}), "spec.roles", "none is essential", "none is essential"),
+    Bad("no replicas", job(role={"replicas": 0}), "spec.roles[0].replicas", "greater than or equal to 1", "to 1"),
+    Bad("many replicas", job(role={"replicas": 100_001}), "spec.roles[0].replicas", "equal to 100000", "to 100000"),
+    Bad(
+        "least above most",
+        job(role={"replicas": 2, "minReplicas": 3}),
+        "spec.roles[0].minReplicas",
+        "above replicas; write at most replicas",
+        "3 is above replicas 2; write at most 2",
+    ),
+    Bad(
+        "two priorities",
+        job(priority=1, priorityClassName="high"),
+        "spec.priorityClassName",
+        "priority is set too; write one of them",
+        "priority is set too; write one of them",
+    ),
+    Bad("a large priority", job(priority=2**31), "spec.priority", "equal to 2147483647", "equal to 2147483647"),
+    Bad("a queue that is none", job(queue="../x"), "spec.queue", "should match", "should match"),
+    Bad("no time to run", job(maxRuntimeSeconds=0), "spec.maxRuntimeSeconds", "equal to 1", "equal to 1"),
+    Bad("years to run", job(maxRuntimeSeconds=10**9), "spec.maxRuntimeSeconds", "31622400", "31622400"),
+    Bad("no time to start", job(startTimeoutSeconds=-1), "spec.startTimeoutSeconds", "equal to 1", "equal to 1"),
+    Bad("no time to stall", job(stallTimeoutSeconds=0), "spec.stallTimeoutSeconds", "equal to 1", "equal to 1"),
+    Bad("gone before", job(ttlSecondsAfterFinished=-1), "spec.ttlSecondsAfterFinished", "equal to 0", "equal to 0"),
+    Bad("a trace before", job(trace={"startStep": 0, "steps": 1}), "spec.trace.startStep", "equal to 1", "equal to 1"),
+    Bad("an endless trace", job(trace={"startStep": 1, "steps": 1001}), "spec.trace.steps", "to 1000", "to 1000"),
+    Bad("half a trace", job(trace={"steps": 1}), "spec.trace.startStep", "Required", "required"),
+    Bad("a rank below", job(trace={"startStep": 1, "steps": 1, "ranks": [-1]}), "spec.trace.ranks[0]", "to 0", "to 0"),
+    Bad(
+        "an exit code that is none",
+        job(failurePolicy={"rules": [{"onExitCodes": [256], "action": "FailJob"}]}),
+        "spec.failurePolicy.rules[0].onExitCodes[0]",
+        "equal to 255",
+        "equal to 255",
+    ),
+    Bad(
+        "a rule for nothing",
+        job(failurePolicy={"rules": [{"action": "FailJob"}]}),
+        "spec.failurePolicy.rules[0]",
+        "matches nothing; write onExitCodes or onPodConditions",
+        "matches nothing; write onExitCodes or onPodConditions",
+    ),
+    Bad(
+        "a rule that does what?",
+        job(failurePolicy={"rules": [{"onExitCodes": [1], "action": "Retry"}]}),
+        "spec.failurePolicy.rules[0].action",
+        '"RestartGang", "RestartElsewhere", "FailJob"',
+        "'RestartGang', 'RestartElsewhere' or 'FailJob'",
+    ),
+    Bad("no restarts", job(failurePolicy={"maxRestarts": -1}), "spec.failurePolicy.maxRestarts", "to 0", "to 0"),
+    Bad("an unknown field", job(nonsense=1), "spec.nonsense", "unknown field", "not permitted"),
+    Bad("no containers", job(pod={"containers": []}), f"{_POD}.containers", "at least 1 items", "at least 1 item"),
+    Bad("a node", job(pod={"nodeName": "n"}), f"{_POD}.nodeName", "Muster chooses the node", "None"),
+    Bad("a scheduler", job(pod={"schedulerName": "x"}), f"{_POD}.schedulerName", "Muster chooses the node", "None"),
+    Bad(
+        "a class of priority",
+        job(pod={"priorityClassName": "x"}),
+        f"{_POD}.priorityClassName",
+        "the job has priorityClassName",
+        "None",
+    ),
+    Bad("a restart of its own", job(pod={"restartPolicy": "Always"}), f"{_POD}.restartPolicy", '"Never"', "'Never'"),
+    Bad(
+        "a long goodbye",
+        job(pod={"terminationGracePeriodSeconds": 86_401}),
+        f"{_POD}.terminationGracePeriodSeconds",
+        "to 86400",
+        "to 86400",
+    ),
+    Bad(
+        "a toleration that compares oddly",
+        job(pod={"tolerations": [{"key": "a", "operator": "In"}]}),
+        f"{_POD}.tolerations[0].operator",
+        '"Equal", "Exists"',
+        "'Equal' or 'Exists'",
+    ),
+    Bad(
+        "an affinity without a label",
+        job(
+            pod={
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [{"matchExpressions": [{"operator": "Exists"}]}]
+                        }
+                    }
+                }
+            }
+        ),
+        "matchExpressions[0].key",
+        "Required",
+        "required",
+    ),
+    Bad("a debt", job(pod=_asks({"cpu": "-1"})), f"{_POD}.containers[0].resources.limits", "should match", "negative"),
+    Bad("a debt in numbers", job(pod=_asks({"cpu": -1})), "resources.limits.cpu", "equal to 0", "negative"),
+    Bad("no quantity", job(pod=_asks({"cpu": "many"})), "resources.limits.cpu", "should match", "not a quantity"),
+    Bad(
+        "more than anything can be",
+        job(pod={"overhead": {"memory": "5E"}}),
+        f"{_POD}.overhead",
+        "larger than anything can be",
+        "larger than anything can be",
+    ),
+    Bad(
+        "more processors than anything can be",
+        job(pod={"overhead": {"cpu": 2**60}}),
+        f"{_POD}.overhead",
+        "larger than anything can be",
+        "larger than anything can be",
+    ),
+    Bad(
+        "more pods than can be counted",
+        job(role={"replicas": 100_000}, pod=_asks({"memory": "1Ei"})),
+        "spec.roles[0].replicas",
+        "more than anything can have",
+        "more than anything can have",
+    ),
+    Bad("a queue without weight", queue(weight=0), "spec.weight", "greater than 0", "greater than 0"),
+    Bad(
+        "a guarantee above the limit",
+        _quota(guaranteed={"memory": "2Gi"}, limit={"memory": 2**30}),
+        "spec.resources[0].guaranteed",
+        "raise the limit or lower the guarantee",
+        "raise the limit or lower the guarantee",
+    ),
+    Bad(
+        "a guarantee above the limit by a thousandth",
+        _quota(guaranteed={"cpu": "1001m"}, limit={"cpu": 1}),
+        "spec.resources[0].guaranteed",
+        "above limit",
+        "above limit 1",
+    ),
+    Bad("a debt to others", _quota(lend={"cpu": "-1"}), "spec.resources[0].lend.cpu", "should match", "negative"),
+    Bad(
+        "a flavor twice",
+        queue(resources=[{"flavor": "a"}, {"flavor": "a"}]),
+        "spec.resources[1]",
+        "Duplicate value",
+        "is listed twice; join the two entries",
+    ),
+    Bad("quota of no flavor", queue(resources=[{}]), "spec.resources[0].flavor", "Required", "required"),
+    Bad("In without values", _selects({"key": "a", "operator": "In"}), "matchExpressions[0]", "want", "wants values"),
+    Bad(
+        "Exists with values",
+        _selects({"key": "a", "operator": "Exists", "values": ["b"]}),
+        "matchExpressions[0]",
+        "Exists and DoesNotExist want none",
+        "wants no values",
+    ),
+    Bad("a selector misspelt", queue(namespaceSelector={"matchLabel": {}}), "matchLabel", "unknown", "not permitted"),
+    Bad("no time to forget", queue(halfLifeSeconds=0), "spec.halfLifeSeconds", "equal to 1", "equal to 1"),
+    Bad("a level twice", _levels(("rack", "a"), ("rack", "b")), "spec.topology[1]", "Duplicate", "is listed twice"),
+    Bad("a label twice", _levels(("rack", "a"), ("block", "a")), "spec.topology", "used twice", "is used twice"),
+    Bad("a level without a label", _levels(("rack", "")), "spec.topology[0].nodeLabel", "at least 1", "at least 1"),
+)

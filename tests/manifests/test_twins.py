@@ -1,0 +1,51 @@
+"""What pydantic refuses, the API server refuses: here the table's Python half, and that no validator lacks its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from tests.manifests.objects import BAD, GOOD, Bad, Object
+
+from muster.documents import KINDS
+from muster.manifests import AMOUNTS, RULES
+from muster.spec import Open, Strict
+
+
+def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from models(model)
+
+
+VALIDATORS = sorted(
+    (model.__name__, name)
+    for model in {*models(Strict), *models(Open)}
+    for name in (
+        *model.__pydantic_decorators__.model_validators,
+        *model.__pydantic_decorators__.field_validators,
+        *(name for name, field in model.model_fields.items() if field.annotation is type(None)),
+    )
+)
+TWINS = {(model.__name__, rule.validator) for model, rules in RULES.items() for rule in rules if rule.validator}
+
+
+@pytest.mark.parametrize("item", GOOD, ids=str)
+def test_what_is_right_is_accepted(item: Object) -> None:
+    KINDS[item["kind"]].model_validate(item, strict=True)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_what_is_wrong_is_refused(bad: Bad) -> None:
+    with pytest.raises(ValidationError) as caught:
+        KINDS[bad.item["kind"]].model_validate(bad.item, strict=True)
+    assert bad.python in str(caught.value)
+
+
+def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
+    assert sorted(TWINS) == VALIDATORS
+
+
+def test_every_amount_has_a_bound() -> None:
+    assert [rule.validator for rule in AMOUNTS] == ["Quantities"]
