@@ -17,7 +17,7 @@ from muster.scheduling.explain import waits
 from muster.scheduling.fit import Fit, fit, fits
 from muster.scheduling.futile import Futile
 from muster.scheduling.grow import Wanted, growing
-from muster.scheduling.holds import completed, gone_by, held_room, stands, waits_for
+from muster.scheduling.holds import completed, gone_by, held_room, stands, stands_aside, waits_for
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, read
 from muster.scheduling.order import Line, Waiting, leaf_order, line
@@ -108,6 +108,11 @@ class _Cycle:
             if held.gang.uid not in acts.held:
                 continue  # one that came before took it over
             gang, request = held.gang, held.request
+            if not stands_aside(facts, held, ledger.now, ledger.charged) and stands_aside(
+                facts, held, ledger.later, ledger.staying
+            ):
+                acts.refusals[gang.uid] = Refusal("HoldWaiting", text=waits_for(facts, held))
+                continue  # the usual case, and nothing has to be moved for it
             acts.release(held)
             if stands(facts, held, ledger.now, ledger.charged):
                 acts.start(gang, request, held.hold.placement, held.taken.load, held.taken.amounts)

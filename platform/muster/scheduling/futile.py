@@ -21,7 +21,7 @@ from muster.scheduling.room import Room
 from muster.scheduling.shape import Request, Requests
 from muster.scheduling.victims import Victims
 
-PATIENCE = 16
+PATIENCE = 8
 """So many gangs in a row are looked at one by one before the rest is looked at together."""
 
 
@@ -34,6 +34,7 @@ class Futile:
     victims: Victims
     _requests: Requests = field(init=False)
     _version: int = -1
+    _last: tuple[Gang, int, Refusal | None] | None = None  # asked twice in a row, at the same version of the ledger
     _in_a_row: int = 0
     _over: list[bool] = field(default_factory=list)  # over quota
     _out: list[bool] = field(default_factory=list)  # over quota, or no room; and nobody to take it back from
@@ -43,6 +44,11 @@ class Futile:
 
     def why(self, gang: Gang, request: Request) -> Refusal | None:
         """Why a gang waits, if it needs no trial."""
+        if self._last is None or self._last[0] is not gang or self._last[1] != self.ledger.version:
+            self._last = gang, self.ledger.version, self._find(gang, request)
+        return self._last[2]
+
+    def _find(self, gang: Gang, request: Request) -> Refusal | None:
         if self._version != self.ledger.version:
             if self._in_a_row < PATIENCE:
                 self._in_a_row += 1

@@ -80,6 +80,13 @@ def stands(facts: Memo, held: Held, room: Room, charges: Charges) -> bool:
     return held.whole and _fits(facts, held, room) and charges.allows(held.request.queue, held.taken.amounts)
 
 
+def stands_aside(facts: Memo, held: Held, room: Room, charges: Charges) -> bool:
+    """`stands`, of a hold that is set aside: what is left beside it is not overdrawn, neither room nor quota."""
+    if not held.whole or not _usable(facts, held) or (room.free[held.taken.load.rows] < 0).any():
+        return False
+    return all(charges.avail(held.request.queue, cell) >= 0 for cell, amount in held.taken.amounts if amount)
+
+
 def completed(facts: Memo, held: Held, room: Room, charges: Charges) -> tuple[int, Fit, Amounts] | None:
     """A gang at its minimum, for a hold of only a part of it: pods where room is held, and the others beside them.
 
@@ -120,8 +127,12 @@ def kept_pods(facts: Memo, gang: Gang, placement: Placement) -> Kept:
 
 def _fits(facts: Memo, held: Held, room: Room) -> bool:
     """Tell whether the held pods fit where they are held: all nodes are there, up, and have the room."""
-    rows = held.taken.load.rows
-    return held.there and bool(facts.table.up[rows].all()) and bool((room.free[rows] >= held.taken.load.amounts).all())
+    load = held.taken.load
+    return _usable(facts, held) and bool((room.free[load.rows] >= load.amounts).all())
+
+
+def _usable(facts: Memo, held: Held) -> bool:
+    return held.there and bool(facts.table.up[held.taken.load.rows].all())
 
 
 def waits_for(facts: Memo, held: Held) -> str:
