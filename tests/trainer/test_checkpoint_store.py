@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,10 +76,66 @@ def test_a_new_attempt_clears_what_earlier_ones_left_half_written_but_not_what_n
 
 
 def test_a_step_that_is_reached_again_replaces_the_earlier_checkpoint(tmp_path: Path) -> None:
-    save(store(tmp_path, attempt=0), 10, "old")
-    save(store(tmp_path, attempt=1), 10, "new")
-    assert (tmp_path / "checkpoints" / "step-00000010" / "part").read_text() == "new"
-    assert names(tmp_path) == ["latest", "step-00000010"]
+    for attempt, content in enumerate(("old", "new", "newest")):
+        owner = store(tmp_path, attempt)
+        save(owner, 10, content)
+        latest = owner.latest()
+        assert latest is not None
+        assert (tmp_path / latest.path / "part").read_text() == content
+        assert [found.path for found in owner.candidates()] == [tmp_path / latest.path]
+    assert names(tmp_path) == ["latest", "step-00000010.3"]
+
+
+KILLED_BEFORE = """
+import os, signal, sys
+from pathlib import Path
+from muster_components.trainer.checkpoint_store import CheckpointStore
+owner, left = CheckpointStore(Path(sys.argv[1]), 1, 2), int(sys.argv[2])
+(owner.begin(10) / "part").write_text("new")
+acts = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
+
+def count(event, args):
+    global left
+    if event in acts:
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(count)
+assert owner.publish(10, {"step": 10}, at=100.0)
+"""
+
+
+def test_killed_before_any_act_of_publishing_a_step_again_the_old_checkpoint_or_the_new_one_is_there(
+    tmp_path: Path,
+) -> None:
+    found: list[str] = []
+    ended = False
+    while not ended:
+        acts = len(found)
+        folder = tmp_path / str(acts)
+        save(store(folder), 10, "old")
+        end = subprocess.run([sys.executable, "-c", KILLED_BEFORE, str(folder / "checkpoints"), str(acts)], check=False)
+        successor = store(folder, attempt=2)
+        found.append(check_whole(folder, successor))
+        successor.begin(20)  # clears up
+        assert check_whole(folder, successor) == found[-1]
+        assert save(successor, 30)
+        assert [entry for entry in names(folder) if entry.startswith(".")] == []
+        ended = end.returncode == 0
+        assert ended or end.returncode == -signal.SIGKILL
+    assert found == sorted(found, reverse=True), "old up to some act, new from then on"
+    assert (found[0], found[-1]) == ("old", "new")
+
+
+def check_whole(folder: Path, reader: CheckpointStore) -> str:
+    """What is in the checkpoint that a run goes on from; it is the one `latest` names, and whole."""
+    latest = reader.latest()
+    assert latest is not None
+    first = reader.candidates()[0]
+    assert first.path == folder / latest.path
+    assert json.loads((first.path / "muster.json").read_text()) == {"step": 10}
+    return (first.path / "part").read_text()
 
 
 def test_after_a_resume_from_an_early_checkpoint_later_ones_are_neither_latest_nor_lost(tmp_path: Path) -> None:

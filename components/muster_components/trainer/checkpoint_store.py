@@ -2,7 +2,11 @@
 
     checkpoints/.step-00000040.attempt-1.tmp/    being written; never chosen
     checkpoints/step-00000040/                   whole: renamed once every rank has written its part
+    checkpoints/step-00000040.2/                 the same step once more, of an attempt that reached it again
     checkpoints/latest                           {"step", "attempt", "path", "at"}
+
+No folder takes the place of another: a step that is reached again gets a name of its own, then `latest` moves, then the
+older folder goes. So whenever a process dies, what `latest` names is there and whole.
 
 A checkpoint carries `muster.json`, what the run must agree on to go on from it. An attempt that lost its job but still
 runs (a node cut off from the rest) must not move `latest` back: only an attempt at least as new as the recorded one
@@ -20,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.beats import encode, replace_file
+from muster_components.trainer.beats import encode
 
 DESCRIPTION: Final = "muster.json"
-_WHOLE: Final = re.compile(r"step-(\d{8,})")
-_TEMPORARY: Final = re.compile(r"\.step-\d{8,}\.attempt-(\d+)\.(?:tmp|old)")
+_WHOLE: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
+_TEMPORARY: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Candidate:
 
     step: int
     path: Path
+    turn: int = 1  # how many times its step had been reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +76,17 @@ class CheckpointStore:
 
         Raises OSError; then `latest` is as it was.
         """
-        temporary, final = self.temporary(step), self.folder / _name(step)
+        temporary = self.temporary(step)
         if not self._is_ours():
             shutil.rmtree(temporary, ignore_errors=True)
             return False
         (temporary / DESCRIPTION).write_text(json.dumps(description, indent=1))
         _sync(temporary / DESCRIPTION)
-        if final.exists():  # an earlier attempt came this far, too
-            os.rename(final, self.folder / f".{final.name}.attempt-{self.attempt}.old")
+        _sync(temporary)
+        final = self._free_name(step)
         os.rename(temporary, final)
         _sync(self.folder)
-        latest = Latest(step, self.attempt, f"{self.folder.name}/{final.name}", at)
-        replace_file(self.folder / "latest", encode(asdict(latest)))
+        self._point_to(Latest(step, self.attempt, f"{self.folder.name}/{final.name}", at))
         self.remove_leftovers()
         self._remove_old(newest=step)
         return True
@@ -103,11 +107,13 @@ class CheckpointStore:
 
     def candidates(self) -> list[Candidate]:
         """Whole checkpoints, the one to try first in front: `latest`'s, then the newest."""
-        newest_first = sorted(self._whole(), key=lambda found: found.step, reverse=True)
+        newest_first = sorted(self._whole(), key=_age, reverse=True)
         with contextlib.suppress(ValueError):
             latest = self.latest()
             if latest is not None:
-                newest_first.sort(key=lambda found: found.step != latest.step)
+                newest_first.sort(
+                    key=lambda found: (found.path.name != Path(latest.path).name, found.step != latest.step)
+                )
         return newest_first
 
     def remove_leftovers(self) -> None:
@@ -115,11 +121,37 @@ class CheckpointStore:
         for entry in self._entries():
             match = _TEMPORARY.fullmatch(entry.name)
             if match and int(match[1]) <= self.attempt:
-                shutil.rmtree(entry, ignore_errors=True)
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+
+    def _free_name(self, step: int) -> Path:
+        """Where the checkpoint of `step` goes: behind all that have been there."""
+        names = (_WHOLE.fullmatch(entry.name) for entry in self._entries())
+        turns = [int(match[2] or 1) for match in names if match and int(match[1]) == step]
+        return self.folder / (f"{_name(step)}.{max(turns) + 1}" if turns else _name(step))
+
+    def _point_to(self, latest: Latest) -> None:
+        """Replace `latest`; on return it is on disk, so that what it named before may go. Raises OSError."""
+        temporary = self.folder / f".latest.attempt-{self.attempt}.tmp"
+        try:
+            temporary.write_bytes(encode(asdict(latest)))
+            _sync(temporary)
+            os.replace(temporary, self.folder / "latest")
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync(self.folder)
 
     def _remove_old(self, newest: int) -> None:
-        older = sorted((found for found in self._whole() if found.step <= newest), key=lambda found: found.step)
-        for found in older[: -self.keep]:
+        """Keep the newest few steps up to `newest`, each as it was reached last."""
+        older = sorted((found for found in self._whole() if found.step <= newest), key=_age)
+        last = {found.step: found for found in older}
+        kept = list(last.values())[-self.keep :]
+        for found in older:
+            if found in kept:
+                continue
             # Renamed first: a checkpoint that is half removed must not look whole.
             doomed = self.folder / f".{found.path.name}.attempt-{self.attempt}.old"
             with contextlib.suppress(OSError):
@@ -135,7 +167,7 @@ class CheckpointStore:
 
     def _whole(self) -> list[Candidate]:
         return [
-            Candidate(int(match[1]), entry)
+            Candidate(int(match[1]), entry, int(match[2] or 1))
             for entry in self._entries()
             if (match := _WHOLE.fullmatch(entry.name)) and (entry / DESCRIPTION).exists()
         ]
@@ -154,6 +186,10 @@ def describe_mismatch(described: dict[str, object], wanted: dict[str, object]) -
         for field, value in wanted.items()
         if described.get(field) != value
     ]
+
+
+def _age(found: Candidate) -> tuple[int, int]:
+    return found.step, found.turn
 
 
 def _name(step: int) -> str:
