@@ -15,24 +15,25 @@ from __future__ import annotations
 
 
 class MusterError(Exception):
-    """Anything Muster raises on purpose. `reason` is one CamelCase word for scripts, the text is for a person."""
+    """Anything Muster raises on purpose. `reason` is one CamelCase word for scripts, the text is for a person.
+
+    `field` is the path of what is wrong, such as `spec.roles[0].replicas` or `--priority`; empty where it is no
+    single field.
+    """
 
     reason = "Error"
 
-    def __init__(self, message: str, *, reason: str | None = None) -> None:
+    def __init__(self, message: str, *, field: str = "", reason: str | None = None) -> None:
         super().__init__(message)
+        self.field = field
         if reason is not None:
             self.reason = reason
 
 
 class InvalidSpec(MusterError):
-    """One object shows it wrong. `field` is a path such as `spec.roles[0].replicas`."""
+    """One object shows it wrong."""
 
     reason = "Invalid"
-
-    def __init__(self, message: str, *, field: str = "", reason: str | None = None) -> None:
-        super().__init__(message, reason=reason)
-        self.field = field
 
 
 class Refused(MusterError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,8 @@ def test_a_refusal_as_json_goes_to_stderr(file: Path, muster: Muster) -> None:
     file.write_text(JOB_YAML.replace("queue: research", "queue: nope"))
     ended = muster("submit", str(file), "--json")
     assert (ended.code, ended.out) == (3, "")
-    assert '"reason": "QueueNotFound"' in ended.err
+    error = json.loads(ended.err)["error"]
+    assert (error["reason"], error["field"]) == ("QueueNotFound", "spec.queue")
 
 
 def test_malformed_yaml_is_invalid_input_with_line_and_column(file: Path, muster: Muster) -> None:
@@ -125,13 +127,15 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
         ("--max-runtime", "0", "spec.maxRuntimeSeconds: 0 is too small; write 1 or more"),
         ("--trace-steps", "25:20", "--trace-steps: '25:20' is no range of steps; write first:end, as in 20:25"),
         ("--queue", "A B", "spec.queue: 'A B' is no name"),
-        ("--priority", "high", "Invalid value for '--priority'"),
+        ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
     ],
 )
 def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:
     ended = muster("submit", str(file), option, value)
     assert ended.code == 2
     assert told in ended.err
+    error = json.loads(muster("submit", str(file), option, value, "--json").err)["error"]
+    assert error["field"] in (option, told.partition(":")[0])
 
 
 def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -288,7 +292,23 @@ def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: 
     assert ended.out.splitlines() == [f"trainingjob default/a {told}", f"trainingjob default/b {told}"]
 
 
-def test_when_one_of_several_jobs_does_not_exist_none_is_touched(cluster: MemoryClient, muster: Muster) -> None:
+@pytest.mark.parametrize(("verb", "done"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
+def test_when_one_of_several_jobs_does_not_exist_none_is_touched_and_that_is_said(
+    cluster: MemoryClient, muster: Muster, verb: str, done: str
+) -> None:
     cluster.kept_jobs = {"a": job("a")}
-    assert muster("cancel", "a", "nobody").code == 3
-    assert cluster.asked == []
+    ended = muster(verb, "a", "nobody", "none")
+    assert (ended.code, cluster.asked, ended.out) == (3, [], "")
+    assert ended.err == (
+        "error: there is no job 'nobody' in namespace 'default'; there is no job 'none' in namespace 'default';"
+        f" nothing was {done} (NotFound)\n"
+    )
+
+
+def test_when_one_of_several_jobs_is_finished_none_is_touched_and_that_is_said(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
+    ended = muster("cancel", "a", "b")
+    assert (ended.code, cluster.asked) == (3, [])
+    assert ended.err == "error: job 'b' is finished (Succeeded); nothing was cancelled (Conflict)\n"

@@ -61,7 +61,7 @@ def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryC
     assert muster("delete", "queue", "a").code == 3
 
 
-@pytest.mark.parametrize(("words", "told"), [(["pod", "x"], "kind 'pod' is not known"), ([], "nothing named")])
+@pytest.mark.parametrize(("words", "told"), [(["pod", "x"], "kind: 'pod' is not known"), ([], "nothing named")])
 def test_delete_without_a_known_kind_is_invalid(
     cluster: MemoryClient, muster: Muster, words: list[str], told: str
 ) -> None:

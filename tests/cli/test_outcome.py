@@ -63,7 +63,8 @@ def test_errors_are_json_when_json_is_asked_for_usage_errors_too(muster: Muster,
         "error": {"reason": "NotFound", "message": "there is no job 'nobody' in namespace 'default'", "field": ""}
     }
     ended = muster("jobs", "--nonsense", "--json")
-    assert (ended.code, json.loads(ended.err)["error"]["reason"]) == (2, "Usage")
+    error = json.loads(ended.err)["error"]
+    assert (ended.code, error["reason"], error["field"]) == (2, "Usage", "--nonsense")
 
 
 def test_an_unknown_verb_is_told_with_the_nearest_one(muster: Muster) -> None:

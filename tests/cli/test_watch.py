@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
@@ -270,12 +271,14 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--role", "nobody"], "--role 'nobody': the job has trainer"),
-        (["--index", "7"], "the job's indexes are 0 to 1"),
+        (["--role", "nobody"], "--role: 'nobody' is no role of the job; write one of trainer"),
+        (["--index", "7"], "--index: 7 is no index of the job; write 0 to 1"),
         (["--since", "yesterday"], "--since: 'yesterday' is no time; write how long ago (10m, 2h) or a time"),
-        (["--regex", "("], "is no regular expression"),
+        (["--regex", "("], "--regex: '(' is no regular expression"),
     ],
 )
 def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster, words: list[str], told: str) -> None:
     ended = muster("logs", "llama", *words)
     assert (ended.code, told in " ".join(ended.err.split())) == (2, True), ended.err
+    error = json.loads(muster("logs", "llama", *words, "--json").err)["error"]
+    assert (error["reason"] in ("Usage", "Invalid"), error["field"]) == (True, words[0])

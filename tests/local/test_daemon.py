@@ -133,6 +133,9 @@ def test_what_could_never_start_is_refused_at_submit(
     with pytest.raises(Refused) as refusal:
         client.submit(shell_job("never", "true", **change))
     assert refusal.value.reason == reason
+    assert refusal.value.field == {"queue": "spec.queue", "flavors": "spec.flavors"}.get(
+        next(iter(change)), "spec.topology.required" if reason == "UnknownTopologyLevel" else "spec.roles"
+    )
     assert client.jobs() == []
 
 

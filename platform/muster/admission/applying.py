@@ -36,13 +36,16 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
             told = f"queue {name!r}: {field}: {fault[1]}"
             if fault[0] == "ParentNotFound":
                 told = f"{told}; {nearest(str(after[name].spec.parent), [*after], 'queue')}"
-            raise Refused(told, reason=_REASONS[fault[0]])
+            raise Refused(told, field=field, reason=_REASONS[fault[0]])
     for queue in new.values():
         for index, entry in enumerate(queue.spec.resources):
             if flavors and entry.flavor not in flavors:
-                place = f"queue {queue.metadata.name!r}: spec.resources[{index}].flavor"
+                field = f"spec.resources[{index}].flavor"
+                place = f"queue {queue.metadata.name!r}: {field}"
                 hint = nearest(entry.flavor, flavors, "flavor")
-                raise NotFound(f"{place}: flavor {entry.flavor!r} does not exist; {hint}", reason="UnknownFlavor")
+                raise NotFound(
+                    f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="UnknownFlavor"
+                )
 
 
 def _fault(verdict: QueueVerdict) -> tuple[str, str] | None:

@@ -56,6 +56,7 @@ def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QueueT
     raise Refused(
         f"role {role.name} needs {asked} {resource} of {flavor} ({_pods(role)}); "
         f"queue {queue} can never have more than {shown}: {_largest(pods)}",
+        field="spec.roles",
         reason="LargerThanQuota",
     )
 
@@ -82,6 +83,7 @@ def _check_nodes(
         raise Refused(
             f"role {role.name} needs {_pods(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
             f"in {where} {_largest(best)}{'' if best else _lacking(role.request, candidates, nodes)}",
+            field="spec.roles",
             reason="LargerThanCluster",
         )
 

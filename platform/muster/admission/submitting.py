@@ -54,14 +54,16 @@ def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
     leaves = set(by_name) - {queue.spec.parent for queue in by_name.values()}
     if name not in by_name:
         hint = nearest(name, leaves, "queue")
-        raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", reason="QueueNotFound")
+        raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", field="spec.queue", reason="QueueNotFound")
     verdict = queue_verdicts(by_name.values())[name]
     if not verdict.active:
-        raise Refused(f"spec.queue: queue {name!r} is inactive: {verdict.message}", reason="QueueInactive")
+        raise Refused(
+            f"spec.queue: queue {name!r} is inactive: {verdict.message}", field="spec.queue", reason="QueueInactive"
+        )
     children = sorted(queue.metadata.name for queue in by_name.values() if queue.spec.parent == name)
     if children:
         told = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
-        raise Refused(told, reason="QueueNotLeaf")
+        raise Refused(told, field="spec.queue", reason="QueueNotLeaf")
 
 
 def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Mapping[str, str]) -> None:
@@ -74,7 +76,11 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
     else:
         shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
         right = f"it wants {_shown(selector)}; the namespace's labels are {shown}"
-    raise Refused(f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {right}", reason="QueueNotAllowed")
+    raise Refused(
+        f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {right}",
+        field="spec.queue",
+        reason="QueueNotAllowed",
+    )
 
 
 def _shown(selector: LabelSelector) -> str:
@@ -93,7 +99,7 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
         most, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
         told = f"spec.priority: {job.spec.priority} is above maxPriority {most} of {whose}; write {most} or less"
-        raise Refused(told, reason="PriorityTooHigh")
+        raise Refused(told, field="spec.priority", reason="PriorityTooHigh")
 
 
 def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
@@ -112,10 +118,18 @@ def _check_flavors(
     for name in names:
         if by_flavor and name not in by_flavor:
             hint = nearest(name, by_flavor, "flavor")
-            raise NotFound(f"{place}.flavors: flavor {name!r} does not exist; {hint}", reason="UnknownFlavor")
+            raise NotFound(
+                f"{place}.flavors: flavor {name!r} does not exist; {hint}",
+                field=f"{place}.flavors",
+                reason="UnknownFlavor",
+            )
     if names and not set(names) & set(usable):
         told = f"{place}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
-        raise Refused(f"{told}; {nearest(names[0], usable, 'flavor with quota')}", reason="UnknownFlavor")
+        raise Refused(
+            f"{told}; {nearest(names[0], usable, 'flavor with quota')}",
+            field=f"{place}.flavors",
+            reason="UnknownFlavor",
+        )
 
 
 def _check_levels(place: str, topology: TopologyRequest, candidates: Sequence[Flavor]) -> None:
@@ -124,4 +138,8 @@ def _check_levels(place: str, topology: TopologyRequest, candidates: Sequence[Fl
         if level is not None and level not in known:
             of = ", ".join(flavor.metadata.name for flavor in candidates) or "no flavor"
             told = f"{place}.topology.{word}: {of} has no level {level!r}"
-            raise Refused(f"{told}; {nearest(level, known, 'level')}", reason="UnknownTopologyLevel")
+            raise Refused(
+                f"{told}; {nearest(level, known, 'level')}",
+                field=f"{place}.topology.{word}",
+                reason="UnknownTopologyLevel",
+            )

@@ -95,12 +95,20 @@ def _invoke(words: list[str], as_json: bool) -> None:
         if not _is_usage_error(error):
             raise
         if as_json:
-            tell(error.format_message(), "Usage", as_json=True)  # type: ignore[attr-defined]
+            tell(error.format_message(), "Usage", _field(error), as_json=True)  # type: ignore[attr-defined]
         else:
             error.show()  # type: ignore[attr-defined]
         raise Ended(ExitCode.INVALID) from None
     if isinstance(code, int) and code:
         raise Ended(ExitCode(code))
+
+
+def _field(error: Exception) -> str:
+    """The option or argument that a usage error is about, where it says so: `--priority`."""
+    if (name := getattr(error, "option_name", None)) is not None:  # one that does not exist
+        return str(name)
+    names = getattr(getattr(error, "param", None), "opts", None) or [""]
+    return str(max(names, key=len))
 
 
 def _is_usage_error(error: Exception) -> bool:

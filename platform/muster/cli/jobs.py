@@ -10,7 +10,7 @@ import typer
 
 from muster.cli.client import Client, connect
 from muster.cli.completing import JobName, JobNames, Json, Namespace, QueueName, split_name
-from muster.cli.outcome import Ended, ExitCode
+from muster.cli.outcome import Ended, ExitCode, usage_error
 from muster.cli.printing import console, print_json, show
 
 if TYPE_CHECKING:
@@ -27,10 +27,19 @@ def register(app: typer.Typer) -> None:
     app.command()(resume)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number; write one such as 10 or -5") from None
+
+
 def submit(
     files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with TrainingJobs; - is stdin.")],
     queue: QueueName = None,
-    priority: Annotated[int | None, typer.Option(help="Priority within the queue; higher first.")] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Priority within the queue; higher first.", parser=_whole, metavar="N")
+    ] = None,
     max_runtime: Annotated[
         str | None, typer.Option(metavar="2h", help="Longest stay; lets the job start ahead where it delays nobody.")
     ] = None,
@@ -49,7 +58,7 @@ def submit(
     jobs = [job for file in files for job in read_jobs(file, overrides)]
     _check_named_once(jobs)
     if follow and len(jobs) != 1:
-        raise typer.BadParameter(f"--watch shows one job, the files hold {len(jobs)}; use --wait")
+        usage_error(f"--watch: shows one job, and the files hold {len(jobs)}; use --wait", "--watch")
     client = connect()
     checked = [client.submit(job, dry_run=True) for job in jobs]  # nothing is submitted if one is refused
     accepted = checked if dry_run else [client.submit(job) for job in jobs]
@@ -82,7 +91,7 @@ def list_jobs(
     from muster.cli.views.job_words import STYLES
 
     if phase is not None and phase.capitalize() not in STYLES:
-        raise typer.BadParameter(f"--phase {phase!r} is not known; write one of {', '.join(STYLES)}")
+        usage_error(f"--phase: {phase!r} is not known; write one of {', '.join(STYLES)}", "--phase")
     jobs = [
         job
         for job in connect().jobs(namespace)
@@ -137,16 +146,34 @@ def _each(
     done: str,
     act: Callable[[Client], Callable[[str, str], object]],
 ) -> None:
-    """Act on every job, if all of them exist."""
-    client, keys = connect(), [split_name(job, namespace) for job in jobs]
-    for key in keys:
-        client.job(*key)
+    """Act on every job, or on none: when one of several does not exist or is finished, nothing has happened."""
+    client, keys = connect(), list(dict.fromkeys(split_name(job, namespace) for job in jobs))
+    if len(keys) > 1:
+        _check_all(client, keys, done)
     for key in keys:
         act(client)(*key)
         if not as_json:
             console().print(f"trainingjob {key[1]}/{key[0]} {done}")
     if as_json:
         print_json([client.job(*key) for key in keys])
+
+
+def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
+    """Raises `NotFound` or `Conflict` that tells of every job that cannot be acted on."""
+    from muster.cli.views.job_words import is_over
+    from muster.errors import Conflict, NotFound
+
+    faults: list[NotFound | Conflict] = []
+    for key in keys:
+        try:
+            job = client.job(*key)
+        except NotFound as error:
+            faults.append(error)
+        else:
+            if is_over(job) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
+                faults.append(Conflict(f"job {key[0]!r} is finished ({job.status.phase})"))
+    if faults:
+        raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
 
 
 def _wait(client: Client, name: str, namespace: str) -> TrainingJob:

@@ -15,6 +15,7 @@ import typer
 
 from muster.cli.client import Client, connect
 from muster.cli.completing import JobName, Json, Namespace, split_name
+from muster.cli.outcome import usage_error
 from muster.cli.printing import console
 
 if TYPE_CHECKING:
@@ -105,17 +106,20 @@ def _compiled(regex: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
-        raise typer.BadParameter(f"--regex {regex!r} is no regular expression: {error}") from error
+        usage_error(f"--regex: {regex!r} is no regular expression: {error}; write one such as 'step [0-9]+'", "--regex")
 
 
 def _pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -> list[Pod]:
     roles = job.spec.roles
     if role is not None and role not in {item.name for item in roles}:
-        raise typer.BadParameter(f"--role {role!r}: the job has {', '.join(item.name for item in roles)}")
+        usage_error(
+            f"--role: {role!r} is no role of the job; write one of {', '.join(item.name for item in roles)}", "--role"
+        )
     pods = [Pod(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)]
     chosen = [pod for pod in pods if not indexes or pod.index in indexes]
     if not chosen:
-        raise typer.BadParameter(f"--index {indexes}: the job's indexes are 0 to {max(pod.index for pod in pods)}")
+        told = ", ".join(map(str, indexes or ()))
+        usage_error(f"--index: {told} is no index of the job; write 0 to {max(pod.index for pod in pods)}", "--index")
     return chosen
 
 

@@ -8,6 +8,7 @@ import typer
 
 from muster.cli.client import connect
 from muster.cli.completing import Json, Namespace, split_name
+from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json
 
 _KINDS = {
@@ -49,14 +50,14 @@ def delete(
     if kind is not None:
         known = next((name for name, words in _KINDS.items() if kind.lower() in words), None)
         if known is None:
-            raise typer.BadParameter(f"kind {kind!r} is not known; write queue, flavor or job")
+            usage_error(f"kind: {kind!r} is not known; write queue, flavor or job", "kind")
         targets += [(known, *split_name(name, namespace)) for name in names or []]
     for file in files or []:
         targets += [
             (item.kind, item.metadata.name, item.metadata.namespace or "default") for item in read_objects(file)
         ]
     if not targets:
-        raise typer.BadParameter("nothing named; write a kind and names (queue research), or --file FILE.yaml")
+        usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
     client, rows = connect(), []
     for target, name, space in targets:
         rows.append(client.delete(target, name, space))

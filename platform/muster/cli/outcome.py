@@ -49,7 +49,7 @@ def run(verb: Callable[[], object], *, as_json: bool) -> int:
         return end.code
     except MusterError as error:
         _debug()
-        tell(str(error), error.reason, getattr(error, "field", ""), as_json=as_json)
+        tell(str(error), error.reason, error.field, as_json=as_json)
         return _code(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -81,6 +81,7 @@ def _remembered_shape(store: Store, wanted: str | None) -> str:
     if running:
         raise Refused(
             f"--nodes {wanted}: jobs run on the present nodes ({', '.join(sorted(running)[:8])}); let them end first",
+            field="nodes",
             reason="JobsRunning",
         )
     with store.transaction():

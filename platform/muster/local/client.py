@@ -287,6 +287,7 @@ class LocalClient:
             jobs, them = ("1 job runs", "it") if running == 1 else (f"{running} jobs run", "them")
             raise Refused(
                 f"--nodes {nodes}: {jobs} on the present nodes; let {them} end first",
+                field="nodes",
                 reason="JobsRunning",
             )
         request(self._home.socket(), "POST", "/stop", {"mode": "handover"})
@@ -318,11 +319,14 @@ def _check_replica(job: TrainingJob, role: str, index: int) -> None:
     replicas = {entry.name: entry.replicas for entry in job.spec.roles}
     if role not in replicas:
         raise NotFound(
-            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}", reason="NoSuchRole"
+            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
+            field="role",
+            reason="NoSuchRole",
         )
     if not 0 <= index < replicas[role]:
         raise NotFound(
             f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
+            field="index",
             reason="NoSuchReplica",
         )
 

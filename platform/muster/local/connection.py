@@ -54,9 +54,7 @@ def _raised(told: dict[str, str]) -> MusterError:
     if reason == "Closing":
         return NobodyThere(message, reason="NotRunning")
     kind = _TYPES.get(told.get("type", ""), MusterError)
-    if kind is errors.InvalidSpec:
-        return errors.InvalidSpec(message, field=told.get("field", ""), reason=reason)
-    return kind(message, reason=reason)
+    return kind(message, field=told.get("field", ""), reason=reason)
 
 
 class _Connection(http.client.HTTPConnection):

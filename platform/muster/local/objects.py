@@ -66,6 +66,7 @@ class Objects:
             raise Conflict(
                 f"a job {job.metadata.name!r} exists already in namespace {namespace!r} ({taken.status.phase});"
                 f" choose another name, or remove it: muster delete job {job.metadata.name}",
+                field="metadata.name",
                 reason="AlreadyExists",
             )
         notices = check_runs_here(job, self._environment)

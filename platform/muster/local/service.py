@@ -82,7 +82,8 @@ class Service:
         """Set suspend or cancel."""
         for name_of, value in fields.items():
             if name_of not in _CHANGEABLE or not isinstance(value, bool):
-                raise InvalidSpec(f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false")
+                told = f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false"
+                raise InvalidSpec(told, field=name_of)
         with self._cluster.lock:
             return self._objects.change(namespace, name, fields)
 
