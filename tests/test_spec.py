@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from muster.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
+from muster.spec import MAX_JOB_NAME, Flavor, Queue, TrainingJob, TrainingJobStatus, longest_job_name
 
 
 def job(role: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
@@ -137,3 +137,20 @@ def test_a_flavor_whose_levels_are_not_told_apart_is_refused(levels: list[tuple[
     topology = [{"name": name, "nodeLabel": label} for name, label in levels]
     body = {"metadata": {"name": "f"}, "spec": {"topology": topology}}
     assert told in wrong(Flavor.model_validate, body)
+
+
+@pytest.mark.parametrize(("replicas", "longest"), [(1, 47), (10, 47), (11, 46), (100_000, 43)])
+def test_a_job_may_be_called_so_that_its_pods_names_are_names_of_hosts(replicas: int, longest: int) -> None:
+    role = {"name": "trainer", "replicas": replicas, "template": {"spec": {"containers": [{}]}}}
+    assert longest_job_name([("trainer", replicas)]) == longest
+    assert len(f"{'a' * longest}-trainer-{replicas - 1}-12345") == 63
+    for length, right in ((longest, True), (longest + 1, False)):
+        body = {"metadata": {"name": "a" * length}, "spec": {"roles": [role]}}
+        if right:
+            TrainingJob.model_validate(body)
+        else:
+            assert f"write at most {longest}, or shorter names of roles" in wrong(TrainingJob.model_validate, body)
+
+
+def test_a_short_role_leaves_a_job_the_longest_name_there_is() -> None:
+    assert longest_job_name([("a", 1)]) == MAX_JOB_NAME

@@ -66,11 +66,11 @@ def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[st
         read(text)
 
 
-@given(st.text(max_size=80))
-def test_any_text_becomes_a_name_that_kubernetes_takes(text: str) -> None:
-    name = forms.unique_name(text, "a1b2c3")
+@given(st.text(max_size=80), st.integers(8, forms.LONGEST_NAME))
+def test_any_text_becomes_a_name_that_kubernetes_takes(text: str, longest: int) -> None:
+    name = forms.unique_name(text, "a1b2c3", longest)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
-    assert len(name) <= forms.LONGEST_NAME
+    assert len(name) <= longest
     assert name.endswith("-a1b2c3")
 
 

@@ -40,6 +40,7 @@ from muster.spec.jobs import (
     TraceRequest,
     TrainingJob,
     TrainingJobSpec,
+    longest_job_name,
 )
 from muster.spec.meta import Condition, LabelSelector, ObjectMeta, Observed, Open, Strict
 from muster.spec.pods import (
@@ -111,4 +112,5 @@ __all__ = [
     "TrainingJob",
     "TrainingJobSpec",
     "TrainingJobStatus",
+    "longest_job_name",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -13,9 +14,18 @@ from muster.spec.meta import ObjectMeta, Strict
 from muster.spec.pods import PodTemplate
 
 MAX_POD_NAME = 63  # it is a host's name too
-BESIDE_NAMES = len("---") + 5  # <job>-<role>-<index>-<hash5>
+BESIDE_NAMES = len("---") + 5  # of <job>-<role>-<index>-<hash5>
 
 FlavorNames = Annotated[list[ObjectName], Field(max_length=32)]
+
+
+def longest_job_name(roles: Iterable[tuple[str, int]]) -> int:
+    """How long the name of a job with these roles (name, replicas) may be; 0 or less when a role's name is too long.
+
+    Pods are called `<job>-<role>-<index>-<hash5>`, and that is a host's name too.
+    """
+    longest = max((len(name) + len(str(replicas - 1)) for name, replicas in roles), default=0)
+    return min(MAX_JOB_NAME, MAX_POD_NAME - BESIDE_NAMES - longest)
 
 
 class TopologyRequest(Strict):
@@ -173,12 +183,10 @@ class TrainingJob(Strict):
 
     @model_validator(mode="after")
     def _pod_names_fit_into_host_names(self) -> TrainingJob:
-        room = MAX_POD_NAME - BESIDE_NAMES - len(self.metadata.name)
-        for role in self.spec.roles:
-            if len(role.name) + len(str(role.replicas - 1)) > room:
-                most = MAX_POD_NAME - BESIDE_NAMES - len(role.name) - len(str(role.replicas - 1))
-                raise ValueError(
-                    f"metadata.name: with role {role.name!r} of {role.replicas} pods, {self.metadata.name!r} makes "
-                    f"names of more than {MAX_POD_NAME} characters; write at most {most}, or a shorter role"
-                )
+        most = longest_job_name((role.name, role.replicas) for role in self.spec.roles)
+        if len(self.metadata.name) > most:
+            raise ValueError(
+                f"metadata.name: with its role and index, {self.metadata.name!r} makes names of pods of more than "
+                f"{MAX_POD_NAME} characters; write at most {max(most, 0)}, or shorter names of roles"
+            )
         return self

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 
+from muster.spec import MAX_JOB_NAME
+
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-LONGEST_NAME = 52
+LONGEST_NAME = MAX_JOB_NAME
 
 
 def read_duration(text: str) -> int:
@@ -85,9 +87,9 @@ def read_ranks(text: str) -> list[int]:
 def kubernetes_name(text: str, longest: int = LONGEST_NAME) -> str:
     """The text as a Kubernetes name: lower-case letters, digits and single dashes; `job` when nothing is left."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:longest].strip("-")
-    return name or "job"
+    return name or "job"[:longest]
 
 
-def unique_name(text: str, suffix: str) -> str:
-    """A Kubernetes name of at most 52 characters that ends with `-suffix`."""
-    return f"{kubernetes_name(text, LONGEST_NAME - len(suffix) - 1)}-{suffix}"
+def unique_name(text: str, suffix: str, longest: int = LONGEST_NAME) -> str:
+    """A Kubernetes name that ends with `-suffix`, of at most `longest` characters if these hold suffix and a letter."""
+    return f"{kubernetes_name(text, max(1, longest - len(suffix) - 1))}-{suffix}"

@@ -22,7 +22,7 @@ from muster.errors import DaemonError, NotFound
 from muster.local.capacity import measure
 from muster.local.client import LocalClient
 from muster.quantity import parse_quantity
-from muster.spec import TrainingJob
+from muster.spec import TrainingJob, longest_job_name
 from muster.torchx.accelerator import GPU, NodeSize, asks_for_nodes, with_accelerators
 from muster.torchx.appdef import app_id, split_app_id, training_job
 from muster.torchx.follow import Pod, Told, follow
@@ -59,7 +59,8 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             sized, notices = with_accelerators(app, nodes)
             for notice in notices:
                 logger.warning(notice)
-            name = unique_name(app.name, secrets.token_hex(3))
+            longest = longest_job_name((kubernetes_name(role.name), role.num_replicas) for role in sized.roles)
+            name = unique_name(app.name, secrets.token_hex(3), longest)
             return AppDryRunInfo(training_job(_without_default_image(sized), name, cfg, img_root=os.getcwd()), to_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
