@@ -1,0 +1,211 @@
+"""Which of several operators acts: the one that holds the Lease, and only as long as it can be sure of it.
+
+The holder renews; another takes over once the Lease has not changed for its whole duration, measured on its own clock
+from when it saw the last change. The holder counts from the moment it *began* its last renewal and stops earlier than
+that (`renew_deadline_s`): so even one that was frozen and wakes late writes nothing that another might contradict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from muster.errors import ClusterError
+from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.resources import LEASES
+
+_LOG = logging.getLogger("muster.operator")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """Seconds. duration > renew deadline > retry."""
+
+    duration_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_s: float = 2.0
+
+
+class _Spec(msgspec.Struct, rename="camel", omit_defaults=True):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int = 0
+
+
+class _Meta(msgspec.Struct, rename="camel", omit_defaults=True):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class Lease(msgspec.Struct, rename="camel"):
+    """A Lease as far as we read and write it."""
+
+    metadata: _Meta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    api_version: str = LEASES.api_version
+    kind: str = LEASES.kind
+
+
+class Claim:
+    """What one candidate knows of the Lease, and hence what it may do. Pure: `now` comes in, on one steady clock."""
+
+    def __init__(self, identity: str, times: LeaseTimes) -> None:
+        self.identity = identity
+        self.times = times
+        self._last: _Spec | None = None
+        self._changed_at = 0.0
+        self._renewed_at: float | None = None
+
+    def saw(self, lease: Lease, now: float) -> None:
+        """The Lease as it is now."""
+        if lease.spec != self._last:
+            self._last, self._changed_at = lease.spec, now
+        if lease.spec.holder_identity != self.identity:
+            self._renewed_at = None
+
+    def renewed(self, lease: Lease, began_at: float, now: float) -> None:
+        """A write that makes us the holder was acknowledged; it was begun at `began_at`."""
+        self.saw(lease, now)
+        self._renewed_at = began_at
+
+    def gave_up(self) -> None:
+        """We do not act from now on, whatever the Lease says."""
+        self._renewed_at = None
+
+    def may_take(self, now: float) -> bool:
+        """Whether the Lease is free, ours, or has not been renewed for its whole duration."""
+        if self._last is None:
+            return False
+        holder, duration_s = self._last.holder_identity, self._last.lease_duration_seconds
+        return holder in ("", self.identity) or now >= self._changed_at + duration_s
+
+    def holds(self, now: float) -> bool:
+        """Whether we may write."""
+        return self._renewed_at is not None and now < self._renewed_at + self.times.renew_deadline_s
+
+    def next(self, lease: Lease, wall: str) -> Lease:
+        """The Lease to write: ours, renewed at the wall time `wall`."""
+        old = lease.spec
+        mine = old.holder_identity == self.identity
+        return Lease(
+            lease.metadata,
+            _Spec(
+                holder_identity=self.identity,
+                lease_duration_seconds=max(1, round(self.times.duration_s)),
+                acquire_time=old.acquire_time if mine else wall,
+                renew_time=wall,
+                lease_transitions=old.lease_transitions + (0 if mine or not old.holder_identity else 1),
+            ),
+        )
+
+
+def steady() -> float:
+    """Seconds on a clock that goes on while the process, or the machine, is asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Election:
+    """Keeps the Lease, or waits for it. `leading` is set and cleared accordingly.
+
+    `api` is one of its own: renewals must not queue behind other calls.
+    """
+
+    def __init__(self, api: Api, namespace: str, name: str, claim: Claim, clock: Callable[[], float] = steady) -> None:
+        self.leading = asyncio.Event()
+        self.lost = asyncio.Event()
+        self._api = api
+        self._collection = LEASES.path(namespace)
+        self._path = LEASES.path(namespace, name)
+        self._fresh = Lease(_Meta(name=name, namespace=namespace))
+        self._claim = claim
+        self._clock = clock
+        self._current: Lease | None = None
+
+    def may_write(self) -> bool:
+        """Asked before every write."""
+        return self._claim.holds(self._clock())
+
+    async def run(self) -> None:
+        """Take the Lease when it can be had, and renew it, until cancelled."""
+        retry_s = self._claim.times.retry_s
+        while True:
+            began = self._clock()
+            try:
+                async with asyncio.timeout(self._claim.times.renew_deadline_s / 2):
+                    await self._try()
+            except (ClusterError, TimeoutError) as error:
+                self._current = None
+                _LOG.warning("lease", extra={"why": str(error) or type(error).__name__})
+            self._tell()
+            pause = retry_s if self.leading.is_set() else retry_s * random.uniform(0.8, 1.2)
+            await asyncio.sleep(max(0.05, pause - (self._clock() - began)))
+            self._tell()
+
+    async def release(self) -> None:
+        """Give the Lease back, so that another need not wait for its end. We write nothing from now on."""
+        was_ours, current = self.may_write(), self._current
+        self._claim.gave_up()
+        self._tell()
+        if was_ours and current is not None:
+            free = Lease(
+                current.metadata, _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
+            )
+            try:
+                await self._api.put(self._path, msgspec.json.encode(free))
+            except ClusterError as error:
+                _LOG.warning("lease not released", extra={"why": str(error)})
+
+    async def _try(self) -> None:
+        if self._current is None or not self._claim.holds(self._clock()):
+            self._current = await self._read()
+            self._claim.saw(self._current, self._clock())
+        if not self._claim.may_take(self._clock()):
+            return
+        began = self._clock()
+        wanted = msgspec.json.encode(self._claim.next(self._current, _wall()))
+        try:
+            if self._current.metadata.resource_version:
+                answer = await self._api.put(self._path, wanted)
+            else:
+                answer = await self._api.post(self._collection, wanted)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+            self._current = None  # somebody else was faster
+            self._claim.gave_up()
+            return
+        self._current = msgspec.json.decode(answer, type=Lease)
+        self._claim.renewed(self._current, began, self._clock())
+
+    async def _read(self) -> Lease:
+        try:
+            return msgspec.json.decode(await self._api.read(self._path), type=Lease)
+        except ApiError as error:
+            if error.code == 404:
+                return self._fresh
+            raise
+
+    def _tell(self) -> None:
+        holds = self.may_write()
+        if holds and not self.leading.is_set():
+            _LOG.info("leading", extra={"identity": self._claim.identity})
+            self.lost.clear()
+            self.leading.set()
+        elif not holds and self.leading.is_set():
+            _LOG.warning("not leading any more", extra={"identity": self._claim.identity})
+            self.leading.clear()
+            self.lost.set()
+
+
+def _wall() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,199 @@
+"""A resource of the API server, kept in memory: list once, then watch, for ever.
+
+A watch goes on from the version it has reached; when the server no longer knows that version (410), everything is
+listed again. What a list or a watch says goes to a `Sink`; whether that changed anything is the sink's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from muster.errors import ClusterError
+from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.resources import Resource
+
+T = TypeVar("T")
+_LOG = logging.getLogger("muster.operator")
+_PAGE = 500
+_WATCH_S = (300, 600)  # each watch asks to be ended after some time in between
+_QUIET_S = 150.0  # bookmarks come about once a minute; a watch that is quieter is taken for dead
+_BACKOFF_S = (0.05, 10.0)
+_SLICE = 200  # events handled before others get their turn
+
+
+class Sink(Protocol[T]):
+    """Where what is seen goes. Versions are resourceVersions, which grow within one resource."""
+
+    def replace(self, objects: list[T], version: int) -> None:
+        """These are all there are, as of this version."""
+
+    def put(self, item: T) -> None:
+        """It was created or changed."""
+
+    def drop(self, item: T) -> None:
+        """It was deleted; this is its last state."""
+
+    def progress(self, version: int) -> None:
+        """Everything up to this version has been told."""
+
+
+class _Meta(msgspec.Struct, rename="camel"):
+    resource_version: str = "0"
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct):
+    metadata: _Meta
+    items: list[msgspec.Raw] | None = None
+
+
+class _RawEvent(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Bookmark(msgspec.Struct):
+    metadata: _Meta
+
+
+class Expired(ClusterError):
+    """The server does not know our version any more: list again."""
+
+    reason = "Expired"
+
+
+class Reflector(Generic[T]):
+    """One resource. `shape` is the msgspec type of one object; fields it does not name are skipped unread."""
+
+    def __init__(self, api: Api, resource: Resource, shape: type[T], sink: Sink[T]) -> None:
+        self.resource = resource
+        self.synced = asyncio.Event()
+        self._api = api
+        self._sink = sink
+        self._object = msgspec.json.Decoder(shape)
+        event = msgspec.defstruct("Event", [("type", str), ("object", shape)])
+        self._event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
+        self._raw_event = msgspec.json.Decoder(_RawEvent)
+        self._page = msgspec.json.Decoder(_Page)
+        self._version = 0
+        self._random = random.Random()
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        listed, troubles = False, 0
+        while True:
+            try:
+                if not listed:
+                    await self._list()
+                    listed = True
+                    self.synced.set()
+                await self._watch()
+                troubles = 0
+            except Expired as error:
+                _LOG.info("listing again", extra={"resource": self.resource.plural, "why": str(error)})
+                listed, troubles = False, troubles + 1
+            except ClusterError as error:
+                troubles += 1
+                if troubles in (2, 5) or troubles % 20 == 0:  # not every attempt of a long outage
+                    _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
+            if troubles > 1:
+                await asyncio.sleep(self._backoff(troubles - 1))
+
+    def _backoff(self, troubles: int) -> float:
+        least, most = _BACKOFF_S
+        return float(min(most, least * 2.0 ** min(troubles, 20)) * self._random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        """All objects, page by page, as of now: without a version the server answers from its store."""
+        objects: list[T] = []
+        params = {"limit": str(_PAGE)}
+        while True:
+            try:
+                answer = await self._api.read(self.resource.path(), params)
+            except ApiError as error:
+                if error.code == 410:
+                    raise Expired("the list took too long; its pages are gone") from error
+                raise
+            page = self._page.decode(answer)
+            for raw in page.items or ():
+                item = self._decoded(raw)
+                if item is not None:
+                    objects.append(item)
+            if not page.metadata.continue_:
+                break
+            params = {"limit": str(_PAGE), "continue": page.metadata.continue_}
+            await asyncio.sleep(0)
+        self._version = int(page.metadata.resource_version)
+        self._sink.replace(objects, self._version)
+
+    async def _watch(self) -> None:
+        """What happens from our version on, until the server ends it."""
+        params = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": str(self._version),
+            "timeoutSeconds": str(self._random.randint(*_WATCH_S)),
+        }
+        try:
+            async with self._api.stream(self.resource.path(), params, _QUIET_S) as stream:
+                rest, handled = b"", 0
+                async for chunk in stream.iter_any():
+                    lines = (rest + chunk).split(b"\n")
+                    rest = lines.pop()
+                    for line in lines:
+                        self._handle(line)
+                        handled += 1
+                        if handled % _SLICE == 0:
+                            await asyncio.sleep(0)
+        except ApiError as error:
+            if error.code == 410:
+                raise Expired(error.message) from error
+            raise
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            event = self._event.decode(line)
+        except msgspec.ValidationError:
+            self._handle_unusual(line)
+            return
+        kind, item = event.type, event.object
+        if kind in ("ADDED", "MODIFIED"):
+            self._sink.put(item)
+        elif kind == "DELETED":
+            self._sink.drop(item)
+        else:
+            self._handle_unusual(line)
+            return
+        version = int(item.metadata.resource_version)
+        self._version = version
+        self._sink.progress(version)
+
+    def _handle_unusual(self, line: bytes) -> None:
+        """A bookmark, an error, or an object that is not of the shape we know."""
+        try:
+            event = self._raw_event.decode(line)
+            if event.type == "ERROR":
+                status = msgspec.json.decode(event.object)
+                if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
+                    raise Expired(str(status.get("message", "")))
+                raise ClusterError(f"watch of {self.resource.plural}: {status.get('message', 'error')}")
+            version = int(msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version)
+        except msgspec.DecodeError as error:
+            raise ClusterError(f"watch of {self.resource.plural}: not an event: {line[:200]!r}") from error
+        if event.type != "BOOKMARK":
+            self._decoded(event.object)  # says what is wrong with it
+        self._version = max(self._version, version)
+        self._sink.progress(self._version)
+
+    def _decoded(self, raw: msgspec.Raw) -> T | None:
+        """One object, or None and a line in the log: one broken object must not hide all others."""
+        try:
+            return self._object.decode(raw)
+        except msgspec.DecodeError as error:
+            _LOG.error("object left out", extra={"resource": self.resource.plural, "why": str(error)})
+            return None

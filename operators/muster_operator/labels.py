@@ -1,0 +1,10 @@
+"""The names that pods, Services and Queues of ours carry."""
+
+from __future__ import annotations
+
+JOB = "muster.dev/job"
+ROLE = "muster.dev/role"
+INDEX = "muster.dev/index"
+ATTEMPT = "muster.dev/attempt"
+JOB_UID = "muster.dev/job-uid"  # names come again, uids do not: what a Service selects by
+IN_USE = "muster.dev/in-use"  # finalizer of a Queue that unfinished jobs may name

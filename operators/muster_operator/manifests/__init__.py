@@ -1,0 +1,1 @@
+"""What is written to the API server, as plain values: pods, Services, patches of statuses, Events. Pure."""

@@ -1,0 +1,140 @@
+"""One pod of a gang: the user's template kept whole, and what makes it this pod.
+
+Added: owner, labels, a name for the host, the promised environment, what the flavor tolerates, and the pin to its
+node. The pin stands in every term of the required node affinity, so that kube-scheduler looks at one node and still
+checks volumes, ports and devices; `nodeName` would skip all that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from muster import spec
+from muster.cluster import CreatePod
+from muster_operator import labels
+from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.manifests.environment import environment
+from muster_operator.manifests.names import host_name, service_name
+
+RUN_VOLUME = "muster-run"
+RUN_DIR = "/muster/run"
+RUN_DIR_VARIABLE = "MUSTER_RUN_DIR"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@dataclass(frozen=True, slots=True)
+class PodChoices:
+    """What the installation decides of every pod."""
+
+    priority_class: str = ""
+
+
+def pod_manifest(
+    job: spec.TrainingJob,
+    template: Mapping[str, Any],
+    pod: CreatePod,
+    tolerations: Sequence[Mapping[str, Any]],
+    choices: PodChoices,
+) -> dict[str, Any]:
+    """The pod as it is to be created. `template` is the role's as the user wrote it; `tolerations` are the flavor's."""
+    meta = template.get("metadata") or {}
+    wanted = dict(template.get("spec") or {})
+    alone = sum(role.replicas for role in job.spec.roles) == 1
+    _add_environment(wanted, job, pod, alone=alone)
+    wanted["restartPolicy"] = "Never"
+    wanted["hostname"] = host_name(pod.role, pod.index)
+    if not alone:
+        wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
+    if choices.priority_class:
+        wanted["priorityClassName"] = choices.priority_class
+    if "serviceAccountName" not in wanted:
+        wanted.setdefault("automountServiceAccountToken", False)
+    if tolerations:
+        own = list(wanted.get("tolerations") or ())
+        wanted["tolerations"] = [*own, *(one for one in tolerations if one not in own)]
+    if pod.node:
+        wanted["affinity"] = pinned(wanted.get("affinity") or {}, pod.node)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod.name,
+            "namespace": job.metadata.namespace,
+            "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
+            "annotations": dict(meta.get("annotations") or {}),
+            "ownerReferences": [owner(job)],
+        },
+        "spec": wanted,
+    }
+
+
+def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
+    """Which pod of which attempt of which job it is."""
+    return {
+        labels.JOB: job.metadata.name,
+        labels.JOB_UID: job.metadata.uid,
+        labels.ROLE: pod.role,
+        labels.INDEX: str(pod.index),
+        labels.ATTEMPT: str(pod.attempt),
+    }
+
+
+def owner(job: spec.TrainingJob) -> dict[str, Any]:
+    """What belongs to the job goes with it."""
+    return {
+        "apiVersion": TRAINING_JOBS.api_version,
+        "kind": TRAINING_JOBS.kind,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+    """The affinity with the node in every required term. Terms without a line match nothing, hence are left out."""
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    of_nodes = dict(affinity.get("nodeAffinity") or {})
+    terms = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    with_pin = [
+        {**term, "matchFields": [pin, *(term.get("matchFields") or ())]}
+        for term in terms
+        if term.get("matchExpressions") or term.get("matchFields")
+    ]
+    of_nodes[_REQUIRED] = {"nodeSelectorTerms": with_pin or [{"matchFields": [pin]}]}
+    return {**affinity, "nodeAffinity": of_nodes}
+
+
+def _add_environment(wanted: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, alone: bool) -> None:
+    """The variables in every container, and the run folder unless the template brings its own."""
+    on_host_network = bool(wanted.get("hostNetwork"))
+    variables = environment(job, pod, RUN_DIR, alone=alone, on_host_network=on_host_network)
+    containers = [*(wanted.get("containers") or ()), *(wanted.get("initContainers") or ())]
+    own_folder = any(_sets(container, RUN_DIR_VARIABLE) for container in containers)
+    if own_folder:
+        del variables[RUN_DIR_VARIABLE]
+    for kind in ("containers", "initContainers"):
+        if wanted.get(kind):
+            wanted[kind] = [_container(one, variables, with_folder=not own_folder) for one in wanted[kind]]
+    if not own_folder and not any(volume.get("name") == RUN_VOLUME for volume in wanted.get("volumes") or ()):
+        wanted["volumes"] = [*(wanted.get("volumes") or ()), {"name": RUN_VOLUME, "emptyDir": {}}]
+
+
+def _container(container: Mapping[str, Any], variables: Mapping[str, str], *, with_folder: bool) -> dict[str, Any]:
+    """The promised variables come first, so that the container's own may refer to them, and cannot be overridden."""
+    ours: Iterable[dict[str, str]] = ({"name": name, "value": value} for name, value in variables.items())
+    theirs = (one for one in container.get("env") or () if one.get("name") not in variables)
+    changed = {**container, "env": [*ours, *theirs]}
+    changed.setdefault(
+        "terminationMessagePolicy", "FallbackToLogsOnError"
+    )  # where `status.lastFailure.logTail` is from
+    mounts = container.get("volumeMounts") or ()
+    if with_folder and not any(mount.get("name") == RUN_VOLUME for mount in mounts):
+        changed["volumeMounts"] = [*mounts, {"name": RUN_VOLUME, "mountPath": RUN_DIR}]
+    return changed
+
+
+def _sets(container: Mapping[str, Any], variable: str) -> bool:
+    return any(one.get("name") == variable for one in container.get("env") or ())

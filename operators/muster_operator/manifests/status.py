@@ -1,0 +1,54 @@
+"""Statuses as merge patches: only the fields that changed, and those of jobs only if nobody changed the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from muster import spec
+
+
+def status_patch(
+    old: spec.TrainingJobStatus, new: spec.TrainingJobStatus, resource_version: str | None
+) -> dict[str, Any]:
+    """The patch from one status to the other, guarded by `resource_version` if there is one."""
+    patch: dict[str, Any] = {"status": difference(old, new)}
+    if resource_version is not None:
+        patch["metadata"] = {"resourceVersion": resource_version}
+    return patch
+
+
+def difference(old: BaseModel, new: BaseModel) -> dict[str, Any]:
+    """Changed top-level fields as they are written outside; None removes one. Parts are replaced whole.
+
+    A part that loses a field of its own keeps it under a merge patch, so such fields are removed by name.
+    """
+    changed = {
+        name for name in type(new).model_fields if not _same(getattr(old, name), getattr(new, name))
+    }  # fmt: skip
+    after = new.model_dump(mode="json", by_alias=True, include=changed)
+    before = old.model_dump(mode="json", by_alias=True, include=changed)
+    return {name: _replacing(before.get(name), value) for name, value in after.items()}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b or a == b
+
+
+def _replacing(before: Any, after: Any) -> Any:
+    """`after` such that merging it into `before` gives `after`: lists replace, keys that vanish become None."""
+    if not isinstance(after, dict):
+        return _without_none(after)
+    gone = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
+    old = before if isinstance(before, dict) else {}
+    return {**gone, **{name: _replacing(old.get(name), value) for name, value in after.items()}}
+
+
+def _without_none(value: Any) -> Any:
+    """Inside lists a null would be written as it stands."""
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_none(item) for name, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,129 @@
+"""The operator: watches everything, and while it holds the Lease decides and writes, round after round.
+
+The engine decides in a thread of its own, from values that nobody changes, so that watches are read and the Lease is
+renewed however long a plan takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from muster.engine import Engine, Round
+from muster.errors import ClusterError
+from muster_operator import finalizers
+from muster_operator.accounts import Accounts
+from muster_operator.kube.api import Fenced
+from muster_operator.metrics import Metrics
+from muster_operator.sight.world import Sight
+from muster_operator.writer import Outcome, Writer
+
+_LOG = logging.getLogger("muster.operator")
+_AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
+_REFUSED_AGAIN_S = 5.0  # for whoever may mend what the API server refuses
+_TROUBLE_S = (0.2, 15.0)
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class Term:
+    """One time of leading: an engine of its own, which remembers nothing of earlier ones."""
+
+    engine: Engine = field(default_factory=lambda: Engine(None))
+    last: Round | None = None
+    troubles: int = 0
+
+
+class Leader:
+    """Rounds, as long as `may_write` and nobody cancels."""
+
+    def __init__(
+        self, sight: Sight, writer: Writer, metrics: Metrics, accounts: Accounts, may_write: Callable[[], bool]
+    ) -> None:
+        self.changed = asyncio.Event()
+        self.term: Term | None = None
+        self._sight = sight
+        self._writer = writer
+        self._metrics = metrics
+        self._accounts = accounts
+        self._may_write = may_write
+
+    async def lead(self) -> None:
+        """Decide and write until the Lease is lost (returns) or cancelled."""
+        term = self.term = Term()
+        try:
+            while self._may_write():
+                self.changed.clear()
+                pause_s = await self._round(term)
+                if pause_s > 0:
+                    await self._sleep(pause_s)
+        finally:
+            self.term = None
+
+    async def _round(self, term: Term) -> float:
+        """One round; for how many seconds nothing needs to be done unless something changes."""
+        try:
+            outcome = await self._decide_and_write(term)
+        except Fenced:
+            return 0.0
+        except ClusterError as error:
+            return self._in_trouble(term, error)
+        if outcome.trouble is not None:
+            return 0.0 if isinstance(outcome.trouble, Fenced) else self._in_trouble(term, outcome.trouble)
+        term.troubles = 0
+        if outcome.conflicts:
+            self._metrics.conflicts.add(outcome.conflicts)
+            return _AFTER_CONFLICT_S
+        if outcome.unwritten:
+            return 0.0
+        assert term.last is not None
+        wake_at = term.last.wake_at
+        return _LONGEST_PAUSE_S if wake_at is None else min(_LONGEST_PAUSE_S, max(0.0, wake_at - time.time()))
+
+    async def _decide_and_write(self, term: Term) -> Outcome:
+        began = time.monotonic()
+        self._accounts.round_began = time.time()
+        world = self._sight.observe()
+        round_ = await asyncio.to_thread(term.engine.decide, world)
+        decided = time.monotonic()
+        self._metrics.rounds.add()
+        self._metrics.plan_s.observe(decided - began)
+        term.last = round_
+        try:
+            outcome = await self._writer.carry_out(round_.phases)
+            term.engine.recheck(outcome.unwritten)
+        except BaseException:
+            term.engine.recheck()
+            raise
+        self._metrics.apply_s.observe(time.monotonic() - decided)
+        if outcome.later:
+            asyncio.get_running_loop().call_later(_REFUSED_AGAIN_S, self._again, term, frozenset(outcome.later))
+        await finalizers.settle(self._writer.api, self._sight.queues, world.jobs)
+        return outcome
+
+    def _again(self, term: Term, uids: Iterable[str]) -> None:
+        if term is self.term:
+            term.engine.recheck(uids)
+            self.changed.set()
+
+    def _in_trouble(self, term: Term, error: ClusterError) -> float:
+        """What was not written is decided again, after a pause that grows."""
+        term.troubles += 1
+        least, most = _TROUBLE_S
+        pause_s = min(most, least * 2.0 ** min(term.troubles - 1, 10))
+        _LOG.warning("round ended early", extra={"why": str(error), "again_in_s": pause_s})
+        self.changed.clear()
+        return pause_s
+
+    async def _sleep(self, pause_s: float) -> None:
+        """Until something changes, `pause_s` at most; a Lease that is lost is noticed within a second."""
+        until = time.monotonic() + pause_s
+        while (left := until - time.monotonic()) > 0 and not self.changed.is_set() and self._may_write():
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self.changed.wait()
+            except TimeoutError:
+                continue

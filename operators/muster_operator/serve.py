@@ -1,0 +1,81 @@
+"""What the operator answers over HTTP: probes, metrics, live positions; on loopback the snapshot as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from muster_operator.metrics import Metrics
+from muster_operator.settings import Addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Where the answers come from. `unwell`: why it should be restarted, or ""; `unready`: why it sees nothing yet."""
+
+    metrics: Metrics
+    unwell: Callable[[], str]
+    unready: Callable[[], str]
+    positions: Callable[[str | None], Iterable[dict[str, Any]]]  # of one namespace, or of all
+    snapshot: Callable[[], bytes | None]
+
+
+class Server:
+    """Two listeners; `run` opens them and stays until cancelled."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, addresses: Addresses) -> None:
+        """Open both listeners. Raises OSError where an address is taken."""
+        await self._listen(addresses.public, self._routes())
+        await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)])
+
+    async def stop(self) -> None:
+        """Close them."""
+        for runner in self._runners:
+            await runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+            web.get("/metrics", self._metrics),
+            web.get("/positions", self._positions),
+        ]
+
+    async def _listen(self, address: str, routes: list[web.RouteDef]) -> None:
+        app = web.Application()
+        app.add_routes(routes)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        self._runners.append(runner)
+        host, _, port = address.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        trouble = self._answers.unwell()
+        return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        trouble = self._answers.unready()
+        return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = self._answers.metrics.text()
+        return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _positions(self, request: web.Request) -> web.Response:
+        rows = list(self._answers.positions(request.query.get("namespace")))
+        return web.Response(body=msgspec.json.encode({"items": rows}), content_type="application/json")
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        snapshot = self._answers.snapshot()
+        if snapshot is None:
+            return web.Response(text="nothing was planned yet; ask the operator that leads", status=404)
+        return web.Response(body=snapshot, content_type="application/json")

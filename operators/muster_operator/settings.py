@@ -1,0 +1,154 @@
+"""The flags of the operator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from muster_operator.kube.api import Limits
+from muster_operator.kube.lease import LeaseTimes
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the operator answers: `public` is for probes, metrics and positions, `private` for the snapshot as well."""
+
+    public: str
+    private: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says. `lease_times` None: there is no other operator, so no Lease."""
+
+    kubeconfig: str | None
+    context: str | None
+    namespace: str
+    identity: str
+    lease_name: str
+    lease_times: LeaseTimes | None
+    limits: Limits
+    addresses: Addresses
+    priority_class: str
+    snapshot_dir: Path
+    log_level: str
+
+
+def parse(argv: Sequence[str]) -> Settings:
+    """Read the flags; ends the process with a usage message if something is wrong with them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m muster_operator", description="Runs Muster on a Kubernetes cluster.", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--kubeconfig",
+        metavar="FILE",
+        default=os.environ.get("KUBECONFIG") or None,
+        help="how to reach the cluster; default: $KUBECONFIG, else the service account of the pod it runs in",
+    )
+    add("--context", metavar="NAME", help="a context of the kubeconfig other than its current one")
+    add("--namespace", metavar="NAME", default=_own_namespace(), help="where the Lease lies (default: %(default)s)")
+    add(
+        "--identity",
+        metavar="NAME",
+        default=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        help="this operator's name in the Lease; another one for each process",
+    )
+    add("--lease-name", metavar="NAME", default="muster-operator", help="default: %(default)s")
+    add("--no-lease", action="store_true", help="act without a Lease; only where no other operator can run")
+    add(
+        "--lease-seconds",
+        metavar="S",
+        type=_positive,
+        default=15.0,
+        help="a Lease that was not renewed for so long is taken over (default: %(default)g)",
+    )
+    add(
+        "--renew-deadline-seconds",
+        metavar="S",
+        type=_positive,
+        default=10.0,
+        help="without a renewal for so long nothing is written any more (default: %(default)g)",
+    )
+    add("--renew-every-seconds", metavar="S", type=_positive, default=2.0, help="default: %(default)g")
+    add("--qps", metavar="N", type=_positive, default=300.0, help="calls a second (default: %(default)g)")
+    add("--burst", metavar="N", type=_whole, default=500, help="calls at once beyond that (default: %(default)d)")
+    add("--in-flight", metavar="N", type=_whole, default=64, help="calls under way at once (default: %(default)d)")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        default="0.0.0.0:8080",
+        help="probes, metrics, positions (default: %(default)s)",
+    )
+    add(
+        "--listen-local",
+        metavar="HOST:PORT",
+        default="127.0.0.1:8081",
+        help="the same and the snapshot, on loopback only (default: %(default)s)",
+    )
+    add(
+        "--priority-class",
+        metavar="NAME",
+        default="",
+        help="priority class of all pods; give it preemptionPolicy Never (default: the cluster's default)",
+    )
+    add(
+        "--snapshot-dir",
+        metavar="DIR",
+        type=Path,
+        default=Path(os.environ.get("TMPDIR", "/tmp")),
+        help="where SIGUSR1 writes the newest snapshot (default: %(default)s)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
+    flags = parser.parse_args(argv)
+    times = LeaseTimes(flags.lease_seconds, flags.renew_deadline_seconds, flags.renew_every_seconds)
+    if not times.duration_s > times.renew_deadline_s > times.retry_s:
+        parser.error(
+            f"--lease-seconds {times.duration_s:g} must be above --renew-deadline-seconds {times.renew_deadline_s:g}, "
+            f"and that above --renew-every-seconds {times.retry_s:g}"
+        )
+    for flag, address in (("--listen", flags.listen), ("--listen-local", flags.listen_local)):
+        if not address.rpartition(":")[2].isdecimal():
+            parser.error(f"{flag} {address!r} has no port; write HOST:PORT, such as 127.0.0.1:8080")
+    if flags.listen_local.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
+        parser.error(f"--listen-local {flags.listen_local!r} is not on loopback; write 127.0.0.1:PORT")
+    return Settings(
+        kubeconfig=flags.kubeconfig,
+        context=flags.context,
+        namespace=flags.namespace,
+        identity=flags.identity,
+        lease_name=flags.lease_name,
+        lease_times=None if flags.no_lease else times,
+        limits=Limits(flags.in_flight, flags.qps, flags.burst),
+        addresses=Addresses(flags.listen, flags.listen_local),
+        priority_class=flags.priority_class,
+        snapshot_dir=flags.snapshot_dir,
+        log_level=flags.log_level,
+    )  # fmt: skip
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "muster-system"
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return int(text)

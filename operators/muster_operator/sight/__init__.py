@@ -1,0 +1,1 @@
+"""How what the API server shows becomes the world that the engine decides from."""

@@ -1,0 +1,130 @@
+"""Nodes as the engine sees them, with what pods that are not ours take of each.
+
+A node is made anew only when something that matters changed: heartbeats come all the time and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+from muster.cluster import NodeView
+from muster.model import Resources, Taint
+from muster_operator.sight.amounts import amounts
+from muster_operator.sight.shapes import Node
+from muster_operator.sight.shelf import Shelf
+from muster_operator.sight.times import seconds
+
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+@dataclass(slots=True)
+class _Known:
+    node: Node
+    view: NodeView
+
+
+class Nodes:
+    """A sink for nodes. `changed` is called when the engine would see a difference."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._shelf = Shelf[_Known](self._note)
+        self._foreign: dict[str, Resources] = {}
+        self._views: dict[str, NodeView] = {}
+        self._stale: set[str] = set()  # views to make anew
+        self._tuple: tuple[NodeView, ...] = ()
+
+    # ---- what is seen
+
+    def replace(self, objects: list[Node], version: int) -> None:
+        """All nodes there are."""
+        for node in objects:
+            self.put(node)
+        self._shelf.keep_only((node.metadata.name for node in objects), version)
+
+    def put(self, item: Node) -> None:
+        """A node was created or changed."""
+        known = self._shelf.get(item.metadata.name)
+        view = known.view if known is not None and _same(known.node, item) else node_view(item)
+        self._shelf.put(item.metadata.name, item.metadata.version, _Known(item, view))
+
+    def drop(self, item: Node) -> None:
+        """A node was deleted."""
+        self._shelf.drop(item.metadata.name, item.metadata.version)
+
+    def progress(self, version: int) -> None:
+        """Everything up to here has been told."""
+        self._shelf.progress(version)
+
+    def take(self, node: str, amount: Resources) -> None:
+        """Foreign pods take so much more (or less, when negative) of a node, which may not be known yet."""
+        self._foreign[node] = self._foreign.get(node, Resources()).plus(amount)
+        if not self._foreign[node]:
+            del self._foreign[node]
+        self._stale.add(node)
+        self._changed()
+
+    # ---- what the engine sees
+
+    def views(self) -> tuple[NodeView, ...]:
+        """All nodes, by name; the same tuple as long as nothing changed."""
+        if self._stale:
+            before = len(self._views)
+            for name in self._stale:
+                known = self._shelf.get(name)
+                if known is None:
+                    self._views.pop(name, None)
+                    continue
+                foreign = self._foreign.get(name, Resources())
+                view = known.view if not foreign else replace(known.view, foreign=foreign)
+                if self._views.get(name) != view:
+                    self._views[name] = view
+            fresh = self._stale & self._views.keys()
+            if len(self._views) != before or fresh:
+                self._views = dict(sorted(self._views.items()))
+            self._stale.clear()
+            self._tuple = tuple(self._views.values())
+        return self._tuple
+
+    def _note(self, name: str, old: _Known | None, new: _Known | None) -> None:
+        if old is None or new is None or old.view is not new.view:
+            self._stale.add(name)
+            self._changed()
+
+
+def node_view(node: Node) -> NodeView:
+    """The node without foreign pods. Since when it is unknown counts only if nobody can tell what it does."""
+    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
+    unknown = ready is not None and ready.status == "Unknown"
+    return NodeView(
+        name=node.metadata.name,
+        allocatable=amounts(node.status.allocatable),
+        labels=node.metadata.labels,
+        taints=tuple(_taint(taint.key, taint.value, taint.effect) for taint in node.spec.taints),
+        ready=ready is not None and ready.status == "True",
+        cordoned=node.spec.unschedulable,
+        not_ready_since=seconds(ready.last_transition_time) if ready is not None and unknown else None,
+    )
+
+
+def _taint(key: str, value: str, effect: str) -> Taint:
+    from typing import Literal
+
+    assert effect in _EFFECTS, effect
+    return Taint(key, value, cast(Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], effect))
+
+
+def _same(a: Node, b: Node) -> bool:
+    """Whether what we read of a node is the same but for heartbeats."""
+    return (
+        a.metadata.labels == b.metadata.labels
+        and a.spec == b.spec
+        and a.status.allocatable == b.status.allocatable
+        and _ready(a) == _ready(b)
+    )
+
+
+def _ready(node: Node) -> Mapping[str, object]:
+    return {c.type: (c.status, c.last_transition_time) for c in node.status.conditions if c.type == "Ready"}

@@ -1,0 +1,10 @@
+"""Times as the API server writes them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+
+def seconds(text: str | None) -> float | None:
+    """RFC 3339 to Unix seconds; None stays None."""
+    return None if text is None else datetime.fromisoformat(text).timestamp()
