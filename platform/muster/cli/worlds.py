@@ -16,7 +16,7 @@ from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json, show
 
 if TYPE_CHECKING:
-    from muster.scheduling import Policy
+    from muster.engine import Policy
     from muster.simulate import Result, Setup, Workload
     from muster.spec import Queue
 
@@ -86,11 +86,11 @@ def replay(
     """Print the plan for a saved world: who starts where, who waits for what, who has to leave."""
     from muster.cli.views.plan_table import decision_rows, plan_table
     from muster.engine import load
-    from muster.scheduling import plan
+    from muster.engine import replay as replayed
 
     (chosen,) = _policies([policy])
     world = load(snapshot.read_bytes())
-    decisions = plan(world, policy=chosen).decisions
+    decisions = replayed(world, chosen)
     if as_json:
         print_json(decision_rows(world, decisions))
     else:
@@ -98,7 +98,7 @@ def replay(
 
 
 def _policies(names: list[str]) -> list[Policy]:
-    from muster.simulate import POLICIES
+    from muster.engine import POLICIES
 
     for name in names:
         if name not in POLICIES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from muster.cluster import World
+from muster.engine.replay import replay
 from muster.model import Resources, Wait
-from muster.scheduling import plan
 from muster.snapshot import Cache, build
 from muster.spec import TrainingJob, TrainingJobStatus
 
@@ -25,5 +25,5 @@ def assess(job: TrainingJob, world: World) -> Wait | None:
     built = build(replace(world, jobs=(fresh,), pods={}, beats={}, nodes=nodes), Cache())
     if built.refused:
         return built.refused[0]
-    decisions = plan(built.snapshot).decisions
+    decisions = replay(built.snapshot)
     return next((decision for decision in decisions if isinstance(decision, Wait) and decision.gang == meta.uid), None)

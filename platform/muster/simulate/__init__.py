@@ -7,10 +7,11 @@ results = compare(workload)
 
 from __future__ import annotations
 
+from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
 from muster.simulate.result import Refusal, Result, Spread, write_placements
 from muster.simulate.rows import BadRow, JobRow, NodeRow, read_jobs, read_nodes
-from muster.simulate.run import POLICIES, Progress, Setup, compare, run
+from muster.simulate.run import Progress, Setup, compare, run
 from muster.simulate.work import Work
 from muster.simulate.workload import Habits, Workload, read_workload
 

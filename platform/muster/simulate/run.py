@@ -11,9 +11,8 @@ from math import inf
 
 from muster import spec
 from muster.cluster import World
-from muster.engine import Engine
+from muster.engine import MUSTER, POLICIES, Engine, Policy, replay
 from muster.model import Wait
-from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, Policy, plan
 from muster.simulate.cluster import SimCluster
 from muster.simulate.idle import IdleRoom, demand_of
 from muster.simulate.records import Records
@@ -21,8 +20,6 @@ from muster.simulate.result import Refusal, Result, Spread
 from muster.simulate.rows import JobRow
 from muster.simulate.workload import Habits, Jobs, Workload, flavor_names, flavors, node_views, queues
 from muster.snapshot import Cache, build
-
-POLICIES = {policy.name: policy for policy in (MUSTER, FIFO, PRIORITY, BACKFILL)}
 
 NEVER = frozenset({
     "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityTooHigh", "UnknownFlavor", "UnknownTopologyLevel",
@@ -188,7 +185,7 @@ def _impossible(jobs: Sequence[spec.TrainingJob], world: World) -> dict[int, Wai
     waits: list[Wait] = []
     snapshot = build(replace(world, jobs=tuple(alike.values())), Cache())
     waits.extend(snapshot.refused)
-    waits.extend(decision for decision in plan(snapshot.snapshot).decisions if isinstance(decision, Wait))
+    waits.extend(decision for decision in replay(snapshot.snapshot) if isinstance(decision, Wait))
     return {key_of[wait.gang]: wait for wait in waits if wait.code in NEVER}
 
 
