@@ -60,10 +60,20 @@ def test_without_a_limit_all_memory_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "indexes"),
-    [(None, ["0", "1", "2"]), ("1", ["1"]), ("GPU-cccc", ["2"]), ("2,0", ["0", "2"]), ("", []), ("7", [])],
-)
+    [(None, ["0", "1", "2"]), ("1", ["1"]), ("GPU-cccc", ["2"]), ("2,0", ["0", "2"]), ("", []), ("7", []),
+     ("GPU-cccc-3,GPU-aaaa-1", ["0", "2"]), ("GPU-dddd", []), ("none", []), ("-1", []), (" 1 , ,", ["1"]),
+     ("MIG-4f2a,MIG-9c1e,MIG-4f2a", ["MIG-4f2a", "MIG-9c1e"]), ("0,MIG-GPU-bbbb-2/1/0", ["0", "MIG-GPU-bbbb-2/1/0"])],
+)  # fmt: skip
 def test_gpus_are_those_that_cuda_visible_devices_leaves_us(visible: str | None, indexes: list[str]) -> None:
     assert [index for index, _ in visible_gpus(_SMI, visible)] == indexes
+
+
+def test_slices_of_gpus_are_given_out_under_a_model_of_their_own() -> None:
+    gpus = visible_gpus(_SMI, "MIG-4f2a,MIG-9c1e")
+    assert {model for _, model in gpus} == {"NVIDIA H200 MIG"}
+    node = host_node(Capacity("n", 1000, 2**30, tuple(name for name, _ in gpus), gpus[0][1]))
+    assert node.allocatable.get("nvidia.com/gpu") == 2
+    assert node.labels["nvidia.com/gpu.product"] == "NVIDIA-H200-MIG"
 
 
 def test_a_shape_has_nodes_racks_and_blocks() -> None:

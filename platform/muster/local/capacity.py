@@ -103,16 +103,23 @@ def _gpus(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def visible_gpus(answer: str, visible: str | None) -> list[tuple[str, str]]:
-    """(index, model) from nvidia-smi's lines "index, uuid, name", narrowed to `visible` (indexes or UUIDs) if given."""
+    """(name for CUDA_VISIBLE_DEVICES, model) from nvidia-smi's lines "index, uuid, name".
+
+    With `visible` only those that it names: by index, by UUID (`GPU-...`, its beginning will do), or slices of a GPU
+    (`MIG-...`), which nvidia-smi does not list here: each is given out as one GPU.
+    """
     rows = [[part.strip() for part in line.split(",", 2)] for line in answer.splitlines() if line.count(",") >= 2]
     if visible is None:
         return [(index, model) for index, _, model in rows]
     wanted = [name.strip() for name in visible.split(",") if name.strip()]
-    return [
+    gpus = [
         (index, model)
         for index, uuid, model in rows
         if any(name == index or (name.startswith("GPU-") and uuid.startswith(name)) for name in wanted)
     ]
+    models = {model for _, _, model in rows}
+    of_slices = f"{models.pop()} MIG" if len(models) == 1 else ""
+    return gpus + [(name, of_slices) for name in dict.fromkeys(wanted) if name.startswith("MIG-")]
 
 
 def _node_name(hostname: str) -> str:
