@@ -51,13 +51,14 @@ class MemoryClient:
         space = namespace if kind == "TrainingJob" else None
         return {"kind": kind, "namespace": space, "name": name, "result": "deleted"}
 
-    def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
-        if job.metadata.name in self.kept_jobs:
-            raise Conflict(f"a job {job.metadata.name!r} exists already", reason="AlreadyExists")
-        check_submit(job, self.kept_queues.values())
+    def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
+        for job in jobs:
+            if job.metadata.name in self.kept_jobs:
+                raise Conflict(f"a job {job.metadata.name!r} exists already", reason="AlreadyExists")
+            check_submit(job, self.kept_queues.values())
         if not dry_run:
-            self.kept_jobs[job.metadata.name] = job
-        return job
+            self.kept_jobs |= {job.metadata.name: job for job in jobs}
+        return list(jobs)
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         jobs = self.kept_jobs.values()

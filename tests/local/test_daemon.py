@@ -234,6 +234,18 @@ def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) ->
         request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs/default/fixed", {"queue": "bogus"})
 
 
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [({"mode": "bogus"}, "mode"), ({"mode": None}, "mode"), ([], "mode"), ({"force": "yes"}, "force")],
+)
+def test_a_request_to_stop_in_other_words_stops_nothing(client: LocalClient, body: object, field: str) -> None:
+    before = client.status()
+    with pytest.raises(InvalidSpec) as refusal:
+        request(Path(before["home"]) / "daemon.sock", "POST", "/stop", body)
+    assert refusal.value.field == field
+    assert client.status() == before
+
+
 def test_a_request_that_is_no_object_is_refused_with_its_field(client: LocalClient) -> None:
     body = json.loads(shell_job("x", "true").model_dump_json(by_alias=True))
     body["spec"]["roles"][0]["replicas"] = -3

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.errors import Conflict, NotFound
+from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.lifecycle.conditions import COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
 from muster.local.objects import Objects
 from muster.local.shape import parse_shape, pretended_nodes
-from muster.local.store import Store, open_store
+from muster.local.store import Object, Store, open_store
+from muster.local.submitter import noted
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def objects(store: Store) -> Objects:
 
 
 def submitted(objects: Objects, *names: str) -> list[spec.TrainingJob]:
-    return [objects.submit(shell_job(name, "true"), dry_run=False) for name in names]
+    return [objects.submit([shell_job(name, "true")], dry_run=False)[0] for name in names]
 
 
 def finished(store: Store, job: spec.TrainingJob, kind: str) -> None:
@@ -82,3 +84,41 @@ def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: S
     cancelled = objects.change("default", "stopped", {"cancel": True})
     finished(store, cancelled, FAILED)
     assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Failed"
+
+
+# ---- several jobs at once
+
+
+@pytest.mark.parametrize(
+    "last", [shell_job("taken", "true"), shell_job("large", "true", gpus=9), shell_job("first", "true")]
+)
+def test_of_several_jobs_all_are_submitted_or_none(objects: Objects, store: Store, last: spec.TrainingJob) -> None:
+    submitted(objects, "taken")
+    with pytest.raises(MusterError):
+        objects.submit([shell_job("first", "true"), shell_job("second", "true"), last], dry_run=False)
+    assert [job.metadata.name for job in store.jobs.values()] == ["taken"]
+    objects.submit([shell_job("first", "true"), shell_job("second", "true")], dry_run=False)
+    assert [job.metadata.name for job in store.jobs.values()] == ["taken", "first", "second"]
+
+
+def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
+    objects: Objects, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, calls = store.put, iter([1, 2])
+
+    def put_one(item: Object) -> None:
+        if next(calls) == 2:
+            raise sqlite3.OperationalError("database or disk is full")
+        put(item)
+
+    monkeypatch.setattr(store, "put", put_one)
+    with pytest.raises(ClusterError, match="disk is full"):
+        objects.submit([shell_job("first", "true"), shell_job("second", "true")], dry_run=False)
+    assert store.jobs == {}
+
+
+def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: Objects, store: Store) -> None:
+    jobs = [noted(shell_job(name, "true")) for name in ("a", "b")]
+    first = objects.submit(jobs, dry_run=False)
+    assert objects.submit(jobs, dry_run=False) == first
+    assert len(store.jobs) == 2

@@ -60,8 +60,7 @@ def submit(
     if follow and len(jobs) != 1:
         usage_error(f"--watch: shows one job, and the files hold {len(jobs)}; use --wait", "--watch")
     client = connect()
-    checked = [client.submit(job, dry_run=True) for job in jobs]  # nothing is submitted if one is refused
-    accepted = checked if dry_run else [client.submit(job) for job in jobs]
+    accepted = client.submit_all(jobs, dry_run)
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:

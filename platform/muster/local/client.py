@@ -111,8 +111,14 @@ class LocalClient:
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
         """Submit a job, as the daemon completed it; `dry_run` only checks. Refused early when it could never start."""
+        return self.submit_all([job], dry_run)[0]
+
+    def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
+        """Submit jobs, all of them or none."""
         url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
-        return TrainingJob.model_validate(self._ask("POST", url, _as_json(noted(job))))
+        return [
+            TrainingJob.model_validate(job) for job in self._ask("POST", url, [_as_json(noted(job)) for job in jobs])
+        ]
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""

@@ -56,12 +56,21 @@ class Objects:
             raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_nearest(name, known)}")
         return found
 
-    def submit(self, job: spec.TrainingJob, dry_run: bool) -> spec.TrainingJob:
-        """Accept a new job. Raises `Refused` or `InvalidSpec` for whatever could only wait or fail."""
+    def submit(self, jobs: Sequence[spec.TrainingJob], dry_run: bool) -> list[spec.TrainingJob]:
+        """Accept new jobs, all or none. Raises `Refused` or `InvalidSpec` for whatever could only wait or fail."""
+        _check_named_once(jobs)
+        checked = [self._check_new(job) for job in jobs]
+        if dry_run:
+            return [job for job, _ in checked]
+        with self._store.transaction():
+            return [self._add_job(job, notices) if notices is not None else job for job, notices in checked]
+
+    def _check_new(self, job: spec.TrainingJob) -> tuple[spec.TrainingJob, list[str] | None]:
+        """The job as a server completes it, and notices; None where it is there already by the same submission."""
         namespace = _namespace(job)
         taken = self._find(namespace, job.metadata.name)
         if taken is not None and _same_submission(taken, job):
-            return taken
+            return taken, None
         if taken is not None:
             raise Conflict(
                 f"a job {job.metadata.name!r} exists already in namespace {namespace!r} ({taken.status.phase});"
@@ -71,11 +80,7 @@ class Objects:
             )
         notices = check_runs_here(job, self._environment)
         self._check_fits(job)
-        fresh: spec.TrainingJob = self._new(job, namespace)
-        if dry_run:
-            return fresh
-        with self._store.transaction():
-            return self._add_job(fresh, notices)
+        return self._new(job, namespace), notices
 
     def apply(self, documents: Sequence[Object]) -> list[Result]:
         """Create or change objects, all or none of them."""
@@ -273,7 +278,8 @@ def _check_named_once(documents: Sequence[Object]) -> None:
     for item in documents:
         key = (item.kind, _namespace(item), item.metadata.name)
         if key in seen:
-            raise InvalidSpec(f"{item.kind} {item.metadata.name!r} is there twice; give each its own name")
+            told = f"metadata.name: {item.kind} {item.metadata.name!r} is there twice; give each its own name"
+            raise InvalidSpec(told, field="metadata.name")
         seen.add(key)
 
 

@@ -180,18 +180,20 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
         case ["GET", "status"]:
             return desk.status()
         case ["POST", "stop"]:
-            desk.stop(str((body or {}).get("mode", "down")), bool((body or {}).get("force")))
+            desk.stop(*_how_to_stop(body))
             return {}
         case [_, version, *_] if version != f"v{API}":
             raise NotFound(f"this daemon speaks v{API}, not {version}", reason="WrongVersion")
         case ["GET", _, "jobs"]:
             return verbs.jobs(query.get("namespace"))
         case ["POST", _, "jobs"]:
-            return verbs.submit(TrainingJob.model_validate(body), query.get("dryRun") == "true")
+            one, dry_run = not isinstance(body, list), query.get("dryRun") == "true"
+            accepted = verbs.submit([TrainingJob.model_validate(job) for job in ([body] if one else body)], dry_run)
+            return accepted[0] if one else accepted
         case ["GET", _, "jobs", namespace, name]:
             return _watch(desk, namespace, name, query)
         case ["POST", _, "jobs", namespace, name]:
-            return verbs.change(namespace, name, body or {})
+            return verbs.change(namespace, name, body if isinstance(body, dict) else {})
         case ["GET", _, "jobs", namespace, name, "events"]:
             return verbs.events(namespace, name)
         case ["GET", _, "jobs", namespace, name, "pods"]:
@@ -209,6 +211,19 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
         case ["GET", _, "snapshot"]:
             return json.loads(verbs.snapshot())
     raise NotFound(f"there is no {method} /{'/'.join(steps)}", reason="NoSuchCall")
+
+
+def _how_to_stop(body: Any) -> tuple[str, bool]:
+    """(mode, force). Raises `InvalidSpec` for any other words: a daemon is not stopped by a mistake."""
+    asked = body if body is not None else {}
+    if not isinstance(asked, dict):
+        raise InvalidSpec(f"the request is {type(asked).__name__}; write an object with mode and force", field="mode")
+    mode, force = asked.get("mode", "down"), asked.get("force", False)
+    if mode not in ("down", "handover"):
+        raise InvalidSpec(f"mode: {mode!r} is not known; write down or handover", field="mode")
+    if not isinstance(force, bool):
+        raise InvalidSpec(f"force: {force!r} is no truth value; write true or false", field="force")
+    return mode, force
 
 
 def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict[str, Any]:

@@ -52,19 +52,19 @@ class Service:
 
     # ---- jobs
 
-    def submit(self, job: spec.TrainingJob, dry_run: bool) -> spec.TrainingJob:
-        """Accept a job, or say why it could never start."""
+    def submit(self, jobs: Sequence[spec.TrainingJob], dry_run: bool) -> list[spec.TrainingJob]:
+        """Accept jobs, all or none, or say why one could never start."""
         with self._cluster.lock:
-            stored = self._objects.submit(job, dry_run=True)
+            stored = self._objects.submit(jobs, dry_run=True)
             world = self._cluster.observe()
-        verdict = assess(stored, world)
-        if verdict is not None:
-            raise Refused(verdict.message, reason=verdict.code)
+        for job in stored:
+            verdict = assess(job, world)
+            if verdict is not None:
+                raise Refused(verdict.message, reason=verdict.code)
         if dry_run:
             return stored
         with self._cluster.lock:
-            stored = self._objects.submit(job, dry_run=False)
-        return stored
+            return self._objects.submit(jobs, dry_run=False)
 
     def jobs(self, namespace: str | None) -> list[spec.TrainingJob]:
         """All jobs, or those of one namespace, oldest first."""
