@@ -10,8 +10,7 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -68,13 +67,26 @@ class Api:
             raise
         return False
 
-    def create_all(self, path: str, bodies: Iterable[Json], threads: int = 8) -> list[Json]:
-        """Create many objects at once."""
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda body: self.create(path, body), bodies))
+    def watch(self, path: str, since: str, seconds: int = 1) -> Iterator[Json]:
+        """Yield what happened to the objects of a collection after a resourceVersion, then what happens in `seconds`.
+
+        On a connection of its own, so other requests may go on meanwhile.
+        """
+        connection = http.client.HTTPSConnection(self._host, timeout=seconds + 60, context=self._tls)
+        query = urlencode({"watch": "1", "resourceVersion": since, "timeoutSeconds": str(seconds)})
+        try:
+            connection.request("GET", f"{path}?{query}", headers={"Authorization": f"Bearer {self._token}"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise Refused(answer.status, json.loads(answer.read()))
+            for line in answer:
+                yield json.loads(line)
+        finally:
+            connection.close()
 
     def request(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         """Send one request. Refused where the answer is not 2xx; OSError or HTTPException where there is none."""
+        reused = getattr(self._local, "connection", None) is not None
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": kind}
         payload = None if body is None else json.dumps(body).encode()
         try:
@@ -84,6 +96,8 @@ class Api:
             content = answer.read()
         except (OSError, http.client.HTTPException):
             self._local.connection = None  # the next request opens another
+            if reused and method == "GET":  # the server was restarted since
+                return self.request(method, path)
             raise
         try:
             decoded: Json = json.loads(content) if content else {}

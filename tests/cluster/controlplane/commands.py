@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,23 @@ class Layout:
     etcd_peer_port: int
     api_port: int
     kubelet_port: int
+
+    @classmethod
+    def on_free_ports(cls, folder: Path) -> Layout:
+        """Ports that nobody listens on, from below the range that systems give to outgoing connections."""
+        held: list[socket.socket] = []
+        while len(held) < 4:
+            taken = socket.socket()
+            try:
+                taken.bind(("127.0.0.1", random.randrange(20000, 32000)))
+            except OSError:
+                taken.close()
+            else:
+                held.append(taken)
+        etcd, peer, api, kubelet = (taken.getsockname()[1] for taken in held)
+        for taken in held:
+            taken.close()
+        return cls(folder, etcd, peer, api, kubelet)
 
     @property
     def server(self) -> str:
@@ -39,6 +58,11 @@ class Layout:
     def tokens(self) -> Path:
         """The users and their tokens."""
         return self.folder / "tokens.csv"
+
+    @property
+    def log(self) -> Path:
+        """What every pod has logged."""
+        return self.folder / "pods.log"
 
     @property
     def data(self) -> Path:
@@ -63,7 +87,7 @@ def etcd(layout: Layout) -> list[str]:
 
 
 def apiserver(layout: Layout, gates: tuple[str, ...]) -> list[str]:
-    """The API server as clusters run it: RBAC, every default admission plugin, priority and fairness."""
+    """The API server as clusters run it: RBAC, the default admission plugins but one, priority and fairness."""
     flags = [
         f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
         "--bind-address=127.0.0.1",
@@ -77,6 +101,8 @@ def apiserver(layout: Layout, gates: tuple[str, ...]) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={layout.key}",
         f"--service-account-signing-key-file={layout.key}",
+        # It taints every new node as not ready until the controller manager has seen it: 20 s for 1,000 nodes.
+        "--disable-admission-plugins=TaintNodesByCondition",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",
     ]
@@ -125,6 +151,10 @@ def kwok(layout: Layout, kubeconfig: Path, stages: Path) -> list[str]:
         "--manage-nodes-with-label-selector=kwok.muster.dev/kubelet!=stopped",
         "--node-lease-duration-seconds=0",
         "--node-ip=127.0.0.1",
+        f"--node-port={layout.kubelet_port}",
+        f"--server-address=127.0.0.1:{layout.kubelet_port}",  # `kubectl logs` asks there
+        f"--tls-cert-file={layout.authority}",
+        f"--tls-private-key-file={layout.authority.with_suffix('.key')}",
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -34,14 +34,8 @@ class Shape:
         return {BLOCK: f"block-{block}", RACK: f"rack-{rack}"}
 
 
-def manifests(count: int, shape: Shape, prefix: str = "node", first: int = 0) -> Iterator[Json]:
-    """The nodes PREFIX-FIRST and following."""
-    for index in range(first, first + count):
-        yield manifest(f"{prefix}-{index}", shape, shape.place(index))
-
-
-def manifest(name: str, shape: Shape, place: Mapping[str, str]) -> Json:
-    """One node with its status, as a kubelet would register it."""
+def manifest(name: str, shape: Shape, place: Mapping[str, str], kubelet_port: int) -> Json:
+    """One node with its status, as a kubelet that listens on the port would register it."""
     room = {"cpu": shape.cpu, "memory": shape.memory, "pods": str(shape.pods), "ephemeral-storage": "1Ti"}
     if shape.gpus:
         room[GPU] = str(shape.gpus)
@@ -57,6 +51,7 @@ def manifest(name: str, shape: Shape, place: Mapping[str, str]) -> Json:
             "allocatable": room,
             "conditions": conditions("True"),
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port}},
             "nodeInfo": _INFO,
         },
     }

@@ -8,13 +8,10 @@ with ControlPlane.start(folder) as plane:
 from __future__ import annotations
 
 import http.client
-import os
-import random
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,10 +22,12 @@ from tests.cluster.controlplane import commands, nodes, stages
 from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Binary, ensure
+from tests.cluster.controlplane.clients import run_client, write_log
 from tests.cluster.controlplane.commands import Layout
 from tests.cluster.controlplane.supervised import Supervised
 
 READY_S = 120
+_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 # People without any rights, so that a test can give them some without a restart of the API server.
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("team-a",), "bob": ("team-b",), "carol": ()}
 
@@ -50,8 +49,9 @@ class ControlPlane:
         self.folder = folder
         self.binaries = dict(binaries)
         self._options = options
-        self._layout = _layout(folder)
+        self._layout = Layout.on_free_ports(folder)
         self._users = Users(self._layout.tokens)
+        self._apis: dict[str, Api] = {}
         self._programs: dict[str, Supervised] = {}
 
     @classmethod
@@ -109,7 +109,9 @@ class ControlPlane:
 
     def api_as(self, user: str) -> Api:
         """The API as a user of `token_for`."""
-        return Api(self.server, self.authority, self.token_for(user))
+        if user not in self._apis:
+            self._apis[user] = Api(self.server, self.authority, self.token_for(user))
+        return self._apis[user]
 
     def token_for(self, user: str, groups: Sequence[str] = ()) -> str:
         """A user's token. The API server has to be restarted for a user who is neither admin nor in PEOPLE."""
@@ -117,6 +119,7 @@ class ControlPlane:
         if known and (not groups or self._users.groups[user] == tuple(groups)):
             return known
         token = self._users.add(user, groups)
+        self._apis.pop(user, None)
         self.restart_apiserver()
         return token
 
@@ -134,25 +137,17 @@ class ControlPlane:
 
     # Commands
 
-    def kubectl(self, *arguments: str, user: str = ADMIN, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as a user; its standard output. AssertionError with its words where it fails and `check`."""
-        command = [str(self.binaries["kubectl"].path), *arguments]
-        return self._command(command, self.kubeconfig(user), stdin, check)
+    def kubectl(self, *arguments: str, user: str = ADMIN, stdin: str = "") -> str:
+        """Run kubectl as a user; its standard output. CommandFailed where it fails."""
+        return run_client(self.binaries["kubectl"].path, arguments, self.kubeconfig(user), stdin)
 
-    def helm(self, *arguments: str, user: str = ADMIN, check: bool = True) -> str:
-        """Run Helm as a user; its standard output. AssertionError with its words where it fails and `check`."""
-        return self._command([str(self.binaries["helm"].path), *arguments], self.kubeconfig(user), None, check)
+    def helm(self, *arguments: str, user: str = ADMIN) -> str:
+        """Run Helm as a user; its standard output. CommandFailed where it fails."""
+        return run_client(self.binaries["helm"].path, arguments, self.kubeconfig(user))
 
-    def _command(self, command: list[str], kubeconfig: Path, stdin: str | None, check: bool) -> str:
-        # A home of its own: no cache or plugin of the user's plays a part.
-        home = {"HOME": str(self.folder), "KUBECONFIG": str(kubeconfig), "KUBECACHEDIR": str(self.folder / "kubecache")}
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "XDG_"))}
-        done = subprocess.run(
-            command, env=environment | home, input=stdin or "", capture_output=True, text=True, timeout=120, check=False
-        )
-        if check and done.returncode != 0:
-            raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout if check else done.stdout + done.stderr
+    def write_log(self, text: str) -> None:
+        """Let this be the log of every pod from now on."""
+        write_log(self._layout.log, text)
 
     # Nodes
 
@@ -161,19 +156,14 @@ class ControlPlane:
     ) -> list[str]:
         """Add the nodes PREFIX-FIRST and following, all Ready; their names."""
         shape = shape or nodes.Shape()
-        self.api.create_all("/api/v1/nodes", nodes.manifests(count, shape, prefix, first))
         names = [f"{prefix}-{index}" for index in range(first, first + count)]
         api = self.api
-        # The API server taints every new node; the controller manager takes the taint off when it sees it Ready.
-        waiting = set(names)
 
-        def untainted() -> bool:
-            for node in api.items("/api/v1/nodes"):
-                if all(taint["key"] != NOT_READY for taint in node["spec"].get("taints", ())):
-                    waiting.discard(node["metadata"]["name"])
-            return not waiting
+        def register(name: str, index: int) -> None:
+            api.create("/api/v1/nodes", nodes.manifest(name, shape, shape.place(index), self._layout.kubelet_port))
 
-        self.wait_for("the nodes are Ready", untainted)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(register, names, range(first, first + count)))
         return names
 
     def delete_nodes(self, *names: str) -> None:
@@ -236,7 +226,8 @@ class ControlPlane:
         self._programs[name] = Supervised(name, command, self.folder, leftover)
 
     def _run_kwok(self) -> None:
-        written = stages.write_stages(self.folder / "stages.yaml")
+        write_log(self._layout.log, "")
+        written = stages.write_stages(self.folder / "kwok.yaml", self._layout.log)
         self._run("kwok", commands.kwok(self._layout, self.kubeconfig(), written))
 
     def _answers(self) -> bool:
@@ -250,36 +241,11 @@ class ControlPlane:
 
     def wait_for(self, what: str, holds: Callable[[], bool], seconds: float = READY_S) -> None:
         """Return when it holds. Raises Died when a program ends, AssertionError when it takes too long."""
-        until = time.monotonic() + seconds
+        until, pause = time.monotonic() + seconds, 0.02
         while not holds():
             for program in self._programs.values():
                 program.check()
             if time.monotonic() > until:
                 raise AssertionError(f"not within {seconds} s: {what}; the logs are in {self.folder}")
-            time.sleep(0.02)
-
-
-NOT_READY = "node.kubernetes.io/not-ready"
-_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
-
-
-def _layout(folder: Path) -> Layout:
-    etcd, peer, api, kubelet = _free_ports(4)
-    return Layout(folder, etcd, peer, api, kubelet)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, from below the range that systems give to outgoing connections."""
-    held: list[socket.socket] = []
-    while len(held) < count:
-        taken = socket.socket()
-        try:
-            taken.bind(("127.0.0.1", random.randrange(20000, 32000)))
-        except OSError:
-            taken.close()
-        else:
-            held.append(taken)
-    ports: list[int] = [taken.getsockname()[1] for taken in held]
-    for taken in held:
-        taken.close()
-    return ports
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.5)  # a look may cost the API server a lot

@@ -205,12 +205,15 @@ conditions:
 {{ end }}
 addresses:
 - {type: InternalIP, address: {{ NodeIP | Quote }}}
-- {type: Hostname, address: {{ NodeName | Quote }}}
+- {type: Hostname, address: {{ .metadata.name | Quote }}}
 {{ if not .status.allocatable }}
 allocatable: {{ or .status.capacity (dict "cpu" "96" "memory" "1Ti" "pods" "110") | toJson }}
 {{ end }}
 {{ if not .status.capacity }}
 capacity: {cpu: "96", memory: 1Ti, pods: "110"}
+{{ end }}
+{{ with NodePort }}
+daemonEndpoints: {kubeletEndpoint: {Port: {{ . }}}}
 {{ end }}
 nodeInfo:
   architecture: amd64

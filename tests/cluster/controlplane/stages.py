@@ -32,9 +32,11 @@ from tests.cluster.controlplane.pod_status import ATTEMPT, PREFIX
 Json = dict[str, Any]
 
 
-def write_stages(path: Path) -> Path:
-    """Write every stage into one file for KWOK's --config."""
-    path.write_text(yaml.safe_dump_all(STAGES, sort_keys=False))
+def write_stages(path: Path, log: Path) -> Path:
+    """Write every stage into one file for KWOK's --config, and that `log` is what every container has logged."""
+    spec = {"logs": [{"logsFile": str(log), "previousLogsFile": str(log), "follow": True}]}
+    logs = {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "ClusterLogs", "metadata": {"name": "all"}, "spec": spec}
+    path.write_text(yaml.safe_dump_all([*STAGES, logs], sort_keys=False))
     return path
 
 
