@@ -135,13 +135,12 @@ class _Cycle:
         waiting = [e for uid, e in self.facts.requests.items() if uid not in acts.refusals and uid not in acts.starts]
         usage = self.facts.snapshot.usage
         turns = line(waiting, self.facts.tree, self.entitlement, usage, self.policy, self._hopeless)
-        blocked: Gang | None = None
+        behind: Refusal | None = None  # what everybody is told once the first one is blocked
         for gang, request in turns:
-            if blocked is not None and self.policy.behind_head == "none":
-                text = f"waits behind {blocked.name}, which comes first and cannot start"
-                acts.refusals[gang.uid] = Refusal("BehindHead", text=text)
-            elif not self._decide(gang, request, turns):
-                blocked = blocked or gang
+            if behind is not None:
+                acts.refusals[gang.uid] = behind
+            elif not self._decide(gang, request, turns) and self.policy.behind_head == "none":
+                behind = Refusal("BehindHead", text=f"waits behind {gang.name}, which comes first and cannot start")
 
     def _hopeless(self, waiting: Waiting) -> bool:
         """Tell whether a gang's turn changes nothing: it needs no trial and gets no promise."""

@@ -62,16 +62,15 @@ def _by_room(facts: Memo, ledger: Ledger, departures: Departures, line: list[tup
     order = np.argsort(departures.rank)
     times = np.concatenate([[-math.inf], departures.by[order], [math.inf]])
     columns = len(facts.table.columns)
+    ways: dict[Option, tuple[int, Request, int]] = {}
+    which = [
+        ways.setdefault(request.shape.options[option], (len(ways), request, option))[0] for request, option in line
+    ]
     for name, span in facts.table.flavors.items():
-        asked: dict[Option, IntArray] = {}
-        for request, option in line:
-            way = request.shape.options[option]
-            if way not in asked:
-                asked[way] = _asked(facts, request, option, name)
-        need = np.array([asked[request.shape.options[option]] for request, option in line])
-        asks = need.any(axis=1)
-        if not asks.any():
+        asked = np.array([_asked(facts, request, option, name) for _, request, option in ways.values()])
+        if not asked.any():
             continue
+        need = asked[which]
         usable = np.zeros(len(facts.table.nodes), dtype=np.bool_)
         usable[span.start : span.stop] = facts.table.up[span.start : span.stop]
         freed = departures.by_gang(usable)
