@@ -2,6 +2,7 @@
 
     python benchmarks/simulate.py replay NODES.csv JOBS.csv
     python benchmarks/simulate.py replay NODES.csv JOBS.csv --nodes 16 --bound 2 --qos
+    python benchmarks/simulate.py two-queues --seed 1
     python benchmarks/simulate.py step --nodes 1000 --running 1000
 
 `--nodes N` keeps N nodes, evenly spread over the list, so that there is something to queue for. `--bound F` lets every
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +25,19 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.engine import Engine
 from muster.model import Resources
-from muster.simulate import POLICIES, Habits, Progress, Setup, SimCluster, Work, Workload, read_workload, run
+from muster.simulate import (
+    POLICIES,
+    Habits,
+    JobRow,
+    NodeRow,
+    Progress,
+    Setup,
+    SimCluster,
+    Work,
+    Workload,
+    read_workload,
+    run,
+)
 
 GPU = "nvidia.com/gpu"
 
@@ -39,12 +53,15 @@ def main() -> None:
     replay.add_argument("--policy", action="append", choices=list(POLICIES), help="repeat for several; default: all")
     replay.add_argument("--bound", type=float, help="every job declares this times its runtime")
     replay.add_argument("--qos", action="store_true", help="jobs of QoS LS get priority 10")
+    two = ways.add_parser("two-queues", help="two queues that lend to and take back from each other, on 16 GPUs")
+    two.add_argument("--seed", type=int, default=1)
+    two.add_argument("--policy", action="append", choices=list(POLICIES), help="repeat for several; default: all")
     step = ways.add_parser("step", help="one round of the engine in which one job changed")
     step.add_argument("--nodes", type=int, default=1000)
     step.add_argument("--running", type=int, default=1000)
     step.add_argument("--rounds", type=int, default=50)
     asked = parser.parse_args()
-    for line in _replays(asked) if asked.way == "replay" else _steps(asked):
+    for line in {"replay": _replays, "two-queues": _two_queues, "step": _steps}[asked.way](asked):
         print(json.dumps(line), flush=True)
 
 
@@ -57,6 +74,25 @@ def _replays(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
         print("\r\033[K" + "\n".join(result.notes), file=sys.stderr)
         nodes = {"nodes": len(workload.nodes), "gpus": workload.gpus}
         yield {**nodes, **result.to_json(), "process_s": round(time.process_time() - started, 1)}
+
+
+def _two_queues(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """200 jobs of 1 to 4 pods with 1, 2 or 4 GPUs each, of two queues and two priorities, none with a declared bound.
+
+    One comes every 150 s on average and runs for half an hour on average: more than 16 GPUs can serve, so that they
+    are never idle for want of work until the last job has come.
+    """
+    draw = random.Random(asked.seed)
+    nodes = tuple(NodeRow(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
+    jobs, at = [], 0.0
+    for i in range(200):
+        at += draw.expovariate(1 / 150)
+        pods, gpus = draw.randint(1, 4), draw.choice((1, 2, 4))
+        row = JobRow(f"job{i}", round(at), round(60 + draw.expovariate(1 / 1740)), pods, gpus, pods)
+        jobs.append(replace(row, queue=draw.choice("ab"), priority=draw.choice((0, 5))))
+    for name in asked.policy or POLICIES:
+        result = run(Workload(nodes, tuple(jobs)), POLICIES[name])
+        yield {"seed": asked.seed, **result.to_json()}
 
 
 def _cut(workload: Workload, nodes: int | None) -> Workload:
