@@ -31,6 +31,10 @@ from typing import Literal, Protocol, TypeAlias
 from muster import spec
 from muster.model import Resources, Taint
 
+DRAIN = "muster.dev/drain"
+"""The key of the taint on a node that is drained: gangs on it checkpoint, leave and are queued again, and none comes,
+whatever its pods tolerate."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -44,6 +48,16 @@ class NodeView:
     cordoned: bool = False
     not_ready_since: float | None = None
     foreign: Resources = Resources()
+
+    @property
+    def draining(self) -> bool:
+        """Whether gangs are to leave it."""
+        return any(taint.key == DRAIN for taint in self.taints)
+
+    @property
+    def takes_pods(self) -> bool:
+        """Whether a gang may be placed on it."""
+        return self.ready and not self.cordoned and not self.draining
 
 
 @dataclass(frozen=True, slots=True)

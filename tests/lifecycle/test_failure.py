@@ -21,7 +21,7 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
-from muster.cluster import DeletePod
+from muster.cluster import DRAIN, DeletePod
 from muster.lifecycle import Bounds, Sight, live
 from muster.lifecycle.failure import blame, shared_blame
 from muster.model import Taint
@@ -135,6 +135,27 @@ def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> Non
     gone = look(with_status(one, verdict.status), nodes=drained).status
     assert gone.hold is not None
     assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+
+
+def test_a_gang_leaves_a_node_that_is_drained_and_keeps_the_others() -> None:
+    one = running(job(failurePolicy={"maxRestarts": 0}))
+    drained = {**NODES, "n1": replace(NODES["n1"], taints=(Taint(DRAIN),))}
+    verdict = look(one, pods_of(one), nodes=drained)
+    assert condition(verdict.status, "Evicted") == ("True", "Drained")
+    assert deleted(verdict) == [pod.name for pod in pods_of(one)], "with their grace: they write a checkpoint"
+    assert events(verdict) == ["Drained"]
+    gone = look(with_status(one, verdict.status), nodes=drained).status
+    assert (gone.attempt, gone.restarts, gone.node_losses, gone.last_failure) == (1, 0, 0, None)
+    assert (gone.blamed_nodes, gone.requeue_after) == ([], None)
+    assert gone.hold is not None
+    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+
+
+def test_a_drained_node_under_a_failed_gang_is_still_a_failure() -> None:
+    one = running()
+    drained = {**NODES, "n1": replace(NODES["n1"], taints=(Taint(DRAIN),))}
+    status = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained).status
+    assert (status.restarts, condition(status, "Evicted")) == (1, ("True", "RestartElsewhere"))
 
 
 def test_a_lost_pod_is_a_new_attempt_and_never_a_failure() -> None:

@@ -7,9 +7,9 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import NodeView, PodView, World
+from muster.cluster import DRAIN, NodeView, PodView, World
 from muster.lifecycle import moves, pod_name
-from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Topology
+from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Taint, Topology
 from muster.snapshot import Built, Cache, build
 
 NOW = 1000.0
@@ -63,10 +63,15 @@ def test_domains_are_paths_and_end_where_a_label_is_missing() -> None:
     assert found == [("b1", "b1/r1", "b1/r1/x"), ("b2", "b2/r1", "b2/r1/y"), ("b1", "", ""), ("", "", "")]
 
 
-def test_only_ready_and_uncordoned_nodes_take_pods() -> None:
+def test_only_nodes_that_are_ready_and_neither_cordoned_nor_drained_take_pods() -> None:
     one = nodes(1)[0]
-    views = (one, replace(one, name="down", ready=False), replace(one, name="cordoned", cordoned=True))
-    assert [node.schedulable for node in snapshot(nodes=views).nodes] == [True, False, False]
+    views = (
+        one,
+        replace(one, name="down", ready=False),
+        replace(one, name="cordoned", cordoned=True),
+        replace(one, name="drained", taints=(Taint(DRAIN),)),
+    )
+    assert [node.schedulable for node in snapshot(nodes=views).nodes] == [True, False, False, False]
 
 
 def test_quotas_tell_absent_from_zero_and_a_flavor_can_be_named_without_any() -> None:

@@ -2,7 +2,8 @@
 
 Completion is asked first, before what the user wants now, since a gang that has done its work cannot fail any more, nor
 be paused or cancelled. Then `judge` looks in this order: its size edited; a node or pod lost; a pod failed; out of
-time; stuck; all ready; not started in time. Loss comes before failure, since pods fail when their peers vanish.
+time; a node drained; stuck; all ready; not started in time. Loss comes before failure, since pods fail when their peers
+vanish.
 """
 
 from __future__ import annotations
@@ -149,6 +150,16 @@ def _out_of_time(case: _Case) -> Ruling | None:
     return Ruling(status, ("Warning", "MaxRuntimeExceeded", message))
 
 
+def _drained(case: _Case) -> Ruling | None:
+    """Who drains a node asks its gangs to leave with a checkpoint: no failure, and no loss that counts."""
+    nodes = sorted({share.node for part in case.status.placement for share in part.nodes})
+    drained = [name for name in nodes if (view := case.sight.nodes.get(name)) is not None and view.draining]
+    if not drained:
+        return None
+    message = f"leaves {', '.join(drained)}, which {'is' if len(drained) == 1 else 'are'} being drained"
+    return Ruling(moves.evict(case.status, "Drained", message, case.sight.now), ("Normal", "Drained", message))
+
+
 def _stuck(case: _Case) -> Ruling | None:
     if case.sight.now < _deadlines(case).get("stall", float("inf")):
         return None
@@ -206,6 +217,7 @@ _FINDINGS: tuple[Callable[[_Case], Ruling | None], ...] = (
     _lost,
     _failed,
     _out_of_time,
+    _drained,
     _stuck,
     _ready,
     _late,
@@ -264,7 +276,7 @@ def _replace_status(case: _Case, status: TrainingJobStatus) -> _Case:
 def _cordoned(case: _Case) -> list[str]:
     places = {share.node for part in case.status.placement for share in part.nodes}
     views = (case.sight.nodes.get(name) for name in sorted(places))
-    return [view.name for view in views if view is not None and view.cordoned]
+    return [view.name for view in views if view is not None and (view.cordoned or view.draining)]
 
 
 def _is_up(pod: PodView) -> bool:

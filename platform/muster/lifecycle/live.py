@@ -142,7 +142,7 @@ class _Life:
         blamed = {entry.node for entry in self.status.blamed_nodes if entry.until > self.sight.now}
         names = {share.node for part in self.status.placement for share in part.nodes}
         views = {name: self.sight.nodes.get(name) for name in names}
-        good = {n for n, v in views.items() if v is not None and v.ready and not v.cordoned and n not in blamed}
+        good = {n for n, v in views.items() if v is not None and v.takes_pods and n not in blamed}
         return without_nodes(self.status.placement, frozenset(names - good))
 
     def _staff(self) -> None:

@@ -95,7 +95,7 @@ def requeue(
 COUNTED_EVICTIONS = frozenset({"StartTimeout", "RestartElsewhere"})
 """Evictions that are the job's own doing: they count as restarts and back off."""
 
-ROOM_KEEPERS = frozenset({"NodeLost", "PodLost", "RestartElsewhere"})
+ROOM_KEEPERS = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
 """Evictions after which the gang keeps its good nodes under a hold while the others are replaced."""
 
 

@@ -30,7 +30,7 @@ def to_node(view: NodeView, flavors: Sequence[spec.Flavor]) -> model.Node:
         domains=() if flavor is None else domains(view.labels, flavor.spec.topology),
         labels=view.labels,
         taints=view.taints,
-        schedulable=view.ready and not view.cordoned,
+        schedulable=view.takes_pods,
     )
 
 

@@ -1,0 +1,66 @@
+"""A node that is drained, in the simulation: who is on it leaves with a checkpoint and goes on elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.engine.worlds import flavor, job, nodes, queue, settle
+
+from muster import spec
+from muster.cluster import DRAIN
+from muster.engine import Engine, assess
+from muster.model import Taint
+from muster.simulate import SimCluster, Work
+
+
+def drain(cluster: SimCluster, name: str) -> None:
+    node = cluster.nodes[name]
+    cluster.bring_back(replace(node, taints=(*node.taints, Taint(DRAIN))))
+
+
+def undrain(cluster: SimCluster, name: str) -> None:
+    node = cluster.nodes[name]
+    cluster.bring_back(replace(node, taints=tuple(taint for taint in node.taints if taint.key != DRAIN)))
+
+
+def nodes_of(one: spec.TrainingJob) -> set[str]:
+    return {share.node for part in one.status.placement for share in part.nodes}
+
+
+def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_failure() -> None:
+    cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", failurePolicy={"maxRestarts": 0}), Work(100, stop_s=1, checkpoint_on_stop=True))
+    settle(engine, cluster, until=40)
+    first = nodes_of(cluster.job(uid))
+    drained = min(first)
+    drain(cluster, drained)
+    settle(engine, cluster, until=50)
+    status = cluster.job(uid).status
+    assert status.phase == "Running"
+    assert nodes_of(cluster.job(uid)) == set(cluster.nodes) - {drained}
+    assert (status.attempt, status.restarts, status.node_losses, status.blamed_nodes) == (1, 0, 0, [])
+    settle(engine, cluster, until=105)
+    assert cluster.job(uid).status.phase == "Succeeded", "what it did before it left was kept"
+
+
+def test_a_gang_waits_while_its_only_room_is_drained_and_comes_back_after() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    tolerant = job("a")
+    role = tolerant.spec.roles[0].model_dump(by_alias=True)
+    role["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
+    uid = cluster.submit(job("a", roles=[role]), Work(1000))
+    settle(engine, cluster, until=5)
+    drain(cluster, "n0")
+    settle(engine, cluster, until=60)
+    assert cluster.job(uid).status.phase == "Pending", "though its pods tolerate every taint"
+    undrain(cluster, "n0")
+    settle(engine, cluster, until=61)
+    assert cluster.job(uid).status.phase == "Running"
+
+
+def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    drain(cluster, "n0")
+    assert assess(job("a"), cluster.observe()) is None
