@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -180,13 +181,16 @@ def test_threads_fit_the_host_unless_the_user_says_otherwise(start: Start) -> No
     assert "threads 5\n" in start(said, OMP_NUM_THREADS="5").end()[1]
 
 
-def test_a_port_in_use_is_said_before_any_rank_starts(start: Start) -> None:
+def test_a_port_in_use_is_said_before_any_rank_starts(start: Start, tmp_path: Path) -> None:
+    note = tmp_path / "failure.json"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, log = start(
-            "print('started')", "--nproc", "2", MUSTER_RANK0_HOST="127.0.0.1", MUSTER_RANK0_PORT=str(port)
-        ).end()
+            "print('started')", "--nproc", "2", MUSTER_RANK0_HOST="127.0.0.1", MUSTER_RANK0_PORT=str(port),
+            MUSTER_FAILURE_FILE=str(note),
+        ).end()  # fmt: skip
     assert code == 75
+    assert json.loads(note.read_text())["reason"] == "PortInUse"
     assert f"port {port} of" in log
     assert "MUSTER_RANK0_PORT" in log
     assert "started" not in log

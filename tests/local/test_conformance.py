@@ -20,8 +20,9 @@ from muster.local.cluster import LocalCluster
 from muster.local.home import open_home
 from muster.local.objects import Objects
 from muster.local.pod_folder import Live, PodFolder
-from muster.local.replicas import Host, Replicas
+from muster.local.replicas import Replicas
 from muster.local.shape import parse_shape, pretended_nodes
+from muster.local.spawning import Host
 from muster.local.store import open_store
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
@@ -54,7 +55,7 @@ class LocalHarness:
             container = role["template"]["spec"]["containers"][0]
             container["command"] = script.command()
             container["env"] = [{"name": "CONFORMANCE_LOG", "value": str(self._notes(job.metadata.name))}]
-        return self.objects.submit(spec.TrainingJob.model_validate(body), dry_run=False).metadata.uid
+        return self.objects.submit([spec.TrainingJob.model_validate(body)], dry_run=False)[0].metadata.uid
 
     def edit(self, uid: str, **fields: Any) -> None:
         self.objects.change("default", self.store.jobs[uid].metadata.name, fields)

@@ -14,11 +14,12 @@ import pytest
 from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
-from muster.local import replicas, shim
+from muster.local import shim, spawning
 from muster.local.home import Home, open_home
 from muster.local.pod_folder import PodFolder
 from muster.local.records import PodRecord
-from muster.local.replicas import Host, Replicas
+from muster.local.replicas import Replicas
+from muster.local.spawning import Host
 from muster.local.store import Store, open_store
 
 UID = "0123456789abcdef"
@@ -202,9 +203,10 @@ def test_what_runs_without_a_record_is_ended_at_the_start(machine: Machine) -> N
 
 def test_replicas_of_other_homes_are_no_orphans_of_this_one(machine: Machine, tmp_path: Path) -> None:
     other = Machine(tmp_path / "other")
-    other.add("sleep 0.5")
+    other.add(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
     other.until("Running")
     assert machine.replicas.end_orphans() == 0
+    (tmp_path / "go").touch()
     assert other.until("Succeeded").exit_code == 0
     other.store.close()
 
@@ -238,8 +240,8 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
 ) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import sys; sys.exit('no interpreter for you')")
-    good, begun = replicas._SHIM, time.monotonic()
-    monkeypatch.setattr(replicas, "_SHIM", str(broken))
+    good, begun = spawning._SHIM, time.monotonic()
+    monkeypatch.setattr(spawning, "_SHIM", str(broken))
     machine.add("echo ran")
     eventually(lambda: machine.replicas.pass_over() or machine.store.events(UID))
     while time.monotonic() < begun + 0.7:
@@ -251,7 +253,7 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
     due = machine.replicas.due()
     assert due is not None
     assert due > time.time()
-    monkeypatch.setattr(replicas, "_SHIM", good)
+    monkeypatch.setattr(spawning, "_SHIM", good)
     assert machine.until("Succeeded").exit_code == 0
 
 

@@ -66,6 +66,7 @@ def launch(place: Place, command: Sequence[str], environ: Mapping[str, str]) -> 
         listener = listen(place) if place.replica == 0 else None
     except PortInUse as error:
         say(str(error))
+        note_failure(environ.get("MUSTER_FAILURE_FILE", ""), EXIT_STORE, time.monotonic(), reason="PortInUse")
         return EXIT_STORE
     if listener is not None:
         place = replace(place, port=listener.getsockname()[1])
@@ -163,11 +164,13 @@ def watch(ranks: Mapping[int, Rank], patience_s: float, inbox: queue.SimpleQueue
     return code
 
 
-def note_failure(path: str, code: int, at: float) -> None:
+def note_failure(path: str, code: int, at: float, reason: str = "") -> None:
     """Tell whoever runs the pod when its first rank failed (`at`: monotonic) and how (docs/run-folder.md)."""
     if not path:
         return
-    note = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}
+    note: dict[str, object] = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}
+    if reason:
+        note["reason"] = reason
     with suppress(OSError):  # a full disk: the end of the pod has to do
         Path(path + ".tmp").write_text(json.dumps(note))
         os.replace(path + ".tmp", path)

@@ -19,10 +19,11 @@ from muster.local.first_objects import ensure_first_objects
 from muster.local.home import Home
 from muster.local.objects import Objects
 from muster.local.processes import boot_id, check_platform
-from muster.local.replicas import Host, Replicas
+from muster.local.replicas import Replicas
 from muster.local.reports import Reports
 from muster.local.service import News, Service
 from muster.local.shape import HOST_AS_IT_IS, host_node, parse_shape, pretended_nodes
+from muster.local.spawning import Host
 from muster.local.store import Store, open_store
 
 _SHAPE = "nodes"  # setting

@@ -93,6 +93,10 @@ class PodFolder:
         code, at = _read(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
         return (code, at) if isinstance(code, int) and at is not None else None
 
+    def port_was_taken(self) -> bool:
+        """Whether a launcher noted that another program listens where the role was to meet."""
+        return _read(self.path / shim.FAILURE).get("reason") == "PortInUse"
+
     def state(self) -> State:
         """Where the replica stands. Looks while holding the lock, so that a shim cannot begin in between."""
         try:

@@ -9,58 +9,26 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from muster import spec
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.devices import free_devices
-from muster.local.environment import PodIdentity, Slot, command_line, pod_environment
-from muster.local.home import Home
-from muster.local.logs import log_path, tail
+from muster.local.endings import PORT_TAKEN, ended, rank_failed, vanished
+from muster.local.logs import tail
 from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, State, Vanished
 from muster.local.processes import Process, end_all
 from muster.local.records import Event, PodRecord
+from muster.local.spawning import Host, Watch, spawn
 from muster.local.store import Store
-from muster.local.submitter import interpreter_environment, working_directory
 
-_SHIM = str(Path(shim.__file__).resolve())
 _STUCK_S = 15.0  # a shim that outlives grace, drain and this is killed
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
 _HURRY_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What every replica of this host shares."""
-
-    home: Home
-    boot_id: str
-    environment: dict[str, str]  # what replicas may see of the daemon's
-    umask: int
-    collector: tuple[str, ...]  # command line, without its arguments
-    drain_s: float = 60.0
-
-
-class _Watch:
-    """A shim that lives, as far as we know. `popen` when it is our own child."""
-
-    __slots__ = ("popen", "process", "told")
-
-    def __init__(self, process: Process, popen: subprocess.Popen[bytes] | None) -> None:
-        self.process = process
-        self.popen = popen
-        self.told: tuple[float, float] | None = None  # (asked at, grace) of the stop it was told
-
-    def ended(self) -> bool:
-        return self.popen.poll() is not None if self.popen is not None else self.process.ended()
 
 
 class Replicas:
@@ -73,7 +41,7 @@ class Replicas:
         self._store = store
         self._devices = devices  # by node
         self._clock = clock
-        self._watched: dict[str, _Watch] = {}
+        self._watched: dict[str, Watch] = {}
         self._retries: dict[str, tuple[float, float]] = {}  # by pod that did not begin: (not before, next pause)
         self._unseen: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
         self._changed = False
@@ -167,7 +135,7 @@ class Replicas:
             if process is None:
                 self._wake_at(now + _HURRY_S)  # about to write its pid, or about to let the lock go
                 return pod
-            self._watched[pod.name] = watch = _Watch(process, None)
+            self._watched[pod.name] = watch = Watch(process, None)
             return self._look_at_living(pod, watch, now)
         if pod.deleting_at is not None:
             if isinstance(state, Fresh) and not self._folder(pod).forbid():
@@ -182,7 +150,7 @@ class Replicas:
             return pod
         return self._finish(pod, state)
 
-    def _look_at_living(self, pod: PodRecord, watch: _Watch, now: float) -> PodRecord:
+    def _look_at_living(self, pod: PodRecord, watch: Watch, now: float) -> PodRecord:
         if pod.phase != "Running" and not self._folder(pod).begun():
             self._wake_at(now + _HURRY_S)
             return pod
@@ -192,7 +160,7 @@ class Replicas:
         self._retries.pop(pod.name, None)
         return pod if pod.phase == "Running" else replace(pod, phase="Running")
 
-    def _press(self, pod: PodRecord, watch: _Watch, asked_at: float, now: float) -> None:
+    def _press(self, pod: PodRecord, watch: Watch, asked_at: float, now: float) -> None:
         """SIGTERM once; the shim itself counts the grace. SIGKILL to the shim only when it is stuck."""
         if watch.told != (asked_at, pod.grace_s):
             with suppress(OSError):  # a full disk: the shim then takes the grace of its spec
@@ -209,20 +177,17 @@ class Replicas:
         """The record of a pod of which no process is left."""
         if isinstance(state, Vanished):
             self._end_leftovers(pod)
-            reason = "ShimKilled" if state.boot_id == self._host.boot_id else "Rebooted"
-            return replace(pod, phase="Lost", reason=reason, finished_at=self._clock())
+            return vanished(pod, state, self._host.boot_id, self._clock())
         assert isinstance(state, Ended)
         if state.collector_status not in (None, 0):
             self._event(
                 pod, "CollectorFailed", f"the trace collector of {pod.name} ended with {state.collector_status}"
             )
-        ended = replace(pod, exit_code=state.exit_code, finished_at=state.finished_at, failed_at=state.failed_at)
-        if state.stopped:  # by us, yet not at the engine's wish: the host goes down
-            return replace(ended, phase="Lost", reason="HostDown")
-        if state.exit_code == 0:
-            return replace(ended, phase="Succeeded", reason="Completed")
-        reason = "OOMKilled" if state.out_of_memory else "Error"
-        return replace(ended, phase="Failed", reason=reason, log_tail=tail(self._log(pod)))
+        after = ended(pod, state, self._folder(pod), self._log(pod))
+        if after.reason == PORT_TAKEN:
+            told = f"another program has port {pod.port}, where {pod.name} was to listen: the gang meets at another one"
+            self._event(pod, PORT_TAKEN, told)
+        return after
 
     def _take_along(self, finished: list[PodRecord]) -> list[PodRecord]:
         """Pods that still end although a rank of theirs has failed, as soon as another one of their attempt failed.
@@ -235,11 +200,9 @@ class Replicas:
         for uid, attempt in failed:
             for pod in self._store.pods[uid].values():
                 if pod.attempt == attempt and pod.name not in known and pod.phase == "Running":
-                    failure = self._folder(pod).failure()
-                    if failure is not None:
-                        code, at = failure
-                        told = tail(self._log(pod))
-                        noted.append(replace(pod, exit_code=code, failed_at=at, reason="Error", log_tail=told))
+                    failing = rank_failed(pod, self._folder(pod), self._log(pod))
+                    if failing is not None:
+                        noted.append(failing)
         return noted
 
     # ---- starting
@@ -270,53 +233,10 @@ class Replicas:
             if job is None:
                 continue
             try:
-                self._watched[pod.name] = self._spawn(pod, job)
+                self._watched[pod.name] = spawn(self._host, pod, job)
             except OSError as error:
                 self._try_later(pod, now, str(error))
             self._wake_at(now + _HURRY_S)
-
-    def _spawn(self, pod: PodRecord, job: spec.TrainingJob) -> _Watch:
-        folder = self._folder(pod)
-        self._log(pod).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.write_spec(self._what_to_run(pod, job))
-        command = [sys.executable, "-I", "-S", _SHIM, str(folder.path)]
-        with open(folder.path / "shim.err", "ab") as errors:
-            popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, cwd="/", start_new_session=True,
-                env={"PATH": self._host.environment["PATH"]},
-            )  # fmt: skip
-        return _Watch(Process(popen.pid, os.pidfd_open(popen.pid)), popen)
-
-    def _what_to_run(self, pod: PodRecord, job: spec.TrainingJob) -> dict[str, Any]:
-        role = next(role for role in job.spec.roles if role.name == pod.role)
-        container = role.template.spec.containers[0]
-        slot = Slot(run_dir=str(self._run_dir(job)), devices=pod.devices or (), rank0_port=pod.port)
-        identity = PodIdentity(pod.name, pod.role, pod.index, pod.replicas, pod.attempt)
-        environment = pod_environment(interpreter_environment(self._host.environment, job), job, identity, slot)
-        return {
-            "pod": pod.name,
-            "argv": command_line(container, environment),
-            "env": environment,
-            "cwd": working_directory(job, container),
-            "log": str(self._log(pod)),
-            "grace_s": role.template.spec.termination_grace_period_seconds,
-            "umask": self._host.umask,
-            "boot_id": self._host.boot_id,
-            "collector": self._collector(pod, slot, environment) if job.spec.trace is not None else None,
-        }
-
-    def _collector(self, pod: PodRecord, slot: Slot, environment: dict[str, str]) -> dict[str, Any]:
-        arguments = ["--run-dir", slot.run_dir, "--role", pod.role, "--index", str(pod.index)]
-        own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        contract = {name: value for name, value in environment.items() if name.startswith("MUSTER_")}
-        return {
-            "argv": [*self._host.collector, *arguments],
-            "env": self._host.environment | contract | own | {"CUDA_VISIBLE_DEVICES": ""},
-            "cwd": slot.run_dir,
-            "log": str(self._folder(pod).path / "collector.log"),
-            "drain_s": self._host.drain_s,
-            "holds_sigterm": True,  # it unblocks the signal itself, once it has a handler
-        }
 
     def _try_later(self, pod: PodRecord, now: float, why: str) -> None:
         self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {why}")
@@ -336,13 +256,10 @@ class Replicas:
         return [pod for pods in self._store.pods.values() for pod in pods.values() if pod.node == node]
 
     def _folder(self, pod: PodRecord) -> PodFolder:
-        return PodFolder(self._host.home.pod(pod.job_uid, pod.role, pod.index, pod.attempt))
-
-    def _run_dir(self, job: spec.TrainingJob) -> Path:
-        return self._host.home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
+        return self._host.folder(pod)
 
     def _log(self, pod: PodRecord) -> Path:
-        return log_path(self._run_dir(self._store.jobs[pod.job_uid]), pod.role, pod.index, pod.attempt)
+        return self._host.log(pod, self._store.jobs[pod.job_uid])
 
     def _event(self, pod: PodRecord, reason: str, message: str) -> None:
         try:
@@ -351,7 +268,7 @@ class Replicas:
         except ClusterError:
             pass  # the disk may be what it is about
 
-    def _last_words(self, pod: PodRecord, watch: _Watch) -> str:
+    def _last_words(self, pod: PodRecord, watch: Watch) -> str:
         """What its shim said, or else how it ended."""
         said = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
         code = watch.popen.returncode if watch.popen is not None else None
