@@ -1,0 +1,272 @@
+"""The chart, installed with Helm itself: what comes, who may do what, what an upgrade keeps and what stays behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.controlplane.api import Api, Refused
+from tests.cluster.controlplane.binaries import Unavailable
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.manifests.objects import job, queue
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHART = ROOT / "helm" / "muster"
+EXAMPLE = ROOT / "examples" / "05-helm-values"
+SYSTEM = "muster-system"
+OPERATOR = "muster-operator"
+GROUP = "/apis/muster.dev/v1alpha1"
+NOW = "2026-11-21T10:00:00Z"
+
+Object = dict[str, Any]
+
+
+def start(folder: Path) -> ControlPlane:
+    try:
+        plane = ControlPlane.start(folder)
+    except Unavailable as error:
+        pytest.fail(str(error), pytrace=False)
+    plane.add_nodes(2)
+    return plane
+
+
+def install(plane: ControlPlane, chart: Path = CHART, *settings: str) -> str:
+    image = "--set=image.repository=registry.example.com/operator"
+    flags = ("--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout=100s", image)
+    return plane.helm("upgrade", "--install", "muster", str(chart), *flags, *settings)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of this file's own with the chart in it: CRDs that belong to a release belong to nobody else."""
+    with start(tmp_path_factory.mktemp("chart")) as plane:
+        install(plane)
+        for name in ("team-a", "team-b"):
+            plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        plane.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", "--namespace=team-a")
+        plane.kubectl("create", "rolebinding", "bob", "--clusterrole=view", "--user=bob", "--namespace=team-a")
+        plane.wait_for("roles are aggregated", lambda: may(plane, "bob", "list", "trainingjobs.muster.dev", "team-a"))
+        yield plane
+
+
+def may(plane: ControlPlane, user: str, verb: str, resource: str, namespace: str = "", account: str = "") -> bool:
+    """Whether the API server would let somebody do something; `resource` is PLURAL[.GROUP][/SUBRESOURCE]."""
+    name, _, sub = resource.partition("/")
+    plural, _, group = name.partition(".")
+    asks = {"verb": verb, "resource": plural, "group": group, "subresource": sub, "namespace": namespace}
+    who: Object = {"user": user, "groups": ["system:authenticated"]}
+    if account:
+        who = {"user": f"system:serviceaccount:{SYSTEM}:{account}", "groups": ["system:serviceaccounts"]}
+    review = {"spec": {"resourceAttributes": asks, **who}}
+    made = plane.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    allowed: bool = made["status"]["allowed"]
+    return allowed
+
+
+def in_team(api: Api, **spec: Any) -> str:
+    item = job(**spec)
+    item["metadata"]["namespace"] = "team-a"
+    api.create(f"{GROUP}/namespaces/team-a/trainingjobs", item)
+    return f"{GROUP}/namespaces/team-a/trainingjobs/j"
+
+
+def test_it_brings_two_operators_a_queue_and_a_flavor(plane: ControlPlane) -> None:
+    status = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]
+    assert status["readyReplicas"] == 2
+    spec = plane.api.get(f"{GROUP}/queues/default")["spec"]
+    assert (spec["namespaceSelector"], spec["resources"]) == ({}, [{"flavor": "default"}])
+    assert not plane.api.gone(f"{GROUP}/flavors/default")
+
+
+def test_the_notes_name_the_queue_and_what_to_look_at(plane: ControlPlane) -> None:
+    notes = plane.helm("get", "notes", "muster", "--namespace", SYSTEM)
+    assert f"kubectl -n {SYSTEM} rollout status deployment/{OPERATOR}" in notes
+    assert 'Submit to queue "default"' in notes
+
+
+DOES = [
+    ("list", "trainingjobs.muster.dev"),
+    ("watch", "trainingjobs.muster.dev"),
+    ("delete", "trainingjobs.muster.dev"),
+    ("patch", "trainingjobs.muster.dev/status"),
+    ("patch", "queues.muster.dev"),
+    ("patch", "queues.muster.dev/status"),
+    ("patch", "flavors.muster.dev/status"),
+    ("create", "pods"),
+    ("delete", "pods"),
+    ("watch", "pods"),
+    ("create", "services"),
+    ("watch", "nodes"),
+    ("watch", "namespaces"),
+    ("list", "priorityclasses.scheduling.k8s.io"),
+    ("create", "events.events.k8s.io"),
+]
+NEVER_DOES = [
+    ("create", "trainingjobs.muster.dev"),
+    ("update", "trainingjobs.muster.dev"),
+    ("patch", "trainingjobs.muster.dev"),
+    ("create", "queues.muster.dev"),
+    ("delete", "queues.muster.dev"),
+    ("patch", "flavors.muster.dev"),
+    ("get", "secrets"),
+    ("list", "secrets"),
+    ("create", "secrets"),
+    ("patch", "pods"),
+    ("create", "pods/exec"),
+    ("create", "pods/binding"),
+    ("create", "pods/eviction"),
+    ("patch", "pods/status"),
+    ("patch", "nodes"),
+    ("get", "configmaps"),
+    ("create", "serviceaccounts/token"),
+    ("create", "deployments.apps"),
+    ("update", "leases.coordination.k8s.io"),
+    ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
+    ("impersonate", "users"),
+]
+
+
+@pytest.mark.parametrize(("verb", "resource"), DOES)
+def test_the_operator_may_do_what_it_does(plane: ControlPlane, verb: str, resource: str) -> None:
+    assert may(plane, "", verb, resource, "" if resource.startswith("nodes") else "team-a", account=OPERATOR)
+
+
+@pytest.mark.parametrize(("verb", "resource"), NEVER_DOES)
+@pytest.mark.parametrize("namespace", ["", "team-a", SYSTEM])
+def test_the_operator_may_do_nothing_else(plane: ControlPlane, verb: str, resource: str, namespace: str) -> None:
+    assert not may(plane, "", verb, resource, namespace, account=OPERATOR)
+
+
+def test_the_operator_renews_one_lease_and_no_other(plane: ControlPlane) -> None:
+    api = Api(plane.server, plane.authority, plane.token_for_service_account(SYSTEM, OPERATOR))
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+    for name in (OPERATOR, "other"):
+        api.create(leases, {"metadata": {"name": name}, "spec": {"holderIdentity": "me"}})
+    lease = api.get(f"{leases}/{OPERATOR}")
+    api.request("PUT", f"{leases}/{OPERATOR}", lease)
+    with pytest.raises(Refused, match="forbidden"):
+        api.get(f"{leases}/other")
+    with pytest.raises(Refused, match="forbidden"):
+        api.create("/apis/coordination.k8s.io/v1/namespaces/default/leases", {"metadata": {"name": OPERATOR}})
+    for name in (OPERATOR, "other"):
+        plane.api.delete(f"{leases}/{name}")
+
+
+def test_who_may_edit_a_namespace_has_jobs_there_and_no_other_and_never_a_status(plane: ControlPlane) -> None:
+    alice = plane.api_as("alice")
+    path = in_team(alice)
+    try:
+        alice.patch(path, {"spec": {"suspend": True}})
+        admitted = {"type": "Admitted", "status": "True", "reason": "Mine", "lastTransitionTime": NOW}
+        with pytest.raises(Refused, match=r"cannot patch resource .*trainingjobs/status"):
+            alice.patch(f"{path}/status", {"status": {"conditions": [admitted]}})
+        with pytest.raises(Refused, match="forbidden"):
+            alice.create(f"{GROUP}/namespaces/team-b/trainingjobs", job() | {"metadata": {"name": "j"}})
+    finally:
+        alice.delete(path)
+
+
+@pytest.mark.parametrize("role", ["view", "edit", "admin"])
+def test_no_role_of_the_cluster_reaches_a_status(plane: ControlPlane, role: str) -> None:
+    rules = plane.api.get(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")["rules"]
+    ours = [rule for rule in rules if "muster.dev" in rule["apiGroups"]]
+    assert ours
+    assert {name for rule in ours for name in rule["resources"]} == {"trainingjobs"}
+
+
+def test_who_may_view_a_namespace_sees_jobs_and_changes_none(plane: ControlPlane) -> None:
+    bob = plane.api_as("bob")
+    assert bob.items(f"{GROUP}/namespaces/team-a/trainingjobs") == []
+    with pytest.raises(Refused, match="forbidden"):
+        in_team(bob)
+
+
+def test_everyone_sees_queues_and_nobody_changes_them_unasked(plane: ControlPlane) -> None:
+    carol = plane.api_as("carol")
+    assert [item["metadata"]["name"] for item in carol.items(f"{GROUP}/queues")] == ["default"]
+    with pytest.raises(Refused, match="forbidden"):
+        carol.create(f"{GROUP}/queues", queue())
+    plane.kubectl("create", "clusterrolebinding", "carol", "--clusterrole=muster-queues-edit", "--user=carol")
+    plane.wait_for("carol may", lambda: may(plane, "carol", "create", "queues.muster.dev"))
+    carol.create(f"{GROUP}/queues", queue())
+    carol.delete(f"{GROUP}/queues/q")
+
+
+def earlier(folder: Path) -> Path:
+    """The chart as an older version would have been: fewer fields and rules, another column, one replica."""
+    old = folder / "muster"
+    shutil.copytree(CHART, old)
+    chart = yaml.safe_load((old / "Chart.yaml").read_text())
+    (old / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": "0.0.9", "appVersion": "0.0.9"}))
+    crd = old / "templates" / "crds" / "trainingjobs.yaml"
+    head, body = crd.read_text().split("spec:\n", 1)
+    spec, tail = body.rsplit("{{- end }}", 1)
+    loaded = yaml.safe_load("spec:\n" + spec)
+    (version,) = loaded["spec"]["versions"]
+    version["additionalPrinterColumns"] = version["additionalPrinterColumns"][:1]
+    schema = version["schema"]["openAPIV3Schema"]
+    del schema["x-kubernetes-validations"]
+    del schema["properties"]["spec"]["properties"]["stallTimeoutSeconds"]
+    crd.write_text(f"{head}{yaml.safe_dump(loaded, sort_keys=False)}{{{{- end }}}}{tail}")
+    return old
+
+
+@pytest.mark.timeout(400)
+def test_an_upgrade_keeps_what_users_wrote_and_brings_what_is_new(tmp_path: Path) -> None:
+    with start(tmp_path / "plane") as plane:
+        api = plane.api
+        install(plane, earlier(tmp_path), "--set=replicas=1")
+        api.create("/api/v1/namespaces", {"metadata": {"name": "team-a"}})
+        path = in_team(api, queue="default", stallTimeoutSeconds=60)
+        told = {"phase": "Running", "attempt": 2, "podsWanted": 4}
+        api.patch(f"{path}/status", {"status": told})
+        api.create(f"{GROUP}/queues", queue("ours", parent="default", weight=3))
+        api.patch(f"{GROUP}/queues/default", {"spec": {"maxPriority": 7}})
+        before = api.get(path)
+        assert "stallTimeoutSeconds" not in before["spec"]
+
+        install(plane)
+        after = api.get(path)
+        assert (after["spec"], after["status"]) == (before["spec"], told)
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+        assert api.get(f"{GROUP}/queues/ours")["spec"]["weight"] == 3
+        assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
+        assert plane.kubectl("get", "tj", "-n", "team-a").split()[:3] == ["NAME", "STATE", "QUEUE"]
+        api.patch(path, {"spec": {"stallTimeoutSeconds": 60}})
+        assert api.get(path)["spec"]["stallTimeoutSeconds"] == 60
+        with pytest.raises(Refused, match="cannot begin the names of pods"):
+            in_team(api, name="a.b")
+        status = api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]
+        assert status["readyReplicas"] == 2
+
+        plane.helm("uninstall", "muster", "--namespace", SYSTEM, "--wait")
+        assert api.gone(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
+        assert api.gone(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{OPERATOR}")
+        assert api.get(path)["metadata"]["uid"] == before["metadata"]["uid"]
+        left = {item["metadata"]["name"] for item in api.items(f"{GROUP}/queues")}
+        assert left == {"default", "ours"}
+
+        install(plane)
+        assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
+
+
+@pytest.mark.timeout(400)
+def test_the_values_of_the_example_make_its_queues_and_its_job_is_accepted(tmp_path: Path) -> None:
+    with start(tmp_path / "plane") as plane:
+        labels = {"node-role.kubernetes.io/control-plane": ""}
+        for node in plane.api.items("/api/v1/nodes"):
+            plane.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"metadata": {"labels": labels}})
+        install(plane, CHART, "--values", str(EXAMPLE / "values.yaml"))
+        assert {item["metadata"]["name"] for item in plane.api.items(f"{GROUP}/queues")} == {
+            "company",
+            "research",
+            "product",
+        }
+        plane.kubectl("apply", "-f", str(EXAMPLE / "job.yaml"))
+        made = json.loads(plane.kubectl("get", "tj", "llama-8b", "-o", "json"))
+        assert made["spec"]["queue"] == "research"

@@ -1,0 +1,238 @@
+"""What the chart renders, and which values it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.helm.conftest import CHART, ROOT, Render, Run
+
+from muster.spec import Flavor, Queue
+from muster_operator.settings import parse
+
+Object = dict[str, Any]
+
+
+def one(items: list[Object], kind: str) -> Object:
+    (found,) = (item for item in items if item["kind"] == kind)
+    return found
+
+
+def kinds(items: list[Object]) -> set[str]:
+    return {item["kind"] for item in items}
+
+
+def operator(items: list[Object]) -> Object:
+    (container,) = one(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    found: Object = container
+    return found
+
+
+def test_the_chart_passes_helms_own_lint(helm: Run) -> None:
+    done = helm("lint", "--strict")
+    assert done.returncode == 0, done.stdout
+    assert "0 chart(s) failed" in done.stdout
+
+
+def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
+    done = helm("template")
+    assert done.returncode != 0
+    assert "image.repository: missing; write where your image of the operator lies" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("replicas=0", "replicas"),
+        ("replicas=two", "replicas"),
+        ("replica=3", "replica"),
+        ("operator.logLevel=loud", "logLevel"),
+        ("operator.qps=0", "qps"),
+        ("operator.lease.seconds=-1", "seconds"),
+        ("image.repository=example.com/x:1.0", "repository"),
+        ("image.digest=abc", "digest"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("queues[0].nam=x", "queues"),
+        ("flavors[0].name=A b", "name"),
+        ("networkPolicy.egress.apiServerPorts={}", "apiServerPorts"),
+        ("jobPods.priorityClass.value=2000000000", "value"),
+        ("serviceMonitor.interval=often", "interval"),
+        ("rbac.aggregate=maybe", "aggregate"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(helm: Run, value: str, field: str) -> None:
+    done = helm("template", "--set=image.repository=x", f"--set={value}")
+    assert done.returncode != 0
+    assert "values don't meet the specifications of the schema" in done.stderr
+    assert field in done.stderr
+
+
+def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def named(part: Object, path: str = "") -> set[str]:
+        inner = part.get("properties", {})
+        return {place for name, item in inner.items() for place in {f"{path}{name}", *named(item, f"{path}{name}.")}}
+
+    def written(part: Any, path: str = "") -> set[str]:
+        if not isinstance(part, dict):
+            return set()
+        return {place for name, item in part.items() for place in {f"{path}{name}", *written(item, f"{path}{name}.")}}
+
+    free = ("operator.resources.", "operator.affinity.")
+    assert {name for name in written(values) if not name.startswith(free)} == named(schema) - {"global"}
+
+
+def test_the_operator_runs_with_nothing_that_it_does_not_need(render: Render) -> None:
+    pod = one(render(), "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {"hostNetwork", "hostPID", "hostIPC"} & pod.keys() == set()
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp"]
+
+
+def test_there_are_two_operators_apart_from_each_other_and_one_may_be_drained(render: Render) -> None:
+    items = render()
+    deployment = one(items, "Deployment")["spec"]
+    selector = deployment["selector"]["matchLabels"]
+    pod = deployment["template"]
+    assert deployment["replicas"] == 2
+    assert selector.items() <= pod["metadata"]["labels"].items()
+    (apart,) = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["labelSelector"]["matchLabels"] == selector
+    budget = one(items, "PodDisruptionBudget")["spec"]
+    assert (budget["minAvailable"], budget["selector"]["matchLabels"]) == (1, selector)
+    assert "PodDisruptionBudget" not in kinds(render("replicas=1"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("operator.lease.seconds=30", "operator.lease.renewDeadlineSeconds=20"),
+        ("operator.extraArgs={--no-lease}",),
+    ],
+    ids=str,
+)
+def test_the_operator_understands_its_flags(render: Render, values: tuple[str, ...]) -> None:
+    container = operator(render(*values))
+    assert container["command"] == ["python", "-m", "muster_operator"]
+    settings = parse(container["args"])
+    assert (settings.namespace, settings.lease_name) == ("muster-system", "m-muster-operator")
+    assert settings.priority_class == one(render(*values), "PriorityClass")["metadata"]["name"]
+
+
+def test_probes_and_services_meet_the_port_the_operator_listens_on(render: Render) -> None:
+    items = render()
+    container = operator(items)
+    (port,) = container["ports"]
+    assert parse(container["args"]).addresses.public == f"0.0.0.0:{port['containerPort']}"
+    probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {probe["path"] for probe in probes.values()} == {"/healthz", "/readyz"}
+    (service,) = one(items, "Service")["spec"]["ports"]
+    (allowed,) = one(items, "NetworkPolicy")["spec"]["ingress"]
+    targets = {service["targetPort"], *(probe["port"] for probe in probes.values()), allowed["ports"][0]["port"]}
+    assert targets == {port["name"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ((), "registry.example.com/operator:0.1.0"),
+        (("image.tag=v2",), "registry.example.com/operator:v2"),
+        ((f"image.digest=sha256:{'a' * 64}", "image.tag=v2"), f"registry.example.com/operator@sha256:{'a' * 64}"),
+    ],
+)
+def test_an_image_is_named_by_tag_or_better_by_digest(render: Render, values: tuple[str, ...], image: str) -> None:
+    assert operator(render(*values))["image"] == image
+
+
+def test_the_crds_come_with_the_chart_stay_when_it_goes_and_are_those_of_the_plain_file(render: Render) -> None:
+    plain = {item["metadata"]["name"]: item for item in yaml.safe_load_all((ROOT / "helm/crds.yaml").read_text())}
+    found = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
+    assert {item["metadata"]["name"]: item["spec"] for item in found} == {
+        name: item["spec"] for name, item in plain.items()
+    }
+    assert {item["metadata"]["annotations"]["helm.sh/resource-policy"] for item in found} == {"keep"}
+    assert "CustomResourceDefinition" not in kinds(render("crds.enabled=false"))
+
+
+def test_default_queue_and_flavor_are_such_as_muster_reads_and_stay_when_the_chart_goes(render: Render) -> None:
+    items = render()
+    for model in (Queue, Flavor):
+        item = one(items, model.__name__)
+        assert item["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+        model.model_validate({key: item[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": "x"}})
+    assert kinds(render("queues=null", "flavors=null")) & {"Queue", "Flavor"} == set()
+
+
+def test_queues_are_hooks_only_until_the_api_server_knows_their_kind(render: Render) -> None:
+    first = one(render(), "Queue")["metadata"]["annotations"]
+    later = one(render(extra=("--api-versions=muster.dev/v1alpha1",)), "Queue")["metadata"]["annotations"]
+    assert first["helm.sh/hook"] == "post-install,post-upgrade"
+    assert first["meta.helm.sh/release-name"] == "m"
+    assert "helm.sh/hook" not in later
+
+
+def test_pods_of_jobs_never_make_kube_scheduler_evict_others(render: Render) -> None:
+    priority = one(render(), "PriorityClass")
+    assert (priority["preemptionPolicy"], priority["globalDefault"]) == ("Never", False)
+
+
+def test_no_role_for_people_may_write_a_status(render: Render) -> None:
+    roles = [item for item in render() if item["kind"] == "ClusterRole" and "operator" not in item["metadata"]["name"]]
+    assert len(roles) == 4
+    resources = {name for role in roles for rule in role["rules"] for name in rule["resources"]}
+    assert resources == {"trainingjobs", "queues", "flavors"}
+
+
+def test_no_role_has_a_wildcard_or_reads_a_secret(render: Render) -> None:
+    for item in render():
+        for rule in item.get("rules", ()) if item["kind"].endswith("Role") else ():
+            assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert "secrets" not in rule["resources"]
+
+
+def test_monitoring_is_there_when_asked_for_and_asks_for_metrics_that_the_operator_has(render: Render) -> None:
+    assert kinds(render()) & {"ServiceMonitor", "PrometheusRule"} == set()
+    items = render("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "prometheusRule.labels.team=ml")
+    selector = one(items, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= one(items, "Service")["metadata"]["labels"].items()
+    rule = one(items, "PrometheusRule")
+    assert rule["metadata"]["labels"]["team"] == "ml"
+    (group,) = rule["spec"]["groups"]
+    asked = {name for alert in group["rules"] for name in re.findall(r"muster_\w+", alert["expr"])}
+    source = (ROOT / "operators" / "muster_operator" / "metrics.py").read_text()
+    known = set(re.findall(r'"(muster_\w+)"', source))
+    assert {re.sub(r"_bucket$", "", name) for name in asked} <= known
+    queue_alert = group["rules"][-1]["annotations"]
+    assert "{{ $labels.queue }}" in queue_alert["summary"]
+
+
+def test_traffic_out_of_the_operator_can_be_bounded_too(render: Render) -> None:
+    assert one(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
+    policy = one(render("networkPolicy.egress.enabled=true"), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert [port["port"] for port in policy["egress"][0]["ports"]] == [443, 6443]
+    assert "NetworkPolicy" not in kinds(render("networkPolicy.enabled=false"))
+
+
+@pytest.mark.parametrize("values", sorted(ROOT.glob("examples/05-helm-values/*.yaml")), ids=lambda path: path.name)
+def test_values_of_the_example_render(helm: Run, values: Path) -> None:
+    done = helm("template", f"--values={values}")
+    assert done.returncode == 0, done.stderr
+    models: dict[str, type[Queue | Flavor]] = {"Queue": Queue, "Flavor": Flavor}
+    for item in yaml.safe_load_all(done.stdout):
+        if item and item["kind"] in models:
+            models[item["kind"]].model_validate({"metadata": {"name": "x"}, "spec": item["spec"]})
