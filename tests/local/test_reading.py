@@ -12,7 +12,7 @@ import pytest
 from muster import model, spec
 from muster.local.logs import TAIL_BYTES, begin_of_last, byte_range, lines, tail
 from muster.local.progress import Beats, all_beats
-from muster.local.queue_rows import queue_rows
+from muster.overview import queue_rows
 
 TIMES = [(10.0, 5), (19.0, 5), (20.0, 9), (29.0, 9), (30.0, 14)]  # "earl\n", "mid\n", "late\n"
 

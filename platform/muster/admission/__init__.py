@@ -8,9 +8,19 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 from __future__ import annotations
 
 from muster.admission.applying import check_apply
+from muster.admission.editing import check_edit, check_unfinished
 from muster.admission.namespaces import namespace_allowed
 from muster.admission.queues import QueueVerdict, queue_verdicts
 from muster.admission.size import check_size
 from muster.admission.submitting import check_submit
 
-__all__ = ["QueueVerdict", "check_apply", "check_size", "check_submit", "namespace_allowed", "queue_verdicts"]
+__all__ = [
+    "QueueVerdict",
+    "check_apply",
+    "check_edit",
+    "check_size",
+    "check_submit",
+    "check_unfinished",
+    "namespace_allowed",
+    "queue_verdicts",
+]

@@ -142,7 +142,7 @@ class LocalClient:
         return self._change(name, namespace, {"suspend": False})
 
     def queues(self) -> list[dict[str, Any]]:
-        """The queue tree as rows, parents first (`muster.local.queue_rows`)."""
+        """The queue tree as rows, parents first (`muster.overview`)."""
         answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/queues")
         return answer
 

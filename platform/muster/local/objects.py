@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from muster import spec
-from muster.admission import check_apply, check_size, check_submit
+from muster.admission import check_apply, check_edit, check_size, check_submit, check_unfinished
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
-from muster.local.edits import check_edit, check_unfinished
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
 from muster.local.store import Object, Store

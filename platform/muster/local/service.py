@@ -18,10 +18,8 @@ from muster.lifecycle import is_admitted, is_finished, moves
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home
 from muster.local.objects import Objects, Result
-from muster.local.queue_rows import queue_rows
-from muster.local.shape import PRETENDED
 from muster.local.store import Object, Store
-from muster.quantity import format_quantity
+from muster.overview import node_rows, queue_rows, waiting_by_queue
 
 _CHANGEABLE = ("suspend", "cancel")
 
@@ -128,11 +126,7 @@ class Service:
         """The queue tree as rows."""
         with self._cluster.lock:
             queues, jobs = list(self._store.queues.values()), list(self._store.jobs.values())
-        waiting: dict[str, int] = {}
-        for job in jobs:
-            if job.status.phase == "Pending":
-                waiting[job.spec.queue] = waiting.get(job.spec.queue, 0) + 1
-        return queue_rows(queues, self._news.snapshot, waiting)
+        return queue_rows(queues, self._news.snapshot, waiting_by_queue(jobs))
 
     def flavors(self) -> list[spec.Flavor]:
         """All flavors by name."""
@@ -142,25 +136,11 @@ class Service:
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes and what is taken of them."""
         with self._cluster.lock:
-            pods = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.ended]
-            snapshot = self._news.snapshot
-        flavors = {node.name: node.flavor for node in snapshot.nodes} if snapshot else {}
-        used = _used(snapshot)
-        return [
-            {
-                "name": node.name,
-                "flavor": flavors.get(node.name),
-                "pretended": PRETENDED in node.labels,
-                "ready": node.ready,
-                "labels": dict(node.labels),
-                "allocatable": {name: format_quantity(amount, name) for name, amount in node.allocatable},
-                "used": {
-                    name: format_quantity(amount, name) for name, amount in used.get(node.name, model.Resources())
-                },
-                "pods": sorted(pod.name for pod in pods if pod.node == node.name),
-            }
-            for node in self._cluster.nodes
-        ]
+            living = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.ended]
+        pods: dict[str, list[str]] = {}
+        for pod in living:
+            pods.setdefault(pod.node, []).append(pod.name)
+        return node_rows(self._cluster.nodes, self._news.snapshot, pods)
 
     def snapshot(self) -> bytes:
         """The newest world that was planned on, for `muster replay`."""
@@ -186,15 +166,3 @@ class Service:
         if wait is None or is_admitted(job.status) or is_finished(job.status):
             return job
         return job.model_copy(update={"status": moves.wait(job.status, wait, time.time())})
-
-
-def _used(snapshot: model.Snapshot | None) -> dict[str, model.Resources]:
-    """What running gangs take of each node."""
-    used: dict[str, model.Resources] = {}
-    for one in snapshot.running if snapshot else ():
-        requests = {role.name: role.request for role in one.gang.roles}
-        for part in one.placement:
-            for node, count in part.nodes:
-                taken = requests.get(part.role, model.Resources()).times(count)
-                used[node] = used.get(node, model.Resources()).plus(taken)
-    return used

@@ -19,9 +19,10 @@ from muster.cluster import NodeView
 from muster.errors import InvalidSpec
 from muster.local.capacity import GPU, PODS, Capacity
 from muster.model import Resources
+from muster.overview.node_rows import PRETENDED
 from muster.quantity import parse_quantity
 
-LOCAL, PRETENDED, BLOCK, RACK = "muster.dev/local", "muster.dev/pretended", "muster.dev/block", "muster.dev/rack"
+LOCAL, BLOCK, RACK = "muster.dev/local", "muster.dev/block", "muster.dev/rack"
 HOST = "kubernetes.io/hostname"
 HOST_AS_IT_IS = "host"  # the word for no shape at all
 MOST_NODES = 20_000

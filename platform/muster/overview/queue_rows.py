@@ -27,6 +27,15 @@ def queue_rows(
     return [tree.row(name, depth) for name, depth in tree.in_order()]
 
 
+def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
+    """How many jobs wait in each queue that has any."""
+    waiting: dict[str, int] = {}
+    for job in jobs:
+        if job.status.phase == "Pending":
+            waiting[job.spec.queue] = waiting.get(job.spec.queue, 0) + 1
+    return waiting
+
+
 class _Tree:
     def __init__(self, queues: list[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]) -> None:
         self.by_name = {queue.metadata.name: queue for queue in queues}
