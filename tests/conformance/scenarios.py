@@ -111,7 +111,7 @@ def a_cancelled_gang_stops_for_good_and_keeps_its_record(h: Harness) -> None:
     assert failed is not None
     assert failed.reason == "Cancelled"
     h.wait(lambda: h.live_pods(uid) == 0)
-    assert {start.attempt for start in h.starts(uid)} == {0}
+    assert {start.attempt for start in h.starts(uid)} <= {0}  # the signal may come before its first line
 
 
 def a_job_can_be_cancelled_while_it_waits(h: Harness) -> None:

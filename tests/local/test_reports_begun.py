@@ -32,7 +32,7 @@ def parts(opened: Home) -> Iterator[Parts]:
 
 def add_ended(parts: Parts, name: str) -> spec.TrainingJob:
     """A traced job that is over and has no report yet."""
-    job = parts.service.submit(shell_job(name, "true", trace={"startStep": 1, "steps": 1}), dry_run=False)
+    (job,) = parts.service.submit([shell_job(name, "true", trace={"startStep": 1, "steps": 1})], dry_run=False)
     status = moves.finish(job.status, "Complete", "Completed", "", time.time())
     with parts.store.transaction():
         parts.store.put(job.model_copy(update={"status": status}))
@@ -61,7 +61,7 @@ def test_the_engine_steps_while_reports_cannot_even_say_that_they_failed(opened:
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)
     (run_dir / "report").write_text("")
-    other = parts.service.submit(shell_job("other", "true"), dry_run=False)
+    (other,) = parts.service.submit([shell_job("other", "true")], dry_run=False)
     with parts.store.transaction():  # a disk that takes everything but this note
         parts.store._connection.execute(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON events WHEN NEW.reason = 'ReportFailed'"

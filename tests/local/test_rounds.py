@@ -38,7 +38,7 @@ def daemon(opened: Home, parts: Parts) -> Iterator[Daemon]:
 
 
 def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once(parts: Parts, daemon: Daemon) -> None:
-    uid = parts.service.submit(shell_job("short", "sleep 0.5"), dry_run=False).metadata.uid
+    uid = parts.service.submit([shell_job("short", "sleep 0.5")], dry_run=False)[0].metadata.uid
 
     def phase() -> str:
         return next((pod.phase for pod in parts.store.pods.get(uid, {}).values()), "")
