@@ -123,9 +123,9 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write 90, 45s, 10m, 2h or 1h30m"),
-        ("--max-runtime", "0", "spec.maxRuntimeSeconds: 0 is too small; write 1 or more"),
-        ("--trace-steps", "25:20", "--trace-steps: '25:20' is no range of steps; write first:end, as in 20:25"),
+        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write one such as 2h"),
+        ("--max-runtime", "0", "--max-runtime: '0' lasts no time; write at least 1s"),
+        ("--trace-steps", "25:20", "--trace-steps: '25:20' ends before it begins; write FIRST:END, as 20:26 or 20:25"),
         ("--queue", "A B", "spec.queue: 'A B' is no name"),
         ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
     ],

@@ -14,13 +14,6 @@ from muster.torchx import forms
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("2h", 7200), ("1h30m", 5400), ("45s", 45), ("1d", 86_400), ("90", 90), ("1d1h1m1s", 90_061)]
-)
-def test_a_duration_is_read_in_seconds(text: str, seconds: int) -> None:
-    assert forms.read_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
     ("text", "wanted"),
     [
         ("block", {"required": "block"}),
@@ -32,10 +25,6 @@ def test_a_topology_is_required_then_preferred(text: str, wanted: dict[str, str]
     assert forms.read_topology(text) == wanted
 
 
-def test_a_window_is_half_open() -> None:
-    assert forms.read_window("20:25") == (20, 5)
-
-
 def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
     assert forms.read_list("h200, a100") == forms.read_list("h200;a100") == forms.read_list('["h200", "a100"]')
     assert forms.read_ranks("3,0,3") == [0, 3]
@@ -44,14 +33,6 @@ def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "told"),
     [
-        (forms.read_duration, "2x", "is no duration; write one such as 2h"),
-        (forms.read_duration, "", "is no duration"),
-        (forms.read_duration, "-5", "is no duration"),
-        (forms.read_duration, "0s", "lasts no time"),
-        (forms.read_window, "0:5", "begins before the first step; steps count from 1"),
-        (forms.read_window, "25:20", "ends before it begins"),
-        (forms.read_window, "20", "is no range of steps; write FIRST:END, as 20:25"),
-        (forms.read_window, "20:20", "ends before it begins"),
         (forms.read_topology, ":", "is no topology"),
         (forms.read_topology, "a:b:c", "is no topology"),
         (forms.read_whole, "high", "is no whole number"),

@@ -1,4 +1,4 @@
-"""The friendly forms in which people write options: `2h`, `20:25`, `block:rack`; and the names that Kubernetes takes.
+"""The friendly forms in which people write options: `block:rack`, `0,3`; and the names that Kubernetes takes.
 
 Every reader takes a text and returns a value of `muster.spec`, or raises ValueError that says what would be right.
 """
@@ -10,22 +10,7 @@ import re
 
 from muster.spec import MAX_JOB_NAME
 
-SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 LONGEST_NAME = MAX_JOB_NAME
-
-
-def read_duration(text: str) -> int:
-    """Seconds of `2h`, `1h30m`, `45s` or a plain number of seconds."""
-    if text.isdecimal():
-        seconds = int(text)
-    elif text and (match := _DURATION.fullmatch(text)):
-        seconds = sum(int(count) * unit for count, unit in zip(match.groups("0"), SECONDS.values(), strict=True))
-    else:
-        raise ValueError("is no duration; write one such as 2h, 1h30m, 45s or a number of seconds")
-    if seconds < 1:
-        raise ValueError("lasts no time; write at least 1s")
-    return seconds
 
 
 def read_whole(text: str) -> int:
@@ -62,18 +47,6 @@ def read_topology(text: str) -> dict[str, str]:
     if ":" in preferred or not (required or preferred):
         raise ValueError("is no topology; write REQUIRED, :PREFERRED or REQUIRED:PREFERRED, as block:rack")
     return {key: level for key, level in (("required", required), ("preferred", preferred)) if level}
-
-
-def read_window(text: str) -> tuple[int, int]:
-    """(first step, number of steps) of `20:25`, which is steps 20 to 24."""
-    first, colon, end = (part.strip() for part in text.partition(":"))
-    if not (colon and first.isdecimal() and end.isdecimal()):
-        raise ValueError("is no range of steps; write FIRST:END, as 20:25 for steps 20 to 24")
-    if int(first) < 1:
-        raise ValueError("begins before the first step; steps count from 1, as in 1:6")
-    if int(end) <= int(first):
-        raise ValueError(f"ends before it begins; write FIRST:END, as {int(end)}:{int(first) + 1} or 20:25")
-    return int(first), int(end) - int(first)
 
 
 def read_ranks(text: str) -> list[int]:

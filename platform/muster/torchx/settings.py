@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
 
+from muster.forms import read_duration, read_window
 from muster.torchx.forms import (
-    read_duration,
     read_json_list,
     read_list,
     read_ranks,
     read_topology,
     read_whole,
-    read_window,
 )
 from muster.torchx.refusal import SubmissionRefused
 

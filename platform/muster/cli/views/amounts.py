@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from datetime import datetime
+from typing import TypeVar
 
 from muster.errors import InvalidSpec
+from muster.forms import read_duration, read_window
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"^(?:\d+(?:\.\d+)?[smhd])+$")
+T = TypeVar("T")
 
 
 def duration(seconds: float) -> str:
@@ -34,12 +35,7 @@ def moment(at: float, now: float) -> str:
 
 def parse_duration(text: str, field: str) -> int:
     """Seconds of `2h`, `1h30m`, `45s` or `90`. Raises `InvalidSpec` that names `field`."""
-    stripped = text.strip()
-    if stripped.isdigit():
-        return int(stripped)
-    if not _DURATION.match(stripped):
-        raise InvalidSpec(f"{field}: {text!r} is no duration; write 90, 45s, 10m, 2h or 1h30m", field=field)
-    return round(sum(float(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"\d+(?:\.\d+)?[smhd]", stripped)))
+    return _parsed(read_duration, text, field)
 
 
 def parse_moment(text: str, now: float, field: str) -> float:
@@ -56,11 +52,15 @@ def parse_moment(text: str, now: float, field: str) -> float:
 
 
 def parse_steps(text: str, field: str) -> tuple[int, int]:
-    """(first, number) of a half-open range of steps: `20:25` is 5 steps from 20."""
-    match = re.fullmatch(r"(\d+):(\d+)", text.strip())
-    if not match or int(match[2]) <= int(match[1]):
-        raise InvalidSpec(f"{field}: {text!r} is no range of steps; write first:end, as in 20:25", field=field)
-    return int(match[1]), int(match[2]) - int(match[1])
+    """(first, number) of a half-open range of steps: `20:25` is 5 steps from 20. Raises as `parse_duration` does."""
+    return _parsed(read_window, text, field)
+
+
+def _parsed(read: Callable[[str], T], text: str, field: str) -> T:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InvalidSpec(f"{field}: {text!r} {error}", field=field) from error
 
 
 def size(count: float) -> str:

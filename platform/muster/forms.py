@@ -1,0 +1,36 @@
+"""The friendly forms in which people write times and steps: `2h`, `1h30m`, `20:25`. One reader for every way in."""
+
+from __future__ import annotations
+
+import re
+
+SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in SECONDS))
+
+
+def read_duration(text: str) -> int:
+    """Seconds of `2h`, `1h30m`, `1.5h`, `45s` or a plain number of seconds; at least 1. Raises ValueError that ends
+    the sentence "the text ..." with what would be right."""
+    text = text.strip()
+    if text.isdecimal():
+        seconds = int(text)
+    elif text and (match := _DURATION.fullmatch(text)):
+        amounts = zip(match.groups("0"), SECONDS.values(), strict=True)
+        seconds = round(sum(float(count) * unit for count, unit in amounts))
+    else:
+        raise ValueError("is no duration; write one such as 2h, 1h30m, 45s or a number of seconds")
+    if seconds < 1:
+        raise ValueError("lasts no time; write at least 1s")
+    return seconds
+
+
+def read_window(text: str) -> tuple[int, int]:
+    """(first step, number of steps) of `20:25`, which is steps 20 to 24. Raises ValueError as `read_duration` does."""
+    first, colon, end = (part.strip() for part in text.partition(":"))
+    if not (colon and first.isdecimal() and end.isdecimal()):
+        raise ValueError("is no range of steps; write FIRST:END, as 20:25 for steps 20 to 24")
+    if int(first) < 1:
+        raise ValueError("begins before the first step; steps count from 1, as in 1:6")
+    if int(end) <= int(first):
+        raise ValueError(f"ends before it begins; write FIRST:END, as {int(end)}:{int(first) + 1} or 20:25")
+    return int(first), int(end) - int(first)

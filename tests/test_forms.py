@@ -1,0 +1,52 @@
+"""Times and steps as people type them, and what they are told when they mistype."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.forms import read_duration, read_window
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2h", 7200), ("1h30m", 5400), ("45s", 45), ("1d", 86_400), ("90", 90), ("1d1h1m1s", 90_061), ("1.5h", 5400),
+        (" 10m ", 600),
+    ],
+)  # fmt: skip
+def test_a_duration_is_read_in_seconds(text: str, seconds: int) -> None:
+    assert read_duration(text) == seconds
+
+
+def test_a_window_is_half_open() -> None:
+    assert read_window("20:25") == (20, 5)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "told"),
+    [
+        (read_duration, "2x", "is no duration; write one such as 2h"),
+        (read_duration, "", "is no duration"),
+        (read_duration, "-5", "is no duration"),
+        (read_duration, "30m1h", "is no duration"),
+        (read_duration, "0s", "lasts no time"),
+        (read_window, "0:5", "begins before the first step; steps count from 1"),
+        (read_window, "25:20", "ends before it begins; write FIRST:END, as 20:26"),
+        (read_window, "20", "is no range of steps; write FIRST:END, as 20:25"),
+        (read_window, "20:20", "ends before it begins"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read(text)
+
+
+@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
+def test_the_parts_of_a_duration_add_up(days: int, hours: int, minutes: int, seconds: int) -> None:
+    assert read_duration(f"{days}d{hours}h{minutes}m{seconds}s") == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
