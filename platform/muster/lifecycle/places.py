@@ -48,7 +48,9 @@ def to_status(placement: Placement) -> list[RoleStatusPlacement]:
 def from_status(placement: Iterable[RoleStatusPlacement]) -> Placement:
     """The planner's form of what a status says."""
     return tuple(
-        RolePlacement(role=part.role, flavor=part.flavor, nodes=tuple((s.node, _count(s.indexes)) for s in part.nodes))
+        RolePlacement(
+            role=part.role, flavor=part.flavor, nodes=tuple((s.node, len(index_range(s.indexes))) for s in part.nodes)
+        )
         for part in placement
     )
 
@@ -66,7 +68,7 @@ def seats(placement: Iterable[RoleStatusPlacement]) -> Iterator[Seat]:
 
 def size(placement: Iterable[RoleStatusPlacement]) -> int:
     """Number of pods."""
-    return sum(_count(share.indexes) for part in placement for share in part.nodes)
+    return sum(len(index_range(share.indexes)) for part in placement for share in part.nodes)
 
 
 def without_nodes(placement: Iterable[RoleStatusPlacement], gone: frozenset[str]) -> list[RoleStatusPlacement]:
@@ -88,6 +90,7 @@ def describe(placement: Iterable[RoleStatusPlacement]) -> str:
     return text + (f" of {', '.join(flavors)}" if flavors else "")
 
 
-def _count(indexes: str) -> int:
+def index_range(indexes: str) -> range:
+    """The pods of `0-7` or `3`."""
     first, _, last = indexes.partition("-")
-    return int(last) - int(first) + 1 if last else 1
+    return range(int(first), int(last or first) + 1)

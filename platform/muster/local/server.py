@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
+from muster.documents import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.local.service import Service
 from muster.local.version import API
@@ -29,7 +30,6 @@ from muster.spec import Flavor, Queue, TrainingJob
 
 MOST_BYTES = 16 * 2**20
 _LONGEST_WATCH_S = 60.0
-_KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {"TrainingJob": TrainingJob, "Queue": Queue, "Flavor": Flavor}
 _CODES: tuple[tuple[type[MusterError], int], ...] = (
     (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
 )  # fmt: skip
@@ -240,9 +240,9 @@ def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict
 
 def _document(item: Any) -> TrainingJob | Queue | Flavor:
     kind = item.get("kind") if isinstance(item, dict) else None
-    if kind not in _KINDS:
+    if kind not in KINDS:
         raise InvalidSpec(f"kind: {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
-    return _KINDS[kind].model_validate(item)
+    return KINDS[kind].model_validate(item)
 
 
 def _json(answer: Any) -> bytes:

@@ -11,23 +11,18 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from muster.documents import KINDS, Object
 from muster.errors import ClusterError
 from muster.local.records import Event, PodRecord
 from muster.spec import Flavor, Queue, TrainingJob
 
 SCHEMA = 1
 MOST_EVENTS = 200  # kept of one job
-Object: TypeAlias = TrainingJob | Queue | Flavor
 T = TypeVar("T")
-_KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
-    "TrainingJob": TrainingJob,
-    "Queue": Queue,
-    "Flavor": Flavor,
-}
 _TABLES = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE objects (uid TEXT PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL);
@@ -56,7 +51,7 @@ class Store:
         self.settings = dict(self._connection.execute("SELECT name, value FROM settings"))
         self.version = int(self.settings.get("resource_version", "0"))
         for kind, body in self._connection.execute("SELECT kind, body FROM objects ORDER BY rowid"):
-            self._remember(_KINDS[kind].model_validate_json(body))
+            self._remember(KINDS[kind].model_validate_json(body))
         for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
             pod = msgspec.json.decode(body, type=PodRecord)
             self.pods.setdefault(pod.job_uid, {})[pod.name] = pod

@@ -10,6 +10,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
 
 from muster.lifecycle.conditions import FAILED, find
+from muster.lifecycle.places import index_range
 from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
 from muster.torchx.appdef import REPLICA, app_id
@@ -63,19 +64,13 @@ def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
     failure = job.status.last_failure
     for part in job.status.placement:
         replicas = []
-        for node, index in ((share.node, index) for share in part.nodes for index in _indexes(share.indexes)):
+        for node, index in ((share.node, index) for share in part.nodes for index in index_range(share.indexes)):
             status = ReplicaStatus(id=index, role=part.role, state=state, hostname=node)
             prefix = f"{job.metadata.name}-{part.role}-{index}-"
             if failure is not None and state == AppState.FAILED and failure.pod.startswith(prefix):
                 status.structured_error_msg = json.dumps(_elastic_error(failure))
             replicas.append(status)
         yield RoleStatus(role=part.role, replicas=replicas)
-
-
-def _indexes(text: str) -> range:
-    """`0-7` or `3`."""
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 def _role(role: RoleSpec, max_restarts: int) -> Role:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.cli.views.amounts import moment, plural
+from muster.lifecycle.places import to_status
 from muster.model import Admit, Decision, Evict, HoldRoom, Placement, Resize, Snapshot, Wait
 
 _STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red", "Resize": "magenta"}
@@ -63,15 +64,7 @@ def _row(decision: Decision, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _placement(placement: Placement) -> list[dict[str, Any]]:
-    roles = []
-    for part in placement:
-        nodes, first = [], 0
-        for node, count in part.nodes:
-            last = first + count - 1
-            nodes.append({"node": node, "indexes": str(first) if count == 1 else f"{first}-{last}"})
-            first = last + 1
-        roles.append({"role": part.role, "flavor": part.flavor, "nodes": nodes})
-    return roles
+    return [part.model_dump(by_alias=True) for part in to_status(placement)]
 
 
 def _told(decision: Decision, names: dict[str, str], now: float) -> Text:
