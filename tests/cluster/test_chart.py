@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +202,81 @@ def test_everyone_sees_queues_and_nobody_changes_them_unasked(plane: ControlPlan
     plane.wait_for("carol may", lambda: may(plane, "carol", "create", "queues.muster.dev"))
     carol.create(f"{GROUP}/queues", queue())
     carol.delete(f"{GROUP}/queues/q")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An operator outside the cluster, with the account and the flags of the one inside."""
+
+    port: int
+    log: Path
+
+    def calls(self) -> dict[tuple[str, str], set[str]]:
+        """Codes of the API server's answers by verb and resource."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found: dict[tuple[str, str], set[str]] = {}
+        for verb, resource, code in re.findall(
+            r'muster_api_calls_total{verb="(.*?)",resource="(.*?)",code="(.*?)"}', text
+        ):
+            found.setdefault((verb, resource), set()).add(code)
+        return found
+
+
+@pytest.fixture
+def running(plane: ControlPlane, tmp_path: Path) -> Iterator[Running]:
+    deployment = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    token = plane.token_for_service_account(SYSTEM, OPERATOR)
+    public, private = free_ports(2)
+    here = [
+        f"--kubeconfig={plane.kubeconfig('operator', token=token)}",
+        f"--listen=127.0.0.1:{public}",
+        f"--listen-local=127.0.0.1:{private}",
+    ]
+    log = tmp_path / "operator.log"
+    with log.open("w") as errors:
+        command = [sys.executable, *container["command"][1:], *container["args"], *here]
+        process = subprocess.Popen(command, stderr=errors)
+    try:
+        yield Running(public, log)
+    finally:
+        process.terminate()
+        process.wait(60)
+        plane.api.delete(f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/{OPERATOR}")
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for taken in held:
+            taken.bind(("127.0.0.1", 0))
+        return [taken.getsockname()[1] for taken in held]
+
+
+@pytest.mark.timeout(300)
+def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
+    plane: ControlPlane, running: Running
+) -> None:
+    api = plane.api
+    path = in_team(api, role={"replicas": 2}, ttlSecondsAfterFinished=0)
+    pods = "/api/v1/namespaces/team-a/pods"
+
+    def phase() -> str:
+        return str(api.get(path).get("status", {}).get("phase"))
+
+    plane.wait_for("the job runs", lambda: phase() == "Running")
+    assert {pod["spec"]["priorityClassName"] for pod in api.items(pods)} == {"muster-job"}
+    api.patch(path, {"spec": {"suspend": True}})
+    plane.wait_for("the job is suspended", lambda: phase() == "Suspended" and not api.items(pods))
+    api.patch(path, {"spec": {"suspend": False}})
+    plane.wait_for("the job runs again", lambda: phase() == "Running")
+    api.patch(path, {"spec": {"cancel": True}})
+    plane.wait_for("the job is removed when its time is over", lambda: api.gone(path))
+    calls = running.calls()
+    assert ("DELETE", "trainingjobs") in calls
+    assert ("PATCH", "queues") in calls
+    assert {call: codes for call, codes in calls.items() if codes & {"401", "403"}} == {}, running.log.read_text()
 
 
 def earlier(folder: Path) -> Path:

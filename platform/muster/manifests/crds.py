@@ -93,9 +93,9 @@ KINDS = (
         ("mf",),
         (
             Column("Widest-Level", ".spec.topology[0].name"),
-            Column("Reason", ".status.conditions[0].reason"),
+            Column("Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."),
             _AGE,
-            Column("Message", ".status.conditions[0].message", wide=True),
+            Column("Message", _condition("Overlapping", "message"), wide=True),
         ),
     ),
 )

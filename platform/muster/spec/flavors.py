@@ -40,10 +40,10 @@ class FlavorSpec(Strict):
 
 
 class FlavorStatus(Observed):
-    """Conditions (a node that matches two flavors belongs to neither)."""
+    """Condition Overlapping: a node that matches two flavors belongs to neither."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
-    """How the flavor stands."""
+    """Overlapping: True while some nodes match this flavor and another; they are used for neither."""
 
 
 class Flavor(Strict):
