@@ -55,6 +55,26 @@ def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start:
     assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
 
 
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_a_scripts_traceback_shows_the_script_alone(start: Starter, tmp_path: Path, how: str) -> None:
+    path = script(tmp_path, "def fail():\n    raise ValueError('no luck')\n\nfail()\n", "job.py")
+    ranks = start(1, *(["-m", "job"] if how == "module" else [path]), module=ATTACH)
+    assert ranks.end() == [1]
+    lines = ranks.said().splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert [line.split(",")[0] for line in lines if line.startswith("  File ")] == [f'  File "{path}"'] * 2
+    assert lines[-1] == "ValueError: no luck"
+    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    assert beat["phase"] == "done"
+
+
+def test_a_script_with_a_hook_for_exceptions_keeps_it(start: Starter, tmp_path: Path) -> None:
+    source = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine:', error)\n1 / 0\n"
+    ranks = start(1, script(tmp_path, source), module=ATTACH)
+    assert ranks.end() == [1]
+    assert ranks.said() == "mine: division by zero\n"
+
+
 def test_a_module_runs_as_python_m_would(start: Starter, tmp_path: Path) -> None:
     script(tmp_path, "import sys; print(__name__, __spec__.name, sys.argv[1:])", "job.py")
     ranks = start(1, "-m", "job", "a", module=ATTACH)

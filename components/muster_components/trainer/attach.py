@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from muster_components.trainer.beats import Reporter
 from muster_components.trainer.config import TraceConfig, trace_config
@@ -25,6 +26,8 @@ from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
 from muster_components.trainer.tracing_environment import quiet_profiler
 from muster_components.trainer.watch import Watcher, watch_optimizers
+
+_OURS = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy is frozen: it has no file
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,20 @@ def main(arguments: Sequence[str]) -> int:
     watcher.started()
     try:
         run(target)
+    except Exception as error:
+        shown = _of_the_script(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(shown), shown)  # the script may have set its own
+        return 1
     finally:
         watcher.finished()
     return 0
+
+
+def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback as `python SCRIPT` would have it: without our frames and those of runpy, which come first."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":
