@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
+from muster_components.launch.place import usable_cores
 from muster_components.trainer import console
 from muster_components.trainer.beats import Beat, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
@@ -91,17 +92,6 @@ def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.devi
     if not chosen or (chosen == "1" and "MUSTER_RUN_DIR" not in environ):
         torch.set_num_threads(max(1, usable_cores() // context.local_world_size))
     return torch.device("cpu")
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, by affinity and by its cgroup's limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as limit:
-            quota, period = limit.read().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def machine(device: torch.device, context: RunContext, environ: Mapping[str, str]) -> Machine:
