@@ -9,13 +9,14 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
+from muster.documents import Object
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.lifecycle.conditions import COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
 from muster.local.objects import Objects
 from muster.local.shape import parse_shape, pretended_nodes
-from muster.local.store import Object, Store, open_store
+from muster.local.store import Store, open_store
 from muster.local.submitter import noted
 
 

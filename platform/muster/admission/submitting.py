@@ -5,12 +5,12 @@ The reason codes are those that a waiting job would show, so a script reads one 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster.admission.namespaces import namespace_allowed, nearest_selector
 from muster.admission.queues import path_to_root, queue_verdicts, usable_flavors
 from muster.errors import NotFound, Refused
+from muster.nearest import meant
 from muster.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
 
 
@@ -41,12 +41,9 @@ def check_submit(
 
 def nearest(name: str, known: Collection[str], what: str) -> str:
     """A hint that ends a sentence about an unknown name."""
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
     shown = sorted(known)[:8]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return f"there is {', '.join(shown)}{more}" if shown else f"there is no {what} yet"
+    return meant(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {what} yet")
 
 
 def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:

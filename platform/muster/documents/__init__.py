@@ -7,7 +7,6 @@ All findings of a text are told at once.
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from muster.documents.complaints import Complaint, explain, written
 from muster.documents.fields import unknown_fields
 from muster.documents.located import Located, parse_located
 from muster.errors import InvalidSpec
+from muster.nearest import meant
 from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
 
 __all__ = ["KINDS", "Object", "load_documents"]
@@ -77,8 +77,7 @@ def _model(document: Located) -> tuple[type[Object] | None, list[Complaint]]:
         wrong.append(Complaint(("apiVersion",), line(("apiVersion",)), f"{told}; write {API_VERSION}"))
     if not isinstance(kind, str) or kind not in KINDS:
         told = "missing" if kind is None else f"{written(kind)} is not known"
-        near = difflib.get_close_matches(str(kind), KINDS, 1, 0.6)
-        right = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(KINDS)}"
+        right = meant(str(kind), KINDS, f"write one of {', '.join(KINDS)}")
         return None, [*wrong, Complaint(("kind",), line(("kind",)), f"{told}; {right}")]
     return KINDS[kind], wrong
 

@@ -6,7 +6,6 @@ Our own objects refuse every unknown field. A pod template belongs to Kubernetes
 
 from __future__ import annotations
 
-import difflib
 import types
 import typing
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.documents.located import Path
+from muster.nearest import nearest
 
 _NEAR = 0.6  # for a guess, once the field is known to be wrong
 _TYPO = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
@@ -41,10 +41,10 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
         if key in known:
             yield from _below(known[key], item, (*path, key))
             continue
-        near = difflib.get_close_matches(key, known, 1, _TYPO if open_ended else _NEAR)
+        near = nearest(key, known, _TYPO if open_ended else _NEAR)
         snake = next((name for name in known if name.lower() == key.replace("_", "").lower()), None)
         if near or snake or not open_ended:
-            guess = snake or (near[0] if near else None)
+            guess = snake or near
             right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
             yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
 

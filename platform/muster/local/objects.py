@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -10,13 +9,15 @@ from typing import Any, Literal, TypedDict
 from muster import spec
 from muster.admission import check_apply, check_edit, check_size, check_submit, check_unfinished
 from muster.cluster import NodeView
+from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
-from muster.local.store import Object, Store
+from muster.local.store import Store
 from muster.local.submitter import NOTES, SUBMISSION
+from muster.nearest import meant
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
 
@@ -255,11 +256,9 @@ def _nearest(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
     """What may have been meant, or else the newest jobs that there are."""
     newest = sorted(jobs, key=lambda job: (-(job.metadata.creation_timestamp or 0.0), job.metadata.name))
     names = [job.metadata.name for job in newest]
-    near = difflib.get_close_matches(name, names, 1, 0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"there are, newest first: {', '.join(names[:_NAMED])}{more}" if names else "there are no jobs in it"
+    there = f"there are, newest first: {', '.join(names[:_NAMED])}{more}" if names else "there are no jobs in it"
+    return meant(name, names, there)
 
 
 def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:

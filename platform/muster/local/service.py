@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster import model, spec
+from muster.documents import Object
 from muster.engine import assess, dump
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, moves
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home
 from muster.local.objects import Objects, Result
-from muster.local.store import Object, Store
+from muster.local.store import Store
 from muster.overview import node_rows, queue_rows, waiting_by_queue
 
 _CHANGEABLE = ("suspend", "cancel")

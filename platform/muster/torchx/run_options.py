@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
+from muster.nearest import meant
 from muster.torchx.settings import RUN_OPTIONS
 
 
@@ -35,8 +35,7 @@ class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         names = [name for name, _ in self]
         for key in cfg:
             if self.get(key) is None:
-                near = difflib.get_close_matches(key, names, 1, 0.6)
-                right = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(names)}"
+                right = meant(key, names, f"there are {', '.join(names)}")
                 raise InvalidRunConfigException(f"`{key}` is no option of muster_local; {right}", key, cfg)
         resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
         return resolved

@@ -6,12 +6,12 @@ take the same text, so options serve `dist.ddp` as well as our own components.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
 
 from muster.forms import read_duration, read_window
+from muster.nearest import meant
 from muster.torchx.forms import (
     read_json_list,
     read_list,
@@ -100,5 +100,4 @@ def _refuse_unknown(metadata: Mapping[str, object]) -> None:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return meant(name, known, f"there are {', '.join(known)}")
