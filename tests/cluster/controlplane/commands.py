@@ -86,7 +86,7 @@ def etcd(layout: Layout) -> list[str]:
     ]
 
 
-def apiserver(layout: Layout, gates: tuple[str, ...]) -> list[str]:
+def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False) -> list[str]:
     """The API server as clusters run it: RBAC, the default admission plugins but one, priority and fairness."""
     flags = [
         f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
@@ -106,6 +106,8 @@ def apiserver(layout: Layout, gates: tuple[str, ...]) -> list[str]:
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",
     ]
+    if readable:
+        flags.append("--storage-media-type=application/json")
     if gates:
         flags.append(_gates(gates))
     if set(gates) & {"GenericWorkload", "GangScheduling"}:

@@ -39,6 +39,7 @@ class Options:
     scheduler: bool = True
     kwok: bool = True
     gates: tuple[str, ...] = ()
+    readable: bool = False  # etcd holds JSON, for whoever watches etcd itself
 
 
 class ControlPlane:
@@ -56,17 +57,24 @@ class ControlPlane:
 
     @classmethod
     def start(
-        cls, folder: Path, *, scheduler: bool = True, kwok: bool = True, gates: Sequence[str] = ()
+        cls,
+        folder: Path,
+        *,
+        scheduler: bool = True,
+        kwok: bool = True,
+        gates: Sequence[str] = (),
+        readable: bool = False,
     ) -> ControlPlane:
         """Start one with its files in `folder`, which is made; returns when pods can be created.
 
-        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. Raises
-        `binaries.Unavailable` where a program is missing, Died where one ends.
+        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. `readable`: objects lie in etcd
+        as JSON, so that everything that happens can be read there, in one order. Raises `binaries.Unavailable` where
+        a program is missing, Died where one ends.
         """
         binaries = ensure()
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        plane = cls(folder, binaries, Options(scheduler, kwok, tuple(gates)))
+        plane = cls(folder, binaries, Options(scheduler, kwok, tuple(gates), readable))
         try:
             plane._start()
         except BaseException:
@@ -80,7 +88,7 @@ class ControlPlane:
         for user, groups in {ADMIN: (MASTERS,), **PEOPLE}.items():
             self._users.add(user, groups)
         self._run("etcd", commands.etcd(layout), leftover=layout.data)
-        self._run("kube-apiserver", commands.apiserver(layout, self._options.gates))
+        self._run_apiserver()
         self.wait_for("the API server is ready", self._answers)
         kubeconfig, gates = self.kubeconfig(), self._options.gates
         self._run("kube-controller-manager", commands.controller_manager(layout, kubeconfig, gates))
@@ -96,6 +104,11 @@ class ControlPlane:
     def server(self) -> str:
         """The API server's address."""
         return self._layout.server
+
+    @property
+    def etcd(self) -> str:
+        """The address of etcd, without TLS; see `readable`."""
+        return f"http://127.0.0.1:{self._layout.etcd_port}"
 
     @property
     def authority(self) -> Path:
@@ -196,7 +209,7 @@ class ControlPlane:
 
     def resume_apiserver(self) -> None:
         """Start the API server again after `kill_apiserver`; returns when it is ready."""
-        self._run("kube-apiserver", commands.apiserver(self._layout, self._options.gates))
+        self._run_apiserver()
         self.wait_for("the API server is ready again", self._answers)
         if "kwok" in self._programs:  # it forgets what it was about to write when its connection breaks
             self._programs.pop("kwok").kill()
@@ -224,6 +237,10 @@ class ControlPlane:
     def _run(self, name: str, flags: list[str], leftover: Path | None = None) -> None:
         command = [str(self.binaries[name].path), *flags]
         self._programs[name] = Supervised(name, command, self.folder, leftover)
+
+    def _run_apiserver(self) -> None:
+        options = self._options
+        self._run("kube-apiserver", commands.apiserver(self._layout, options.gates, readable=options.readable))
 
     def _run_kwok(self) -> None:
         write_log(self._layout.log, "")
