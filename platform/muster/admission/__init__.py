@@ -11,6 +11,7 @@ from muster.admission.applying import check_apply
 from muster.admission.editing import check_edit, check_unfinished
 from muster.admission.namespaces import namespace_allowed
 from muster.admission.queues import QueueVerdict, queue_verdicts
+from muster.admission.scaling import with_replicas
 from muster.admission.size import check_size
 from muster.admission.submitting import check_submit
 
@@ -23,4 +24,5 @@ __all__ = [
     "check_unfinished",
     "namespace_allowed",
     "queue_verdicts",
+    "with_replicas",
 ]

@@ -1,0 +1,36 @@
+"""How many pods a job's roles are to have: checked before it is asked of a cluster (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from muster.errors import InvalidSpec, NotFound
+from muster.spec import TrainingJob
+
+
+def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
+    """The job with other numbers of pods, by role. Raises `NotFound` NoSuchRole, `InvalidSpec` that names the number
+    and what would be right."""
+    names = [role.name for role in job.spec.roles]
+    for name in replicas:
+        if name not in names:
+            told = f"job {job.metadata.name!r} has no role {name!r}; it has {', '.join(names)}"
+            raise NotFound(told, field="role", reason="NoSuchRole")
+    written = job.model_dump(by_alias=True, exclude_unset=True)
+    for place, role in enumerate(job.spec.roles):
+        if role.name in replicas:
+            _check(role.name, replicas[role.name], role.min_replicas)
+            written["spec"]["roles"][place]["replicas"] = replicas[role.name]
+    try:
+        return TrainingJob.model_validate(written)
+    except ValidationError as error:
+        told = "; ".join(finding["msg"].removeprefix("Value error, ") for finding in error.errors())
+        raise InvalidSpec(f"replicas: {told}", field="replicas") from error
+
+
+def _check(role: str, replicas: int, least: int | None) -> None:
+    if least is not None and replicas < least:
+        told = f"role {role}: {replicas} pods are fewer than its minReplicas {least}; write at least {least}"
+        raise InvalidSpec(told, field="replicas")

@@ -1,0 +1,215 @@
+"""Where the API server is and who we are there: from a kubeconfig, or from the pod that this runs in.
+
+Certificates and tokens are read here with the standard library: the official client takes over a second to import,
+which is long for `muster jobs`. Users who log in by a program (`exec`) or a provider are left to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from muster.errors import ClusterError, NotFound
+
+DEFAULT_NAMESPACE = "default"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_BY_PROGRAM = ("exec", "auth-provider")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which cluster is meant: a kubeconfig (None: $KUBECONFIG, else ~/.kube/config) and a context of it (None: the
+    current one)."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """All that a request needs. `headers` are asked for anew before each request, as tokens expire. `tls` None: http.
+
+    `server_name` is whom the certificate should be of where that is not the host of `server`.
+    """
+
+    server: str
+    tls: ssl.SSLContext | None
+    headers: Callable[[], Mapping[str, str]]
+    namespace: str = DEFAULT_NAMESPACE
+    context: str = ""
+    server_name: str | None = None
+    proxy: str | None = None
+
+
+def find_access(target: Target, environ: Mapping[str, str] = os.environ) -> Access:
+    """Read the kubeconfig. Raises `ClusterError` NoKubeconfig or BadKubeconfig, `NotFound` NoSuchContext."""
+    paths = _paths(target, environ)
+    if paths:
+        return _from_kubeconfig(_Kubeconfig.read(paths), target.context)
+    if target.context is None and (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ:
+        return _from_pod(environ)
+    raise ClusterError(
+        "no cluster is known here: there is no kubeconfig; name one with --kubeconfig FILE or KUBECONFIG",
+        reason="NoKubeconfig",
+    )
+
+
+def _paths(target: Target, environ: Mapping[str, str]) -> list[Path]:
+    """The files there are. One that was named must be there; of several in KUBECONFIG some may be missing."""
+    if target.kubeconfig is not None:
+        path = Path(target.kubeconfig).expanduser()
+        if not path.is_file():
+            raise ClusterError(f"--kubeconfig: {path} is no file", field="--kubeconfig", reason="NoKubeconfig")
+        return [path]
+    named = [Path(part).expanduser() for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    found = [path for path in named or [Path("~/.kube/config").expanduser()] if path.is_file()]
+    if named and not found:
+        raise ClusterError(f"KUBECONFIG: {environ['KUBECONFIG']} is no file", field="KUBECONFIG", reason="NoKubeconfig")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Kubeconfig:
+    """Several files read as one: the first that names a thing wins."""
+
+    paths: list[Path]
+    current: str
+    contexts: dict[str, dict[str, Any]]
+    clusters: dict[str, dict[str, Any]]
+    users: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, paths: list[Path]) -> _Kubeconfig:
+        read = cls(paths, "", {}, {}, {})
+        current = ""
+        for path in paths:
+            try:
+                document = yaml.safe_load(path.read_text()) or {}
+                current = current or document.get("current-context") or ""
+                for kind, into in (("context", read.contexts), ("cluster", read.clusters), ("user", read.users)):
+                    for entry in document.get(f"{kind}s") or ():
+                        into.setdefault(entry["name"], {**(entry.get(kind) or {}), "": path.parent})
+            except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+                raise ClusterError(f"{path} is no kubeconfig: {error}", reason="BadKubeconfig") from error
+        return cls(paths, current, read.contexts, read.clusters, read.users)
+
+    def of_context(self, wanted: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """(name, context, its cluster, its user)."""
+        name, where = wanted or self.current, os.pathsep.join(map(str, self.paths))
+        if name not in self.contexts:
+            known = ", ".join(sorted(self.contexts)) or "none"
+            told = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
+            raise NotFound(f"{told}; there are: {known}", field="--context", reason="NoSuchContext")
+        context = self.contexts[name]
+        cluster = self.clusters.get(context.get("cluster", ""))
+        if cluster is None or not cluster.get("server"):
+            told = f"{where}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
+            raise ClusterError(told, reason="BadKubeconfig")
+        return name, context, cluster, self.users.get(context.get("user", ""), {})
+
+
+def _from_kubeconfig(config: _Kubeconfig, wanted: str | None) -> Access:
+    name, context, cluster, user = config.of_context(wanted)
+    try:
+        tls, headers = (
+            _by_official_client(config.paths, name)
+            if any(way in user for way in _BY_PROGRAM)
+            else (_tls(cluster, user), _headers(user))
+        )
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        told = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
+        raise ClusterError(told, reason="BadKubeconfig") from error
+    server = str(cluster["server"]).rstrip("/")
+    return Access(
+        server=server,
+        tls=tls if server.startswith("https") else None,
+        headers=headers,
+        namespace=context.get("namespace") or DEFAULT_NAMESPACE,
+        context=name,
+        server_name=cluster.get("tls-server-name") or None,
+        proxy=cluster.get("proxy-url") or None,
+    )
+
+
+def _from_pod(environ: Mapping[str, str]) -> Access:
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    name = f"[{host}]" if ":" in host else host
+    return Access(
+        server=f"https://{name}:{port}",
+        tls=ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt")),
+        headers=lambda: {"Authorization": f"Bearer {(SERVICE_ACCOUNT / 'token').read_text().strip()}"},
+        namespace=(SERVICE_ACCOUNT / "namespace").read_text().strip() or DEFAULT_NAMESPACE,
+        context="in this pod",
+    )
+
+
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    data, file = cluster.get("certificate-authority-data"), cluster.get("certificate-authority")
+    tls = ssl.create_default_context(
+        cafile=None if data or not file else str(cluster[""] / file),
+        cadata=base64.b64decode(data).decode() if data else None,
+    )
+    if cluster.get("insecure-skip-tls-verify"):
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    certificate, key = (_bytes(user, name) for name in ("client-certificate", "client-key"))
+    if certificate and key:
+        with tempfile.NamedTemporaryFile() as both:  # only its owner can read it, and ssl takes files alone
+            both.write(certificate + b"\n" + key)
+            both.flush()
+            tls.load_cert_chain(both.name)
+    return tls
+
+
+def _bytes(user: Mapping[str, Any], name: str) -> bytes | None:
+    """What a user has in the kubeconfig itself, or in a file beside it."""
+    if user.get(f"{name}-data"):
+        return base64.b64decode(user[f"{name}-data"])
+    return (user[""] / user[name]).read_bytes() if user.get(name) else None
+
+
+def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
+    fixed = {"Impersonate-User": user["as"]} if user.get("as") else {}
+    if user.get("tokenFile"):
+        file = user[""] / user["tokenFile"]
+        return lambda: {**fixed, "Authorization": f"Bearer {file.read_text().strip()}"}
+    if user.get("token"):
+        fixed["Authorization"] = f"Bearer {user['token']}"
+    elif user.get("username"):
+        both = f"{user['username']}:{user.get('password', '')}".encode()
+        fixed["Authorization"] = f"Basic {base64.b64encode(both).decode()}"
+    return lambda: fixed
+
+
+def _by_official_client(paths: list[Path], context: str) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        told = f"context {context!r} logs in by a program; for that, install muster[kubernetes]"
+        raise ClusterError(told, reason="NoKubernetesClient") from error
+    settings = client.Configuration()
+    try:
+        config.load_kube_config(
+            os.pathsep.join(map(str, paths)), context, client_configuration=settings, persist_config=False
+        )
+    except config.ConfigException as error:
+        raise ClusterError(f"context {context!r}: cannot log in: {error}", reason="Unauthorized") from error
+    tls = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)
+    if not settings.verify_ssl:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    if settings.cert_file:
+        tls.load_cert_chain(settings.cert_file, settings.key_file or None)
+
+    def headers() -> Mapping[str, str]:
+        ways = settings.auth_settings().values()
+        value = next((way["value"] for way in ways if way["key"].lower() == "authorization"), None)
+        return {} if value is None else {"Authorization": value}
+
+    return tls, headers
