@@ -1,10 +1,11 @@
 # Every target first makes the environment it needs; when that is there already, it takes no time.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
-#   make test     all tests: unit tests first, then slow ones, then those of TorchX against its nightly release
+#   make test     all tests: unit tests, slow ones, those on a real control plane, TorchX's nightly release
 #   make check    format, lint, types, who may import whom, what is generated and committed
 #   make fix      let the tools mend what they can
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
+#   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
 #   make bench    the benchmarks behind the figures in the docs
 #   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
@@ -17,6 +18,8 @@ SHELL := bash
 TORCH ?= 2.13
 TORCHX ?= 0.7.0
 MINUTES ?= 5
+NODES ?= 4
+GPUS ?= 8
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 TORCHXES ?= 0.7.0 nightly
 
@@ -32,7 +35,7 @@ section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests fuzz bench matrix lock clean setup unit slow matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests fuzz bench matrix lock clean setup unit slow cluster cluster-up matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -43,7 +46,7 @@ setup:
 demo: setup
 	@bash examples/01-first-job/run.sh
 
-test: unit slow matrix-torchx-nightly
+test: unit slow cluster matrix-torchx-nightly
 
 unit: setup
 	$(call section,unit tests)
@@ -52,6 +55,15 @@ unit: setup
 slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster" --durations=10 tests
+
+# What is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
+cluster: setup
+	$(call section,tests on a real control plane)
+	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
+	@$(call pytest,.venv) -m cluster -n auto --maxprocesses 4 --dist worksteal --durations=10 tests
+
+cluster-up: setup
+	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)
 
 check: setup
 	$(call section,format)

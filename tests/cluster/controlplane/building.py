@@ -101,7 +101,7 @@ def download(go: Go, wanted: list[Program], cache: Path, say: Callable[[str], No
         return []
     series = ".".join(PROGRAMS["kube-apiserver"].built_version.split(".")[:2]) + ".x!"
     cache.mkdir(parents=True, exist_ok=True)
-    tool = cache / "setup-envtest"
+    tool, came = cache / "setup-envtest", list[str]()
     with tempfile.TemporaryDirectory(prefix="setup-envtest-", dir=cache) as folder:
         try:
             if not tool.exists():
@@ -110,25 +110,26 @@ def download(go: Go, wanted: list[Program], cache: Path, say: Callable[[str], No
                 Path(folder, tool.name).replace(tool)
             _envtest(tool, "list", series, timeout_s=PROBE_S)
             assets = Path(_envtest(tool, "use", series, "--bin-dir", folder, "-p", "path", timeout_s=DOWNLOAD_S))
+            for program in wanted:
+                target = cache / program.family / "download" / program.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (assets / program.name).replace(target)
+                came.append(program.name)
         except (OSError, subprocess.SubprocessError) as error:
-            lines = (getattr(error, "output", None) or str(error)).strip().splitlines()
-            say(f"no download: {lines[-1]}")
-            return []
-        for program in wanted:
-            target = cache / program.family / "download" / program.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (assets / program.name).replace(target)
-            say(f"downloaded {program.name}")
-    return [program.name for program in wanted]
+            say(f"no download: {_last_line(error)}")
+    return came
 
 
 def _envtest(tool: Path, *arguments: str, timeout_s: float) -> str:
-    """What setup-envtest printed."""
+    """What setup-envtest answered."""
     command = [str(tool), *arguments]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout_s, check=True
-    )
-    return done.stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout.strip()
+
+
+def _last_line(error: OSError | subprocess.SubprocessError) -> str:
+    """What a failed command said last."""
+    said = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
+    return str(said).strip().splitlines()[-1]
 
 
 def _linker_flags(program: Program) -> list[str]:

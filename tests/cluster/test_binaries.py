@@ -1,0 +1,188 @@
+"""Each program is found on its own: on this machine, in the cache, as a download, or built, once.
+
+The programs here are shell scripts that only tell a version, and so is `go`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tests.cluster.controlplane.binaries import Unavailable, cache_folder, ensure, installed
+from tests.cluster.controlplane.catalogue import PROGRAMS, go_needed, written
+
+GO = """
+case "$1" in
+env) echo "$GO_VERSION" ;;
+install) {install} ;;
+build)
+  echo "$GOTOOLCHAIN ${{11}}" >> "{log}"
+  {build}
+  ;;
+esac
+"""
+WRITE = 'while [ "$1" != -o ]; do shift; done; echo "#!/bin/sh" > "$2"; /bin/chmod +x "$2"'
+ENVTEST = 'echo "a warning" >&2; if [ "$1" = use ]; then echo "{assets}"; fi'
+
+
+class Machine:
+    """A machine with exactly the programs that a test puts on it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bin, self.assets, self.builds = folder / "bin", folder / "assets", folder / "builds"
+        self.said: list[str] = []
+        self.bin.mkdir()
+        self._set = monkeypatch.setenv
+        monkeypatch.setenv("PATH", str(self.bin))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+        monkeypatch.delenv("GOTOOLCHAIN", raising=False)
+
+    def has(self, name: str, version: str, folder: Path | None = None) -> Path:
+        return script(folder or self.bin, name, f"echo {name} v{version}")
+
+    def has_assets(self, name: str, version: str) -> Path:
+        self._set("KUBEBUILDER_ASSETS", str(self.assets))
+        return self.has(name, version, self.assets)
+
+    def has_go(self, version: str = "1.99.0", build: str = WRITE, install: str = "exit 1") -> None:
+        self._set("GO_VERSION", f"go{version}")
+        script(self.bin, "go", GO.format(log=self.builds, build=build, install=install))
+
+    def ensure(self, *names: str) -> dict[str, str]:
+        """Where each program came from."""
+        return {name: binary.source for name, binary in ensure(names, self.said.append).items()}
+
+    def installed(self, *names: str) -> dict[str, str]:
+        found = installed([PROGRAMS[name] for name in names], self.said.append)
+        return {name: str(binary.path) for name, binary in found.items()}
+
+    def built(self) -> int:
+        return len(self.builds.read_text().splitlines()) if self.builds.exists() else 0
+
+
+def script(folder: Path, name: str, body: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_kubebuilder_assets_come_before_path(machine: Machine) -> None:
+    machine.has("kubectl", "1.33.0")
+    path = machine.has_assets("kubectl", "1.30.0")
+    assert machine.installed("kubectl") == {"kubectl": str(path)}
+
+
+def test_a_program_that_is_too_old_is_passed_over_and_said(machine: Machine) -> None:
+    machine.has_assets("etcd", "3.4.23")
+    path = machine.has("etcd", "3.5.9")
+    assert machine.installed("etcd") == {"etcd": str(path)}
+    assert machine.said == [f"{machine.assets / 'etcd'} is 3.4.23; needs 3.5 or later"]
+
+
+def test_a_program_that_tells_no_version_is_passed_over(machine: Machine) -> None:
+    script(machine.bin, "kubectl", "exit 3")
+    assert machine.installed("kubectl") == {}
+
+
+def test_servers_of_two_minor_versions_are_not_mixed(machine: Machine) -> None:
+    machine.has("kube-apiserver", "1.31.0")
+    machine.has("kube-scheduler", "1.31.0")
+    servers = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    assert machine.installed(*servers) == {}
+    path = machine.has("kube-controller-manager", "1.31.2")
+    assert machine.installed(*servers)["kube-controller-manager"] == str(path)
+
+
+def test_what_is_missing_is_built_once(machine: Machine) -> None:
+    machine.has_go()
+    path = machine.has("kubectl", "1.33.0")
+    assert machine.ensure("kubectl", "helm", "etcd") == {
+        "kubectl": "PATH",
+        "helm": "cache (built)",
+        "etcd": "cache (built)",
+    }
+    assert os.access(path, os.X_OK)
+    assert machine.built() == 2
+    machine.said.clear()
+    assert machine.ensure("kubectl", "helm", "etcd")["etcd"] == "cache (built)"
+    assert (machine.built(), machine.said) == (2, [])
+
+
+def test_what_can_be_downloaded_is_not_built(machine: Machine) -> None:
+    envtest = script(machine.assets, "setup-envtest", ENVTEST.format(assets=machine.assets))
+    machine.has_go(install=f'/bin/cp {envtest} "$GOBIN"')
+    for name, version in {"etcd": "3.6.0", "kube-apiserver": "1.36.0", "kubectl": "1.36.0"}.items():
+        machine.has(name, version, machine.assets)
+    assert machine.ensure("etcd", "kube-apiserver", "kwok") == {
+        "etcd": "cache (download)",
+        "kube-apiserver": "cache (download)",
+        "kwok": "cache (built)",
+    }
+    assert machine.built() == 1
+
+
+def test_without_a_download_everything_is_built_and_the_reason_said(machine: Machine) -> None:
+    machine.has_go(install='echo "no such host"; exit 1')
+    assert machine.ensure("etcd") == {"etcd": "cache (built)"}
+    assert "no download: no such host" in machine.said
+
+
+def test_without_go_one_sentence_says_what_to_do(machine: Machine) -> None:
+    with pytest.raises(Unavailable) as error:
+        machine.ensure("helm", "kwok")
+    assert str(error.value) == (
+        "The tests of the cluster need helm, kwok, which are neither in KUBEBUILDER_ASSETS nor on PATH, and cannot be "
+        f"built: there is no Go toolchain on PATH (needs Go {written(go_needed())} or later); MUSTER_SKIP_CLUSTER=1 "
+        "leaves these tests out."
+    )
+
+
+def test_a_go_that_cannot_fetch_a_newer_one_is_named(machine: Machine) -> None:
+    machine.has_go("1.19.8")
+    with pytest.raises(Unavailable, match=r"is Go 1\.19\.8, which cannot fetch a newer one"):
+        machine.ensure("helm")
+
+
+def test_an_older_go_fetches_the_one_that_is_needed(machine: Machine) -> None:
+    needed = written(go_needed())
+    machine.has_go()
+    go = machine.bin / "go"
+    tells = f'if [ "$GOTOOLCHAIN" = local ]; then GO_VERSION=go1.24.4; else GO_VERSION=go{needed}; fi'
+    go.write_text(go.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{tells}\n"))
+    assert machine.ensure("helm") == {"helm": "cache (built)"}
+    assert machine.builds.read_text().startswith(f"go{needed}+auto ")
+
+
+def test_a_build_that_fails_leaves_nothing_and_says_why(machine: Machine) -> None:
+    machine.has_go(build=f'{WRITE}; echo "module lookup disabled"; exit 1')
+    with pytest.raises(Unavailable, match=r"`go build .*helm` failed: module lookup disabled"):
+        machine.ensure("helm")
+    assert [path.name for path in cache_folder().rglob("*helm*") if path.is_file()] == []
+
+
+def test_a_run_waits_for_the_one_that_builds_and_takes_what_it_built(machine: Machine) -> None:
+    machine.has_go()
+    found: list[dict[str, str]] = []
+    cache_folder().mkdir(parents=True)
+    with FileLock(cache_folder() / "lock"):
+        other = threading.Thread(target=lambda: found.append(machine.ensure("helm")))
+        other.start()
+        while not any("waiting" in line for line in machine.said):
+            assert other.is_alive()
+        script_folder = cache_folder() / PROGRAMS["helm"].family / "built"
+        script_folder.mkdir(parents=True)
+        script(script_folder, "helm", "")
+    other.join()
+    assert found == [{"helm": "cache (built)"}]
+    assert machine.built() == 0
