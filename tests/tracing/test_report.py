@@ -267,6 +267,24 @@ def test_any_folder_of_profiler_traces_is_reported(tmp_path: Path) -> None:
         assert report.loss is None
 
 
+@pytest.mark.parametrize(
+    ("folder", "title"),
+    [
+        ("my-run", "my-run"),
+        ("my-run/traces", "my-run/traces"),
+        ("default-llama-8b-0a1b2c3d", "llama-8b"),
+        ("team-a-llama-8b-0a1b2c3d", "team-a-llama-8b-0a1b2c3d"),
+    ],
+)
+def test_a_folder_that_does_not_tell_its_job_gives_the_report_its_title(
+    tmp_path: Path, folder: str, title: str
+) -> None:
+    where = tmp_path / folder
+    where.mkdir(parents=True)
+    write_trace(where / "some.json", training_steps())
+    assert build(where, tmp_path / "out").facts.name == title
+
+
 def test_traces_of_the_same_rank_are_told_apart_by_file(tmp_path: Path) -> None:
     for name in ("before", "after"):
         write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)

@@ -192,6 +192,12 @@ def test_self_time_leaves_out_the_callees(traced: Traced) -> None:
     assert found[1].mean_ns == 2_500_000
 
 
+@pytest.mark.parametrize("frame", ["PythonSubclass", "CompiledFunction", "CompiledFunctionBackward"])
+def test_torchs_frames_around_python_are_not_listed_but_what_runs_in_them_is(traced: Traced, frame: str) -> None:
+    found = operators_by_self_time(traced.trace([op(frame, 0, 10), op("aten::addmm", 2, 6)]))
+    assert [(o.name, o.total_ns / 1e6) for o in found] == [("aten::addmm", 6.0)]
+
+
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=14)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
 from muster.tracing.runfolder import Metrics, RunFolder, finite
+
+_OF_A_RUN = re.compile(r"default-(.+)-[0-9a-f]{8}")
+_SAYS_NOTHING = frozenset({"traces", "trace", "profile", "profiler", "profiles", "logs", "log", "out", "output", "tmp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def facts_of(folder: RunFolder, traces: Sequence[TraceSummary], *, name: str | N
     attempts = [b.attempt for b in folder.beats] + [h.attempt for h in folder.happenings]
     attempts += [w.attempt for w in folder.windows]
     return Facts(
-        name=name or next((t.job for t in traces if t.job), None) or folder.path.resolve().name,
+        name=name or next((t.job for t in traces if t.job), None) or _title(folder.path.resolve()),
         folder=str(folder.path.absolute()),
         world_size=_world_size(folder, traces),
         attempts=max(attempts, default=0) + 1,
@@ -72,6 +77,14 @@ def _steps(folder: RunFolder, reference: Metrics | None) -> int | None:
     if reference is not None and len(reference):
         return len(reference)
     return max((b.step for b in folder.beats if b.step is not None), default=None)
+
+
+def _title(folder: Path) -> str:
+    """A name for a folder that does not tell the job's: of a run folder the job's name, of a folder that is named after
+    what is in it also its parent's."""
+    if job := _OF_A_RUN.fullmatch(folder.name):
+        return job[1]
+    return f"{folder.parent.name}/{folder.name}" if folder.name in _SAYS_NOTHING and folder.parent.name else folder.name
 
 
 def _usual(metrics: Metrics | None, column: str) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 from muster.tracing.events import Events, Kind, Trace
 from muster.tracing.nesting import nest
 from muster.tracing.spans import Int64
-from muster.tracing.work import COMPILED_GRAPH
+from muster.tracing.work import COMPILED_GRAPH, FRAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Operator:
 
 
 def operators_by_self_time(trace: Trace) -> tuple[Operator, ...]:
-    """CPU operators, longest self time first; annotations nest with them but are not listed, compiled graphs aside."""
+    """CPU operators, longest self time first. Annotations and torch's own frames around Python code nest with them but
+    are not listed, compiled graphs aside: what they do themselves is Python."""
     nested = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
     self_ns = np.zeros(len(nested), dtype=np.int64)
     for row in np.unique(nested.thread):
@@ -35,7 +36,8 @@ def operators_by_self_time(trace: Trace) -> tuple[Operator, ...]:
         tree = nest(nested[here])
         self_ns[here[tree.order]] = tree.self_time()
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)
-    ops = (nested.kind == Kind.CPU_OP) | compiled[nested.name]
+    frames = np.array([FRAME.match(name) is not None for name in trace.names], dtype=bool)
+    ops = ((nested.kind == Kind.CPU_OP) & ~frames[nested.name]) | compiled[nested.name]
     return _by_name(trace, nested[ops], self_ns[ops])
 
 
