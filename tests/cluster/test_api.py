@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,19 @@ from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 
+from muster.admission.editing import check_edit
 from muster.documents import KINDS, load_documents
+from muster.errors import InvalidSpec
+from muster.spec import TrainingJob
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CRDS = ROOT / "helm" / "crds.yaml"
 GROUP = "/apis/muster.dev/v1alpha1"
 NOW = "2026-11-21T10:00:00Z"
+
+
+_WRITTEN = re.compile(r"<<'?EOF'?\n(.*?)\nEOF|^```yaml\n(.*?)\n```", re.DOTALL | re.MULTILINE)
+DOCUMENTS = [path for path in sorted(ROOT.glob("examples/*/*.yaml")) if "apiVersion: muster.dev" in path.read_text()]
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +84,25 @@ def test_a_queue_that_is_its_own_parent_is_refused(api: Api) -> None:
         try_to_create(api, queue("q", parent="q"))
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("examples/*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.name}"
-)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_documents_of_the_examples_are_accepted(plane: ControlPlane, path: Path) -> None:
     assert load_documents(path.read_text())
     plane.kubectl("create", "--dry-run=server", "-f", str(path))
+
+
+def pasted() -> Iterator[tuple[str, str]]:
+    """(page, YAML) of every object that a page shows to be pasted."""
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))):
+        for texts in _WRITTEN.findall(page.read_text()):
+            text = "".join(texts)
+            if "apiVersion: muster.dev" in text:
+                yield str(page.relative_to(ROOT)), text
+
+
+@pytest.mark.parametrize(("page", "text"), list(pasted()))
+def test_documents_of_the_docs_are_accepted(plane: ControlPlane, page: str, text: str) -> None:
+    assert load_documents(text, page)
+    plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=text)
 
 
 AMOUNTS = st.one_of(
@@ -248,6 +270,12 @@ def role(**fields: Any) -> Object:
     return {"roles": [{"name": "trainer", "replicas": 4, "minReplicas": 2, "template": template, **fields}]}
 
 
+def edited(item: Object, change: Object) -> tuple[TrainingJob, TrainingJob]:
+    """The job as it is and as it would be, for Muster's own judgement of an edit."""
+    spec = {name: value for name, value in (item["spec"] | change).items() if value is not None}
+    return TrainingJob.model_validate(item), TrainingJob.model_validate(item | {"spec": spec})
+
+
 FROZEN = [
     ("spec.queue", {"queue": "other"}),
     ("spec.flavors", {"flavors": ["a100"]}),
@@ -266,8 +294,11 @@ FROZEN = [
 def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
     api: Api, admitted: str, field: str, change: Object
 ) -> None:
-    with pytest.raises(Refused, match=rf"{field}: .*cannot be changed while the job is admitted; suspend it first"):
+    refused = rf"{field}: .*cannot be changed while .* is admitted; suspend it first"
+    with pytest.raises(Refused, match=refused):
         api.patch(admitted, {"spec": change})
+    with pytest.raises(InvalidSpec, match=refused):
+        check_edit(*edited(api.get(admitted), change))
     set_condition(api, admitted, "Admitted", "False")
     api.patch(admitted, {"spec": change})
 
@@ -287,6 +318,7 @@ def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
 def test_an_admitted_job_can_be_scaled_suspended_reordered_and_cancelled(
     api: Api, admitted: str, change: Object
 ) -> None:
+    check_edit(*edited(api.get(admitted), change))
     api.patch(admitted, {"spec": change})
 
 
