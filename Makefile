@@ -96,6 +96,8 @@ bench: setup
 	$(call section,planner)
 	@python benchmarks/planner.py --nodes 10000 --gangs 2000 --queues 200 --json
 	@python benchmarks/planner.py --sweep
+	@python benchmarks/planner.py --case crowd
+	@python benchmarks/planner.py --case fill
 	$(call section,traces)
 	@python benchmarks/tracing.py
 
