@@ -27,7 +27,9 @@ GROUP = "/apis/muster.dev/v1alpha1"
 NOW = "2026-11-21T10:00:00Z"
 
 
-_WRITTEN = re.compile(r"<<'?EOF'?\n(.*?)\nEOF|^```yaml\n(.*?)\n```", re.DOTALL | re.MULTILINE)
+_WRITTEN = re.compile(
+    r"<<'?(?P<end>[A-Z]+)'?\n(?P<here>.*?)\n(?P=end)$|^```yaml\n(?P<fenced>.*?)\n```", re.DOTALL | re.MULTILINE
+)
 DOCUMENTS = [path for path in sorted(ROOT.glob("examples/*/*.yaml")) if "apiVersion: muster.dev" in path.read_text()]
 
 
@@ -93,8 +95,8 @@ def test_documents_of_the_examples_are_accepted(plane: ControlPlane, path: Path)
 def pasted() -> Iterator[tuple[str, str]]:
     """(page, YAML) of every object that a page shows to be pasted."""
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))):
-        for texts in _WRITTEN.findall(page.read_text()):
-            text = "".join(texts)
+        for found in _WRITTEN.finditer(page.read_text()):
+            text = found["here"] or found["fenced"]
             if "apiVersion: muster.dev" in text:
                 yield str(page.relative_to(ROOT)), text
 
