@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.admission import check_apply, check_submit
+from muster.admission import check_apply, check_submit, with_replicas
 from muster.documents import Object
 from muster.errors import Conflict, NotFound
 from muster.spec import Queue, TrainingJob, TrainingJobStatus
@@ -29,6 +29,7 @@ class MemoryClient:
     films: dict[str, list[TrainingJobStatus]] = field(default_factory=dict)
     logs: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
+    on_nodes: list[str] = field(default_factory=list)  # names of jobs
 
     def status(self) -> dict[str, Any]:
         return {"running": True}
@@ -78,6 +79,22 @@ class MemoryClient:
 
     def resume(self, name: str, namespace: str = "default") -> None:
         self.asked.append(("resume", name, namespace))
+
+    def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
+        self.kept_jobs[name] = with_replicas(self.job(name, namespace), replicas)
+        return self.kept_jobs[name]
+
+    def drain(self, node: str) -> list[TrainingJob]:
+        self.asked.append(("drain", node))
+        return self.jobs_on(node)
+
+    def undrain(self, node: str) -> None:
+        self.asked.append(("undrain", node))
+
+    def jobs_on(self, node: str) -> list[TrainingJob]:
+        """Who is there the first time that somebody asks has left the second time."""
+        jobs, self.on_nodes = self.on_nodes, []
+        return [self.kept_jobs[name] for name in jobs]
 
     def queues(self) -> list[dict[str, Any]]:
         return self.queue_rows

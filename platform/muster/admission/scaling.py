@@ -32,5 +32,5 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
 
 def _check(role: str, replicas: int, least: int | None) -> None:
     if least is not None and replicas < least:
-        told = f"role {role}: {replicas} pods are fewer than its minReplicas {least}; write at least {least}"
+        told = f"role {role}: {replicas} is below its minReplicas {least}; write at least {least}"
         raise InvalidSpec(told, field="replicas")

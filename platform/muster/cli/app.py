@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from muster.cli import host, jobs, logs, objects, queues, reports, watch, worlds
+from muster.cli import draining, host, jobs, logs, objects, queues, reports, scaling, watch, worlds
+from muster.cli.clusters import CLUSTER, CONTEXT, Choice, in_front, say
 from muster.cli.outcome import Ended, ExitCode, run, tell
 
 _SECTIONS = {
-    "Jobs": ("submit", "watch", "jobs", "describe", "logs", "cancel", "suspend", "resume"),
-    "Queues and nodes": ("apply", "delete", "queues", "nodes"),
+    "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),
+    "Queues and nodes": ("apply", "delete", "queues", "nodes", "drain", "undrain"),
     "Looking back": ("report",),
     "What if": ("simulate", "replay"),
     "This host": ("local",),
@@ -61,22 +62,33 @@ def _muster(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="local|kubernetes", help=f"This host, or a kubeconfig's cluster. [env: {CLUSTER}]"),
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig. [env: {CONTEXT}]")
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A cluster by its kubeconfig. [env: KUBECONFIG]")
+    ] = None,
 ) -> None:
-    """Launch, queue and watch PyTorch training.
+    """Launch, queue and watch PyTorch training, on this host or in a cluster of Kubernetes.
 
     Tables for people; --json for scripts, with the field names of the YAML. Exit codes: 0 done, 1 the job failed,
     2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 130 interrupted.
     """
+    say(Choice(cluster, context, kubeconfig))
 
 
-for _room in (jobs, logs, watch, objects, queues, reports, worlds):
+for _room in (jobs, scaling, logs, watch, objects, queues, draining, reports, worlds):
     _room.register(app)
 app.add_typer(host.app, name="local")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the `muster` script; ends the process with one of `ExitCode`."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = in_front(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     sys.exit(run(lambda: _invoke(words, as_json), as_json=as_json))
 

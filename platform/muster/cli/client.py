@@ -1,13 +1,18 @@
-"""What the verbs need of a cluster; `muster.local.client.LocalClient` is one."""
+"""What the verbs need of a cluster: `LocalClient` of this host is one, `KubernetesClient` another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from muster.cli.clusters import chosen
+
 if TYPE_CHECKING:
     from muster.documents import Object
+    from muster.kubernetes.access import Target
+    from muster.kubernetes.client import KubernetesClient
     from muster.spec import TrainingJob
 
 
@@ -50,6 +55,8 @@ class NodeRow(TypedDict):
     flavor: str | None  # None: no flavor matches, or more than one
     pretended: bool
     ready: bool
+    cordoned: bool  # takes no new pods
+    draining: bool  # those that are there leave, too
     labels: dict[str, str]
     allocatable: dict[str, str]
     used: dict[str, str]
@@ -68,12 +75,16 @@ class Client(Protocol):
     def cancel(self, name: str, namespace: str = "default") -> Any: ...
     def suspend(self, name: str, namespace: str = "default") -> Any: ...
     def resume(self, name: str, namespace: str = "default") -> Any: ...
+    def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob: ...
     def queues(self) -> list[dict[str, Any]]: ...
     def nodes(self) -> list[dict[str, Any]]: ...
+    def drain(self, node: str) -> list[TrainingJob]: ...
+    def undrain(self, node: str) -> None: ...
+    def jobs_on(self, node: str) -> list[TrainingJob]: ...
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
     def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
-    def run_dir(self, name: str, namespace: str = "default") -> Path: ...
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
     def snapshot(self) -> bytes: ...
     def log_lines(
         self,
@@ -91,8 +102,28 @@ class Client(Protocol):
 
 
 def connect(start: bool = True) -> Client:
-    """The cluster; the daemon of this host is started unless `start` is False."""
-    return _open(start)
+    """The cluster that is meant; the daemon of this host is started unless `start` is False."""
+    target = chosen()
+    return _open(start) if target is None else _kubernetes(target)
+
+
+def default_namespace() -> str:
+    """Where a job is that is named without a namespace."""
+    target = chosen()
+    return "default" if target is None else _kubernetes(target).namespace
+
+
+def listed_namespace() -> str | None:
+    """Whose jobs are listed unless somebody says: on this host all, in a cluster those of the context's namespace."""
+    target = chosen()
+    return None if target is None else _kubernetes(target).namespace
+
+
+@cache
+def _kubernetes(target: Target) -> KubernetesClient:
+    from muster.kubernetes.client import KubernetesClient
+
+    return KubernetesClient.connect(target)
 
 
 def _local(start: bool) -> Client:

@@ -35,10 +35,15 @@ JobNames = Annotated[
 ]
 QueueName = Annotated[str | None, typer.Option("--queue", "-q", help="Queue.", autocompletion=_queue_names)]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.", metavar="NAMESPACE")]
+AllNamespaces = Annotated[
+    bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces; on this host they are shown anyway.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def split_name(job: str, namespace: str | None = None) -> tuple[str, str]:
-    """(name, namespace) of NAME or NAMESPACE/NAME; `namespace` counts where the name has none."""
+    """(name, namespace) of NAME or NAMESPACE/NAME; `namespace` counts where the name has none, else the usual one."""
+    from muster.cli.client import default_namespace
+
     before, slash, name = job.rpartition("/")
-    return (name, before) if slash else (job, namespace or "default")
+    return (name, before) if slash else (job, namespace or default_namespace())

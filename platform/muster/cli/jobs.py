@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import Client, connect
-from muster.cli.completing import JobName, JobNames, Json, Namespace, QueueName, split_name
+from muster.cli.client import Client, connect, listed_namespace
+from muster.cli.completing import AllNamespaces, JobName, JobNames, Json, Namespace, QueueName, split_name
 from muster.cli.outcome import Ended, ExitCode, usage_error
 from muster.cli.printing import console, print_json, show
 
@@ -81,6 +81,7 @@ def submit(
 
 def list_jobs(
     namespace: Namespace = None,
+    all_namespaces: AllNamespaces = False,
     queue: QueueName = None,
     phase: Annotated[str | None, typer.Option(help="Pending, Admitted, Running, Suspended, Succeeded, Failed.")] = None,
     as_json: Json = False,
@@ -91,9 +92,10 @@ def list_jobs(
 
     if phase is not None and phase.capitalize() not in STYLES:
         usage_error(f"--phase: {phase!r} is not known; write one of {', '.join(STYLES)}", "--phase")
+    of = None if all_namespaces else namespace or listed_namespace()
     jobs = [
         job
-        for job in connect().jobs(namespace)
+        for job in connect().jobs(of)
         if (queue is None or job.spec.queue == queue) and (phase is None or job.status.phase == phase.capitalize())
     ]
     if as_json:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.client import connect
+from muster.cli.client import connect, default_namespace
 from muster.cli.completing import Json, Namespace, split_name
 from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json
@@ -54,7 +54,8 @@ def delete(
         targets += [(known, *split_name(name, namespace)) for name in names or []]
     for file in files or []:
         targets += [
-            (item.kind, item.metadata.name, item.metadata.namespace or "default") for item in read_objects(file)
+            (item.kind, item.metadata.name, item.metadata.namespace or default_namespace())
+            for item in read_objects(file)
         ]
     if not targets:
         usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")

@@ -69,6 +69,9 @@ def _run_dir(run: str, namespace: str | None) -> tuple[Path, str | None]:
         found = connect().run_dir(name, space)
     except NotFound as error:
         raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
+    if found is None:
+        told = f"the run folder of job {run} is inside the cluster; copy it here and name the folder"
+        raise Refused(told, reason="NotHere")
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: there is no run folder", reason="NotStarted")
     return found, name

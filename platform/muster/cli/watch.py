@@ -65,11 +65,12 @@ def watch_job(client: Client, name: str, namespace: str, *, report: bool = True,
         raise NotFound(f"job {namespace}/{name} was deleted before it ended")
     if not as_json:
         _tell_end(last, out)
-    job = _reported(client, last.job) if report else last.job
+    run_dir = client.run_dir(name, namespace)
+    job = _reported(client, last.job) if report and run_dir is not None else last.job
     if as_json:
         print_json([job])
     elif report:
-        _tell_report(job, client.run_dir(name, namespace), out)
+        _tell_report(job, run_dir, out)
     if last.job.status.phase != "Succeeded":
         raise Ended(ExitCode.JOB_FAILED)
 
@@ -188,7 +189,7 @@ def _awaits_report(job: TrainingJob) -> bool:
     return job.spec.trace is not None and job.status.started_at is not None and job.status.traces is None
 
 
-def _tell_report(job: TrainingJob, run_dir: Path, out: Console) -> None:
+def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console) -> None:
     """Show the report, or build it where the cluster does not; a run that measured nothing has none.
 
     That it cannot be built is told, but how the job ended counts more.
@@ -197,6 +198,10 @@ def _tell_report(job: TrainingJob, run_dir: Path, out: Console) -> None:
     from muster.errors import InvalidTrace
 
     traces = job.status.traces
+    if run_dir is None:  # inside a cluster
+        if traces is not None and traces.report:
+            out.print(traces.report, soft_wrap=True, markup=False)
+        return
     try:
         if traces is not None and traces.report:
             show(Path(traces.report), out)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from muster.admission import check_unfinished, with_replicas
 from muster.errors import DaemonError, NotFound, Refused
 from muster.local.connection import NobodyThere, request
 from muster.local.home import Home, home_path, open_home
@@ -141,6 +142,13 @@ class LocalClient:
         """Let a suspended job wait in its queue again."""
         return self._change(name, namespace, {"suspend": False})
 
+    def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
+        """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` NoSuchRole, `Conflict` when it is over."""
+        job = self.job(name, namespace)
+        check_unfinished(job)
+        self.apply([with_replicas(job, replicas)])
+        return self.job(name, namespace)
+
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.overview`)."""
         answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/queues")
@@ -154,6 +162,20 @@ class LocalClient:
         """The nodes: name, flavor, pretended, ready, labels, allocatable, used, pods."""
         answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/nodes")
         return answer
+
+    def drain(self, node: str) -> list[TrainingJob]:
+        """Raises `Refused`: what would leave has nowhere else to go."""
+        raise Refused(
+            f"node {node!r} is this host; to stop what runs here: muster local down --force", reason="ThisHost"
+        )
+
+    def undrain(self, node: str) -> None:
+        """Raises `Refused`, as `drain` does."""
+        self.drain(node)
+
+    def jobs_on(self, node: str) -> list[TrainingJob]:
+        """Raises `Refused`, as `drain` does."""
+        return self.drain(node)
 
     def snapshot(self) -> bytes:
         """The newest world that was planned on, for `muster replay`."""

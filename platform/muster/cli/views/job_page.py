@@ -27,7 +27,7 @@ class JobStory:
     job: TrainingJob
     events: list[dict[str, Any]]
     beats: list[dict[str, Any]]
-    run_dir: Path
+    run_dir: Path | None  # None: inside a cluster
     now: float
 
 
@@ -114,7 +114,8 @@ def _facts(story: JobStory) -> Table:
         rows.append(("traces", plural(status.traces.files, "file")))
         if status.traces.report:
             rows.append(("report", status.traces.report))
-    rows.append(("run folder", str(story.run_dir)))
+    if story.run_dir is not None:
+        rows.append(("run folder", str(story.run_dir)))
     return _pairs(rows)
 
 

@@ -36,11 +36,18 @@ def _table(rows: Sequence[NodeRow], bar: int) -> Table:
         table.add_column(title, no_wrap=True)
     for row in rows:
         flavor = Text(row["flavor"]) if row["flavor"] else Text("none", style="red")
-        remark = Text("pretended", style="dim") if row["pretended"] else Text()
-        state = remark if row["ready"] else Text("not ready", style="red")
+        state = _state(row)
         cells = [_cell(row, name, bar) for name in resources]
         table.add_row(Text(row["name"]), flavor, *cells, str(len(row["pods"])), state)
     return table
+
+
+def _state(row: NodeRow) -> Text:
+    if not row["ready"]:
+        return Text("not ready", style="red")
+    if row["draining"] or row["cordoned"]:
+        return Text("draining" if row["draining"] else "cordoned", style="yellow")
+    return Text("pretended", style="dim") if row["pretended"] else Text()
 
 
 def _cell(row: NodeRow, resource: str, bar: int) -> Text:

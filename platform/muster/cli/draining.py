@@ -1,0 +1,57 @@
+"""The verbs `drain` and `undrain`: empty a node for repair without a failure, and give it back."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from muster.cli.client import Client, connect
+from muster.cli.completing import Json
+from muster.cli.printing import console, print_json
+
+_POLL_S = 1.0
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="A node; see: muster nodes.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs of this file."""
+    app.command()(drain)
+    app.command()(undrain)
+
+
+def drain(
+    node: Node,
+    wait: Annotated[bool, typer.Option("--wait", help="End once no job is left on it.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Have the jobs on a node write a checkpoint and go on elsewhere; no job comes to it until undrain."""
+    from muster.cli.views.job_words import label
+
+    client = connect()
+    jobs = client.drain(node)
+    names = [label(job) for job in jobs]
+    if not as_json:
+        console().print(f"node {node} is being drained" + (f"; leaves: {', '.join(names)}" if names else ""))
+    if wait:
+        _until_empty(client, node)
+    if as_json:
+        print_json([{"node": node, "result": "drained" if wait or not names else "draining", "jobs": names}])
+    elif wait:
+        console().print(f"no job is left on node {node}")
+
+
+def undrain(node: Node, as_json: Json = False) -> None:
+    """Let jobs come to a node again."""
+    connect().undrain(node)
+    if as_json:
+        print_json([{"node": node, "result": "undrained", "jobs": []}])
+    else:
+        console().print(f"node {node} takes jobs again")
+
+
+def _until_empty(client: Client, node: str) -> None:
+    while client.jobs_on(node):
+        time.sleep(_POLL_S)

@@ -1,0 +1,51 @@
+"""The verb `scale`: how many pods a job has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from muster.cli.client import connect
+from muster.cli.completing import JobName, Json, Namespace, split_name
+from muster.cli.outcome import usage_error
+from muster.cli.printing import console, print_json
+
+if TYPE_CHECKING:
+    from muster.spec import TrainingJob
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb of this file."""
+    app.command()(scale)
+
+
+def scale(
+    job: JobName,
+    replicas: Annotated[list[str], typer.Argument(metavar="[ROLE=]N", help="Number of pods, of a role.")],
+    namespace: Namespace = None,
+    as_json: Json = False,
+) -> None:
+    """Change how many pods a job has; one that runs goes on from a checkpoint at its new size."""
+    client, (name, space) = connect(), split_name(job, namespace)
+    before = client.job(name, space)
+    wanted = dict(_read(text, before) for text in replicas)
+    after = client.scale(name, space, wanted)
+    if as_json:
+        print_json([after])
+        return
+    for role in after.spec.roles:
+        if role.name in wanted:
+            least = f" (at least {role.min_replicas})" if role.min_replicas is not None else ""
+            console().print(f"trainingjob {space}/{name}: role {role.name} has {role.replicas} replicas{least}")
+
+
+def _read(text: str, job: TrainingJob) -> tuple[str, int]:
+    """(role, number) of `4` or `trainer=4`; a number alone is of the only role."""
+    role, _, number = text.rpartition("=")
+    if not number.isdecimal() or int(number) < 1:
+        usage_error(f"[ROLE=]N: {text!r} is no number of pods; write one such as 4 or trainer=4", "replicas")
+    names = [item.name for item in job.spec.roles]
+    if not role and len(names) > 1:
+        usage_error(f"[ROLE=]N: the job has several roles; write one of {', '.join(f'{n}={number}' for n in names)}")
+    return role or names[0], int(number)
