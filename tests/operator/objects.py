@@ -1,0 +1,88 @@
+"""Objects as the API server sends them, and the engine's writes about them, with as little as the tests need."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from muster import spec
+from muster.cluster import CreatePod
+from muster_operator.sight.shapes import Job, Node, Pod
+
+T = TypeVar("T")
+
+
+def read(shape: type[T], document: dict[str, Any]) -> T:
+    """As a watch would hand it over."""
+    return msgspec.json.decode(json.dumps(document), type=shape)
+
+
+def job_document(name: str = "llama", version: int = 1, **fields: Any) -> dict[str, Any]:
+    """A TrainingJob of one role, `trainer`, with two pods of one GPU. `fields` are those of its spec."""
+    role = {"name": "trainer", "replicas": 2, "template": template()}
+    meta = {
+        "name": name,
+        "namespace": "team",
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "resourceVersion": str(version),
+        "creationTimestamp": "2026-11-21T10:00:00Z",
+    }
+    return {"metadata": meta, "spec": {"queue": "research", "roles": [role], **fields}}
+
+
+def job(name: str = "llama", **fields: Any) -> spec.TrainingJob:
+    """The same, as the engine sees it."""
+    return spec.TrainingJob.model_validate(job_document(name, **fields))
+
+
+def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> Job:
+    """The same, as a watch brings it."""
+    return read(Job, job_document(name, version, **fields))
+
+
+def template(**of_spec: Any) -> dict[str, Any]:
+    """A pod template with one container that has one GPU."""
+    return {"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}], **of_spec}}
+
+
+def create(**fields: Any) -> CreatePod:
+    """Pod 1 of 2 of the job above."""
+    wanted: dict[str, Any] = {
+        "job_uid": "uid-llama",
+        "name": "llama-trainer-1-abcde",
+        "role": "trainer",
+        "index": 1,
+        "replicas": 2,
+        "attempt": 3,
+        "node": "n7",
+        "flavor": "h200",
+        "rank0_node": "n6",
+    }
+    return CreatePod(**{**wanted, **fields})
+
+
+def pod_seen(name: str = "p", version: int = 1, *, node: str = "n1", owner: str = "", **status: Any) -> Pod:
+    """A pod on a node that asks for one GPU; `owner` is the uid of the TrainingJob it belongs to."""
+    meta: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    if owner:
+        meta["labels"] = {"muster.dev/role": "trainer", "muster.dev/index": "0", "muster.dev/attempt": "0"}
+        reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": owner, "controller": True}
+        meta["ownerReferences"] = [reference]
+    wanted = template()["spec"] | ({"nodeName": node} if node else {})
+    return read(Pod, {"metadata": meta, "spec": wanted, "status": {"phase": "Running", **status}})
+
+
+def node_seen(name: str = "n1", version: int = 1, *, ready: str = "True", **of_spec: Any) -> Node:
+    """A node with 8 GPUs and 100 pod slots."""
+    condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-11-21T10:00:00Z"}
+    return read(
+        Node,
+        {
+            "metadata": {"name": name, "resourceVersion": str(version), "labels": {"rack": "r1"}},
+            "spec": of_spec,
+            "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "100"}, "conditions": [condition]},
+        },
+    )

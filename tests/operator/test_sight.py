@@ -1,0 +1,358 @@
+"""What the operator sees becomes the world of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.operator.objects import job_document, job_seen, node_seen, pod_seen, read, template
+
+from muster import spec
+from muster.cluster import World
+from muster.model import Resources
+from muster_operator.dryrun import judged
+from muster_operator.sight.amounts import asks_for
+from muster_operator.sight.jobs import KnownJob, Verdict
+from muster_operator.sight.pods import created_pod, pod_view
+from muster_operator.sight.shapes import Document, Namespace, Pod, PodSpec
+from muster_operator.sight.templates import Template
+from muster_operator.sight.world import Sight
+
+
+class Knowing:
+    """Knows a verdict of every template, unless told to wait."""
+
+    def __init__(self, answer: Verdict | None = Verdict()) -> None:  # noqa: B008 - it is a value
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def verdict(self, namespace: str, template: Template) -> Verdict | None:
+        return self.answer
+
+    def ask(self, job: KnownJob) -> None:
+        self.asked.append(job.uid)
+
+
+class Changes:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+    def during(self, act: Callable[[], object]) -> int:
+        before = self.count
+        act()
+        return self.count - before
+
+
+def sight(knowing: Knowing | None = None) -> tuple[Sight, Changes]:
+    changes = Changes()
+    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0), changes
+
+
+def foreign(world: World, node: str = "n1") -> dict[str, int]:
+    return dict(next(view for view in world.nodes if view.name == node).foreign.items)
+
+
+# ---- nodes
+
+
+def test_a_heartbeat_is_no_news_and_the_node_stays_the_same_object() -> None:
+    seen, changes = sight()
+    seen.nodes.put(node_seen(version=1))
+    before = seen.observe().nodes
+    assert changes.during(lambda: seen.nodes.put(node_seen(version=2))) == 0
+    assert seen.observe().nodes is before
+
+
+def test_only_the_node_that_changed_is_another_object() -> None:
+    seen, _ = sight()
+    for name in ("n2", "n1"):
+        seen.nodes.put(node_seen(name))
+    before = seen.observe().nodes
+    seen.nodes.put(node_seen("n1", 2, unschedulable=True))
+    after = seen.observe().nodes
+    assert [view.name for view in after] == ["n1", "n2"]
+    assert after[0].cordoned
+    assert after[1] is before[1]
+
+
+@pytest.mark.parametrize(("ready", "since"), [("True", None), ("False", None), ("Unknown", 1795255200.0)])
+def test_a_node_is_given_up_only_while_nobody_knows_what_it_does(ready: str, since: float | None) -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen(ready=ready))
+    (view,) = seen.observe().nodes
+    assert (view.ready, view.not_ready_since) == (ready == "True", since)
+
+
+def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> None:
+    seen, _ = sight()
+    node = node_seen()
+    node.status.conditions = []
+    node.status.allocatable["odd"] = "many"
+    seen.nodes.put(node)
+    (view,) = seen.observe().nodes
+    assert not view.ready
+    assert view.allocatable == Resources.of({"nvidia.com/gpu": 8, "pods": 100})
+
+
+# ---- foreign pods
+
+
+def test_pods_of_others_use_their_nodes_room_until_they_end_or_go() -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen())
+    seen.pods.put(pod_seen("a"))
+    seen.pods.put(pod_seen("b"))
+    assert foreign(seen.observe()) == {"nvidia.com/gpu": 2, "pods": 2}
+    seen.pods.put(pod_seen("a", 2, phase="Succeeded"))
+    assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
+    seen.pods.drop(pod_seen("b", 3))
+    assert foreign(seen.observe()) == {}
+
+
+def test_a_foreign_pod_counts_from_when_it_is_bound_and_even_before_its_node_is_known() -> None:
+    seen, _ = sight()
+    seen.pods.put(pod_seen("a", node="", phase="Pending"))
+    seen.pods.put(pod_seen("a", 2, phase="Pending"))
+    seen.nodes.put(node_seen())
+    assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
+
+
+def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_gone() -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen())
+    seen.pods.put(pod_seen("a", owner="uid-llama"))
+    assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
+    seen.jobs.put(job_seen())
+    world = seen.observe()
+    assert foreign(world) == {}
+    assert [pod.name for pod in world.pods["uid-llama"]] == ["a"]
+    seen.jobs.drop(job_seen(version=2))
+    world = seen.observe()
+    assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
+    assert world.pods == {}
+
+
+def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen())
+    seen.jobs.put(job_seen())
+    seen.pods.put(pod_seen("gone"))
+    seen.pods.put(pod_seen("mine", owner="uid-llama"))
+    seen.pods.replace([pod_seen("new", 7)], 9)
+    world = seen.observe()
+    assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
+    assert world.pods == {}
+
+
+def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod() -> None:
+    side = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}
+    main = {"name": "m", "resources": {"requests": {"cpu": "500m"}}}
+    plain = read(PodSpec, {"containers": [main], "initContainers": [side], "overhead": {"cpu": "10m"}})
+    assert asks_for(plain) == Resources.of({"cpu": 1510, "pods": 1})
+    whole = {"containers": [main], "resources": {"requests": {"cpu": "4"}}, "overhead": {"cpu": "10m"}}
+    assert asks_for(read(PodSpec, whole)) == Resources.of({"cpu": 4010, "pods": 1})
+
+
+# ---- our pods
+
+
+def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:
+    seen, changes = sight()
+    seen.jobs.put(job_seen())
+    meta = pod_seen("a", 5, owner="uid-llama").metadata
+    seen.pods.created(created_pod(meta, "uid-llama", "n1"))
+    before = seen.observe().pods["uid-llama"]
+    assert (before[0].phase, before[0].node) == ("Pending", "n1")
+    event = pod_seen("a", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
+    assert changes.during(lambda: seen.pods.put(event)) == 0
+    assert seen.observe().pods["uid-llama"] is before
+
+
+def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    seen.pods.put(pod_seen("a", 5, owner="uid-llama"))
+    pod = seen.pods.of_job("uid-llama", "a")
+    assert pod is not None
+    seen.pods.deleted(pod, 6)
+    assert seen.observe().pods["uid-llama"][0].deleting
+
+
+def ended(code: int, name: str = "main", at: str = "2026-11-21T10:00:05Z", **more: str) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at, **more}}}
+
+
+def test_a_failed_pod_tells_code_time_and_last_words_of_its_main_container() -> None:
+    pod = pod_seen(
+        owner="u",
+        phase="Failed",
+        containerStatuses=[ended(1, "helper"), ended(42, reason="Error", message="loss is nan")],
+    )
+    pod.spec.containers.append(type(pod.spec.containers[0])(name="helper"))
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert (view.exit_code, view.reason, view.log_tail) == (42, "Error", "loss is nan")
+    assert view.finished_at == 1795255205.0
+
+
+def test_a_pod_whose_main_container_did_well_fails_by_the_container_that_failed_first() -> None:
+    late, early = ended(3, "late", "2026-11-21T10:00:09Z"), ended(2, "early", "2026-11-21T10:00:07Z")
+    view = pod_view(pod_seen(owner="u", phase="Failed", containerStatuses=[late, early, ended(0)]), "u")
+    assert view is not None
+    assert view.exit_code == 2
+
+
+def test_a_disruption_is_told_as_such_whatever_the_container_says() -> None:
+    conditions = [{"type": "DisruptionTarget", "status": "True"}]
+    pod = pod_seen(owner="u", phase="Failed", conditions=conditions, containerStatuses=[ended(143, reason="Error")])
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert view.reason == "DisruptionTarget"
+
+
+def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
+    pod = pod_seen(owner="u")
+    pod.metadata.labels = {}
+    assert pod_view(pod, "u") is None
+    seen, _ = sight()
+    seen.jobs.put(job_seen("x"))
+    seen.nodes.put(node_seen())
+    seen.pods.put(read(Pod, {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"nodeName": "n1"}}))
+    assert foreign(seen.observe()) == {"pods": 1}
+
+
+# ---- jobs
+
+
+def test_a_job_is_shown_once_its_templates_are_known() -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    assert seen.observe().jobs == ()
+    assert knowing.asked == ["uid-llama"]
+    knowing.answer = Verdict()
+    seen.jobs.learned()
+    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+
+
+def test_a_finished_job_is_shown_without_asking() -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
+    document = job_document()
+    document["status"] = {"conditions": [done]}
+    seen.jobs.put(read(type(job_seen()), document))
+    assert len(seen.observe().jobs) == 1
+    assert knowing.asked == []
+
+
+def test_a_job_is_shown_with_what_its_pods_really_ask_for() -> None:
+    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
+    seen, _ = sight(Knowing(Verdict(pod=pod)))
+    seen.jobs.put(job_seen())
+    (job,) = seen.observe().jobs
+    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
+    known = seen.jobs.known("uid-llama")
+    assert known is not None
+    assert known.job.spec.roles[0].template.spec.overhead == {}
+
+
+def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_heals() -> None:
+    knowing = Knowing(Verdict(refusal="no such account"))
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    assert seen.observe().rejections == {"uid-llama": "no such account"}
+    knowing.answer = Verdict()
+    seen.jobs.learned()
+    seen.jobs.put(job_seen(version=2))
+    assert seen.observe().rejections == {}
+
+
+def test_our_status_counts_at_once_and_its_event_is_no_news() -> None:
+    seen, changes = sight()
+    seen.jobs.put(job_seen())
+    status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
+    seen.jobs.wrote("uid-llama", status, 7)
+    (job,) = seen.observe().jobs
+    assert job.status is status
+    assert job.metadata.resource_version == "7"
+    assert changes.during(lambda: seen.jobs.put(job_seen(version=7))) == 0
+    assert seen.observe().jobs[0] is job
+
+
+def test_what_did_not_change_of_a_job_keeps_its_identity() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen(version=1))
+    (before,) = seen.observe().jobs
+    seen.jobs.put(job_seen(version=2))
+    (after,) = seen.observe().jobs
+    assert after is not before
+    assert after.spec is before.spec
+    assert after.status is before.status
+
+
+def test_a_job_of_the_same_name_is_another_job() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    document = job_document(version=9)
+    document["metadata"]["uid"] = "uid-2"
+    seen.jobs.put(read(type(job_seen()), document))
+    assert [job.metadata.uid for job in seen.observe().jobs] == ["uid-2"]
+
+
+def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
+    seen, _ = sight()
+    broken = job_document("broken")
+    broken["spec"]["roles"] = "none"
+    seen.jobs.put(read(type(job_seen()), broken))
+    seen.jobs.put(job_seen())
+    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+    assert "team/broken" in seen.jobs.broken
+
+
+def test_jobs_of_one_template_share_it() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen("a"))
+    seen.jobs.put(job_seen("b"))
+    one, two = seen.observe().jobs
+    assert one.spec.roles[0].template is two.spec.roles[0].template
+
+
+# ---- the rest
+
+
+def test_queues_namespaces_and_their_labels_are_seen() -> None:
+    seen, _ = sight()
+    queue = {"metadata": {"name": "q", "uid": "u", "resourceVersion": "3", "finalizers": ["f"]}, "spec": {"weight": 2}}
+    seen.queues.put(read(Document, queue))
+    seen.namespaces.put(read(Namespace, {"metadata": {"name": "team", "labels": {"org": "x"}}}))
+    world = seen.observe()
+    assert [(queue.metadata.name, queue.spec.weight) for queue in world.queues] == [("q", 2.0)]
+    assert world.queues[0].metadata.finalizers == ["f"]
+    assert world.namespaces == {"team": {"org": "x"}}
+
+
+# ---- what a dry run says
+
+
+def answered(**of_spec: Any) -> dict[str, Any]:
+    wanted = template()["spec"]
+    by_default = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}]
+    return {**wanted, "schedulerName": "default-scheduler", "tolerations": by_default, **of_spec}
+
+
+def test_a_dry_run_that_adds_only_defaults_says_nothing_new() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    assert judged(written, answered()) == Verdict()
+
+
+def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    side = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
+    verdict = judged(written, answered(initContainers=[side]))
+    assert verdict.pod is not None
+    assert verdict.pod.init_containers[0].name == "mesh"
