@@ -4,18 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# A cluster of its own, so that nothing of yours is touched.
-MUSTER_HOME=$(mktemp -d)
-export MUSTER_HOME
-trap 'muster local down --force > /dev/null 2>&1; rm -rf "$MUSTER_HOME"' EXIT
-
-act() { printf '\n\033[1m%s\033[0m\n' "$*"; }
-
-fail() {
-  printf '\nthe story fails: %s\n' "$*" >&2
-  muster jobs >&2
-  exit 1
-}
+source ../story.sh
 
 phase() { muster describe "$1" --json | python -c 'import json, sys; print(json.load(sys.stdin)[0]["status"]["phase"])'; }
 
