@@ -74,7 +74,7 @@ def test_whatever_the_order_of_answers_the_end_is_what_the_server_has(
     kept, _ = shelf()
     late = [event for event in events if event[2] and data.draw(flip)]
     for version, key, value in events:
-        while late and data.draw(flip):
+        while len(late) > 0 and data.draw(flip):
             answered = late.pop(data.draw(st.integers(0, len(late) - 1)))
             if answered[0] <= version:  # a write is answered once it happened
                 kept.wrote(answered[1], answered[0], answered[2])
