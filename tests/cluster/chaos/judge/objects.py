@@ -1,0 +1,271 @@
+"""What the judge reads of an object, as it lies in etcd. Amounts are whole numbers: thousandths of a unit."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+Json = Mapping[str, Any]
+Seat = tuple[str, int]  # role, index
+
+GROUP = "muster.dev"
+_SUFFIXES = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "k": Decimal(10**3), "M": Decimal(10**6),
+    "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+}  # fmt: skip
+
+
+@lru_cache(4096)
+def quantity(text: str) -> int:
+    """Thousandths, rounded up: "2" is 2000, "500m" is 500, "1Ki" is 1024000."""
+    digits = text.rstrip("numkKMGTPEi")
+    scaled = Decimal(digits) * _SUFFIXES.get(text[len(digits) :], Decimal(1)) * 1000
+    return int(scaled.to_integral_value(rounding="ROUND_CEILING"))
+
+
+def seconds(text: str | None) -> float | None:
+    """Unix seconds of a time as the API server writes it."""
+    return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def asks_for(spec: Json) -> dict[str, int]:
+    """What a pod takes of its node: containers and native sidecars side by side, or its largest init container."""
+    side_by_side: Counter[str] = Counter()
+    largest: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        one = _container(container)
+        if container.get("restartPolicy") == "Always":
+            side_by_side.update(one)
+        for name, amount in one.items():
+            largest[name] = max(largest.get(name, 0), amount + side_by_side[name])
+    for container in spec.get("containers") or ():
+        side_by_side.update(_container(container))
+    side_by_side.update({name: quantity(str(value)) for name, value in (spec.get("overhead") or {}).items()})
+    names = side_by_side.keys() | largest.keys()
+    return {"pods": 1000} | {name: max(side_by_side[name], largest.get(name, 0)) for name in names}
+
+
+def _container(container: Json) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: quantity(str(value)) for name, value in asked.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod. `job` is the uid of the TrainingJob that owns it, "" for others; `pin` the node it is pinned to."""
+
+    key: str  # namespace/name
+    uid: str
+    job: str
+    seat: Seat
+    attempt: int
+    pin: str
+    node: str
+    phase: str
+    ready: bool
+    stopping: bool
+    disrupted: bool  # somebody else evicts it, and says so
+    asks: Mapping[str, int]
+
+    @property
+    def live(self) -> bool:
+        """Whether it takes room, or will."""
+        return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def up(self) -> bool:
+        """Whether it has started."""
+        return self.phase == "Succeeded" or (self.phase == "Running" and self.ready)
+
+
+DISRUPTED = "chaos.muster.dev/disrupted"  # annotation by which whoever deletes a pod owns up to it
+
+
+def pod(document: Json) -> Pod:
+    """Read one."""
+    meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    owners = meta.get("ownerReferences") or ()
+    conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+    job = next((o["uid"] for o in owners if o["kind"] == "TrainingJob" and o["apiVersion"].startswith(GROUP)), "")
+    return Pod(
+        key=f"{meta['namespace']}/{meta['name']}",
+        uid=meta["uid"],
+        job=job,
+        seat=(labels.get("muster.dev/role", ""), int(labels.get("muster.dev/index", -1))),
+        attempt=int(labels.get("muster.dev/attempt", -1)),
+        pin=_pin(spec),
+        node=spec.get("nodeName") or "",
+        phase=status.get("phase") or "Pending",
+        ready=conditions.get("Ready") == "True",
+        stopping=meta.get("deletionTimestamp") is not None,
+        disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
+        asks=asks_for(spec),
+    )
+
+
+def _pin(spec: Json) -> str:
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    named: set[str] = set()
+    for term in required.get("nodeSelectorTerms") or ():
+        pins = [field["values"] for field in term.get("matchFields") or () if field["key"] == "metadata.name"]
+        named.update(pins[0] if pins else ("",))
+    return named.pop() if len(named) == 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Room promised: pods by (role, flavor, node)."""
+
+    places: Mapping[tuple[str, str, str], int]
+    victims: frozenset[str]
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A TrainingJob. `places` says the node of each seat, `flavors` the kind of node of each role."""
+
+    key: str
+    uid: str
+    deleted: bool
+    queue: str
+    off: bool  # suspended or cancelled by its user
+    start_timeout_s: float
+    asks: Mapping[str, Mapping[str, int]]  # by role, of one pod
+    essential: frozenset[str]
+    admitted: bool
+    leaving: bool
+    finished: bool
+    ready: bool
+    complete: bool
+    phase: str
+    attempt: int
+    pods_wanted: int
+    pods_ready: int
+    places: Mapping[Seat, str]
+    flavors: Mapping[str, str]
+    not_before: float  # backoff; 0 without
+    hold: Hold | None
+    eviction_for: str
+    status: Json = field(repr=False)
+
+    @property
+    def runs(self) -> bool:
+        """Admitted, and neither over nor on its way out."""
+        return self.admitted and not (self.leaving or self.finished)
+
+
+def job(document: Json) -> Job:
+    """Read one."""
+    meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
+    true = {one["type"] for one in status.get("conditions") or () if one["status"] == "True"}
+    placement = status.get("placement") or ()
+    hold = status.get("hold")
+    return Job(
+        key=f"{meta['namespace']}/{meta['name']}",
+        uid=meta["uid"],
+        deleted=meta.get("deletionTimestamp") is not None,
+        queue=spec.get("queue") or "default",
+        off=bool(spec.get("suspend") or spec.get("cancel")),
+        start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
+        asks={role["name"]: asks_for(role["template"]["spec"]) for role in spec["roles"]},
+        essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
+        admitted="Admitted" in true,
+        leaving="Admitted" in true and "Evicted" in true,
+        finished=bool(true & {"Complete", "Failed"}),
+        ready="PodsReady" in true,
+        complete="Complete" in true,
+        phase=status.get("phase") or "Pending",
+        attempt=int(status.get("attempt") or 0),
+        pods_wanted=int(status.get("podsWanted") or 0),
+        pods_ready=int(status.get("podsReady") or 0),
+        places={seat: node for seat, _, node in _seats(placement)},
+        flavors={part["role"]: part.get("flavor") or "" for part in placement},
+        not_before=seconds(status.get("requeueAfter")) or 0.0,
+        hold=None if hold is None else _hold(hold),
+        eviction_for=(status.get("eviction") or {}).get("for") or "",
+        status=status,
+    )
+
+
+def _seats(placement: Iterable[Json]) -> Iterable[tuple[Seat, str, str]]:
+    """(seat, flavor, node) of every pod of a placement."""
+    for part in placement:
+        for share in part.get("nodes") or ():
+            first, _, last = share["indexes"].partition("-")
+            for index in range(int(first), int(last or first) + 1):
+                yield (part["role"], index), part.get("flavor") or "", share["node"]
+
+
+def _hold(hold: Json) -> Hold:
+    places = Counter((role, flavor, node) for (role, _), flavor, node in _seats(hold.get("placement") or ()))
+    return Hold(places, frozenset(hold.get("victims") or ()), seconds(hold["expiresAt"]) or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node and its room."""
+
+    key: str
+    allocatable: Mapping[str, int]
+    labels: Mapping[str, str]
+
+
+def node(document: Json) -> Node:
+    """Read one."""
+    allocatable = (document.get("status") or {}).get("allocatable") or {}
+    room = {name: quantity(str(value)) for name, value in allocatable.items()}
+    return Node(document["metadata"]["name"], room, document["metadata"].get("labels") or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue: (guaranteed, limit, lend) by (flavor, resource), None where nothing is written."""
+
+    key: str
+    parent: str | None
+    cells: Mapping[tuple[str, str], tuple[int | None, int | None, int | None]]
+
+
+def queue(document: Json) -> Queue:
+    """Read one."""
+    spec = document.get("spec") or {}
+    cells = {}
+    for part in spec.get("resources") or ():
+        kinds = [part.get(kind) or {} for kind in ("guaranteed", "limit", "lend")]
+        for resource in {name for kind in kinds for name in kind}:
+            amounts = (quantity(str(kind[resource])) if resource in kind else None for kind in kinds)
+            cells[part["flavor"], resource] = tuple(amounts)
+    return Queue(document["metadata"]["name"], spec.get("parent"), cells)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who leads, and when that was last said."""
+
+    key: str
+    holder: str
+    renewed: str
+
+
+def lease(document: Json) -> Lease:
+    """Read one."""
+    meta, spec = document["metadata"], document.get("spec") or {}
+    return Lease(f"{meta['namespace']}/{meta['name']}", spec.get("holderIdentity") or "", spec.get("renewTime") or "")
+
+
+def compact(document: Json) -> str:
+    """An object for a report, without what nobody reads."""
+    meta = {name: value for name, value in document.get("metadata", {}).items() if name != "managedFields"}
+    return json.dumps({**document, "metadata": meta}, separators=(",", ":"))

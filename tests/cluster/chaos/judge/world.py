@@ -1,0 +1,197 @@
+"""All that exists at one revision, kept up to date event by event, and what of it counts as taken."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from tests.cluster.chaos.judge import objects
+from tests.cluster.chaos.judge.objects import Job, Json, Lease, Node, Pod, Queue
+from tests.cluster.chaos.judge.quota import Cell, Tree
+
+Thing: TypeAlias = Job | Pod | Node | Queue | Lease
+KINDS: Mapping[str, Callable[[Json], Thing]] = {
+    "TrainingJob": objects.job,
+    "Pod": objects.pod,
+    "Node": objects.node,
+    "Queue": objects.queue,
+    "Lease": objects.lease,
+}
+QUOTA_MEMORY_S = 10.0  # an admission may have been decided by a quota that was edited so long ago
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What etcd tells: an object as it is after revision `revision`; None once it is gone. `at` is when we heard."""
+
+    revision: int
+    kind: str
+    key: str  # namespace/name, or the name
+    document: Json | None
+    at: float
+
+
+@dataclass(slots=True)
+class World:
+    """Objects by kind and key, and indexes over them."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)  # by uid
+    gone: dict[str, tuple[Job, float]] = field(default_factory=dict)  # jobs that were removed: the last we saw, when
+    pods: dict[str, Pod] = field(default_factory=dict)  # by key
+    nodes: dict[str, Node] = field(default_factory=dict)
+    queues: dict[str, Queue] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    others: dict[tuple[str, str], Json] = field(default_factory=dict)  # Services, Secrets, ... by (kind, key)
+    documents: dict[tuple[str, str], tuple[int, Json]] = field(default_factory=dict)  # (revision, as it lies in etcd)
+    of_job: dict[str, set[str]] = field(default_factory=dict)  # pod keys by job uid
+    on_node: dict[str, set[str]] = field(default_factory=dict)  # pod keys by the node they are bound to
+    trees: deque[tuple[float, Tree]] = field(default_factory=deque)  # (until when it was in force, tree), old ones
+    flavors_seen: dict[tuple[str, str], str] = field(default_factory=dict)  # by (job uid, role)
+    _uids: dict[str, str] = field(default_factory=dict)  # job uid by key
+
+    def pods_of(self, uid: str) -> list[Pod]:
+        """Every pod of a job, ended ones too."""
+        return [self.pods[key] for key in sorted(self.of_job.get(uid, ()))]
+
+    def bound_to(self, node: str) -> list[Pod]:
+        """Live pods that are bound to a node."""
+        return [pod for key in sorted(self.on_node.get(node, ())) if (pod := self.pods[key]).live]
+
+    def job_of(self, uid: str) -> Job | None:
+        """A job, or the last we saw of it."""
+        return self.jobs.get(uid) or (self.gone[uid][0] if uid in self.gone else None)
+
+    # ---- what happens
+
+    def change(self, event: Event) -> tuple[Thing | None, Thing | None]:
+        """Take an event in; what was there before and what is there now (None for kinds that are only counted)."""
+        key = (event.kind, event.key)
+        if event.document is None:
+            self.documents.pop(key, None)
+        else:
+            self.documents[key] = (event.revision, event.document)
+        read = KINDS.get(event.kind)
+        if read is None:
+            if event.document is None:
+                self.others.pop(key, None)
+            else:
+                self.others[key] = event.document
+            return None, None
+        after = None if event.document is None else read(event.document)
+        return self._put(event, after), after
+
+    def _put(self, event: Event, after: Thing | None) -> Thing | None:
+        if event.kind == "TrainingJob":
+            return self._put_job(event, after if isinstance(after, Job) else None)
+        if event.kind == "Pod":
+            return self._put_pod(event.key, after if isinstance(after, Pod) else None)
+        shelves: dict[str, dict[str, Any]] = {"Node": self.nodes, "Queue": self.queues, "Lease": self.leases}
+        shelf = shelves[event.kind]
+        before: Thing | None = shelf.get(event.key)
+        if event.kind == "Queue" and before != after:
+            self.trees.append((event.at, Tree(dict(self.queues))))
+        if after is None:
+            shelf.pop(event.key, None)
+        else:
+            shelf[event.key] = after
+        return before
+
+    def _put_job(self, event: Event, after: Job | None) -> Job | None:
+        uid = self._uids.get(event.key)
+        before = None if uid is None else self.jobs.get(uid)
+        if uid is not None and before is not None and (after is None or after.uid != uid):
+            del self.jobs[uid]
+            self.gone[uid] = (before, event.at)
+        if after is None:
+            self._uids.pop(event.key, None)
+        else:
+            self._uids[event.key] = after.uid
+            self.jobs[after.uid] = after
+        return before if after is None or before is None or before.uid == after.uid else None
+
+    def _put_pod(self, key: str, after: Pod | None) -> Pod | None:
+        before = self.pods.pop(key, None)
+        if before is not None:
+            self.of_job.get(before.job, set()).discard(key)
+            self.on_node.get(before.node, set()).discard(key)
+        if after is not None:
+            self.pods[key] = after
+            if after.job:
+                self.of_job.setdefault(after.job, set()).add(key)
+            if after.node:
+                self.on_node.setdefault(after.node, set()).add(key)
+        return before
+
+    # ---- what is taken
+
+    def recent_trees(self, now: float) -> list[Tree]:
+        """The queues now, and as they were in force during the last QUOTA_MEMORY_S, newest first."""
+        while self.trees and self.trees[0][0] < now - QUOTA_MEMORY_S:
+            self.trees.popleft()
+        return [Tree(self.queues), *(tree for _, tree in reversed(self.trees))]
+
+    def room_of(self, job: Job) -> Counter[tuple[str, str]]:
+        """Pods by (role, node) that a job takes up: its places while it is admitted, and whatever of it still lives.
+
+        A pod that lives in its own place counts once.
+        """
+        live = Counter((pod.seat[0], pod.node or pod.pin) for pod in self.pods_of(job.uid) if pod.live)
+        if not job.admitted or job.finished or job.deleted:
+            return live
+        return Counter((role, node) for (role, _), node in job.places.items()) | live
+
+    def charge_of(self, job: Job, now: float) -> Counter[Cell]:
+        """What a job is charged: its room and its hold. Pods on a node that is no more take nothing."""
+        cells: Counter[Cell] = Counter()
+        known = {**self._held_flavors(job), **job.flavors}
+        for (role, node), pods in self.room_of(job).items():
+            flavor = known.get(role) or self.flavors_seen.get((job.uid, role), "")
+            if node in self.nodes and flavor:
+                _add(cells, job.asks.get(role, {}), flavor, pods)
+        if job.hold is not None and job.hold.expires_at > now and not (job.off or job.finished or job.deleted):
+            for (role, flavor, _), pods in job.hold.places.items():
+                _add(cells, job.asks.get(role, {}), flavor, pods)
+        return cells
+
+    def charges(self, now: float, but: str) -> dict[str, Counter[Cell]]:
+        """By queue, what all jobs but one are charged.
+
+        Jobs that were removed are not charged: what is left of them takes up nodes, and no quota any more.
+        """
+        by_queue: dict[str, Counter[Cell]] = {}
+        for uid, job in self.jobs.items():
+            if uid != but and (job.admitted or job.hold is not None or self.of_job.get(uid)):
+                by_queue.setdefault(job.queue, Counter()).update(self.charge_of(job, now))
+        return by_queue
+
+    @staticmethod
+    def _held_flavors(job: Job) -> dict[str, str]:
+        return {} if job.hold is None else {role: flavor for role, flavor, _ in job.hold.places}
+
+    def remember_flavors(self, job: Job) -> None:
+        """A job that left has no placement, and its last pods still count where they are."""
+        for role, flavor in job.flavors.items():
+            self.flavors_seen[job.uid, role] = flavor
+
+
+def demand(job: Job) -> Counter[Cell]:
+    """What the places of a job ask of its queue."""
+    cells: Counter[Cell] = Counter()
+    for role, pods in Counter(role for role, _ in job.places).items():
+        _add(cells, job.asks.get(role, {}), job.flavors.get(role, ""), pods)
+    return cells
+
+
+def _add(cells: Counter[Cell], asks: Mapping[str, int], flavor: str, pods: int) -> None:
+    for resource, amount in asks.items():
+        cells[flavor, resource] += amount * pods
+
+
+def total(pods: Iterable[Pod]) -> Counter[str]:
+    """What pods take together."""
+    taken: Counter[str] = Counter()
+    for pod in pods:
+        taken.update(pod.asks)
+    return taken

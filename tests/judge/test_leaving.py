@@ -1,0 +1,90 @@
+"""The judge shouts when somebody is stopped, or told to leave, before the reason is written."""
+
+from __future__ import annotations
+
+from tests.judge.history import History
+
+STOPPED = "a pod is stopped after it is written why"
+TOLD = "a hold is written before its victims are told"
+
+
+def test_a_pod_of_a_gang_that_is_to_run_is_stopped() -> None:
+    history = History()
+    (key,) = history.running("a", "n0")
+    history.stop(key)
+    assert history.rules == [STOPPED]
+
+
+def test_a_pod_of_a_gang_that_is_to_run_is_removed_without_grace() -> None:
+    history = History()
+    (key,) = history.running("a", "n0")
+    history.drop("Pod", key)
+    assert history.rules == [STOPPED]
+
+
+def test_others_may_evict_a_pod() -> None:
+    history = History()
+    (key,) = history.running("a", "n0")
+    history.stop(key, disrupted=True)
+    assert history.rules == []
+
+
+def test_a_gang_that_leaves_a_new_attempt_and_a_gone_job_are_reasons() -> None:
+    history = History()
+    for number, reason in enumerate(("Evicted", "attempt", "gone")):
+        name = f"j{number}"
+        (key,) = history.running(name, "n0")
+        if reason == "Evicted":
+            history.status(name, "Admitted", "Evicted", places=["n0"])
+        elif reason == "attempt":
+            history.admit(name, "n0", attempt=1)
+        else:
+            history.drop("TrainingJob", f"ns/{name}")
+        history.stop(key)
+    assert history.rules == []
+
+
+def test_a_victim_is_told_after_the_hold_that_names_it_is_written() -> None:
+    history = History()
+    history.running("low", "n0")
+    history.job("high")
+    history.hold("high", "n0", victims=("low",))
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    assert history.rules == []
+
+
+def test_a_victim_is_told_without_a_hold() -> None:
+    history = History()
+    history.running("low", "n0")
+    history.job("high")
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    assert history.rules == [TOLD]
+
+
+def test_a_victim_is_told_that_the_hold_does_not_name() -> None:
+    history = History()
+    history.running("low", "n0")
+    history.job("high")
+    history.hold("high", "n0", victims=("other",))
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    assert history.rules == [TOLD]
+
+
+def test_the_beneficiary_may_have_been_deleted_a_moment_ago() -> None:
+    history = History()
+    history.running("low", "n0")
+    history.job("high")
+    history.drop("TrainingJob", "ns/high")
+    history.wait(5)
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    assert history.rules == []
+
+
+def test_the_beneficiary_was_deleted_long_ago() -> None:
+    history = History()
+    history.running("low", "n0")
+    history.job("high")
+    history.drop("TrainingJob", "ns/high")
+    history.wait(15)
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    assert history.rules == [TOLD]

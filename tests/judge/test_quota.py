@@ -1,0 +1,53 @@
+"""The judge's formulas against those of the planner: written twice, from one definition, by different hands."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.cluster.chaos.judge import objects
+from tests.cluster.chaos.judge.quota import Tree
+
+from muster import model
+from muster.quota import Charges, queue_tree
+
+CELL = ("any", "gpu")
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[model.Queue], dict[str, int]]:
+    """A tree of up to 7 queues and what is charged to its leaves."""
+    parents: list[int] = [draw(st.integers(-1, index - 1)) for index in range(draw(st.integers(1, 7)))]
+    queues = []
+    for index, parent in enumerate(parents):
+        guaranteed, more = draw(st.none() | st.integers(0, 8)), draw(st.none() | st.integers(0, 8))
+        limit = None if more is None else (guaranteed or 0) + more
+        quota = model.Quota(*CELL, guaranteed=guaranteed, limit=limit, lend=draw(st.none() | st.integers(0, 8)))
+        name = None if parent < 0 else f"q{parent}"
+        queues.append(model.Queue(f"q{index}", parent=name, quotas=(quota,)))
+    leaves = [f"q{index}" for index in range(len(parents)) if index not in parents]
+    return queues, {leaf: draw(st.integers(0, 12)) for leaf in leaves}
+
+
+@given(worlds(), st.integers(0, 12))
+@settings(max_examples=300)
+def test_both_allow_the_same(world: tuple[list[model.Queue], dict[str, int]], asked: int) -> None:
+    queues, charged = world
+    tree = queue_tree(queues)
+    charges = Charges(tree)
+    for leaf, amount in charged.items():
+        charges.charge(tree.index[leaf], [(tree.cells[CELL], amount)])
+    ours = Tree(
+        {
+            queue.name: objects.Queue(
+                queue.name,
+                queue.parent,
+                {(q.flavor, q.resource): (q.guaranteed, q.limit, q.lend) for q in queue.quotas},
+            )
+            for queue in queues
+        }
+    )
+    taken = {leaf: {CELL: amount} for leaf, amount in charged.items()}
+    for leaf in charged:
+        assert ours.available(leaf, CELL, taken) == charges.avail(tree.index[leaf], tree.cells[CELL])
+        allowed = charges.allows(tree.index[leaf], [(tree.cells[CELL], asked)])
+        assert (not ours.refuses(leaf, {CELL: asked}, taken)) == (allowed or asked == 0)

@@ -1,0 +1,185 @@
+"""The judge shouts when an admission is beyond quota or beyond what its nodes have, and only then."""
+
+from __future__ import annotations
+
+from tests.judge.history import History
+
+QUOTA = "admitted within quota"
+TWICE = "no node is booked twice"
+OVER = "no node over its allocatable"
+
+
+def teams() -> History:
+    """Two queues with 4 of the 8 GPUs each; they may borrow from each other."""
+    history = History()
+    history.queue("red", parent="root", guaranteed=4)
+    history.queue("blue", parent="root", guaranteed=4)
+    history.wait(15)
+    return history
+
+
+def test_borrowing_what_is_idle_is_within_quota() -> None:
+    history = teams()
+    history.running("a", "n0", "n1", queue="red", gpus=4)
+    assert history.rules == []
+
+
+def test_more_than_the_tree_has() -> None:
+    history = teams()
+    history.running("a", "n0", queue="red", gpus=4)
+    history.node("n2", 4)
+    history.running("b", "n1", queue="blue", gpus=4)
+    history.running("c", "n2", queue="red", gpus=1)
+    assert history.rules == [QUOTA]
+    assert "queue red has 0 left" in history.violations[0].message
+
+
+def test_more_than_a_limit() -> None:
+    history = History()
+    history.queue("red", parent="root", guaranteed=1, limit=2)
+    history.wait(15)
+    history.running("a", "n0", "n0", "n1", queue="red")
+    assert history.rules == [QUOTA]
+
+
+def test_a_queue_that_is_missing_admits_nothing() -> None:
+    history = History()
+    history.running("a", "n0", queue="nowhere")
+    assert history.rules == [QUOTA]
+
+
+def test_held_room_is_charged_to_whom_it_is_held_for() -> None:
+    history = teams()
+    history.job("first", queue="red", gpus=4)
+    history.hold("first", "n0", "n1")
+    history.running("second", "n0", queue="blue", gpus=1)
+    assert history.rules == [QUOTA]
+
+
+def test_a_hold_that_has_expired_is_not_charged() -> None:
+    history = teams()
+    history.job("first", queue="red", gpus=4)
+    history.hold("first", "n0", "n1", seconds=5)
+    history.wait(6)
+    history.running("second", "n0", queue="blue", gpus=1)
+    assert history.rules == []
+
+
+def test_its_own_hold_is_not_charged_to_the_gang_that_starts() -> None:
+    history = teams()
+    history.job("a", queue="red", gpus=4)
+    history.hold("a", "n0", "n1")
+    history.admit("a", "n0", "n1")
+    assert history.rules == []
+
+
+def test_pods_that_still_stop_are_charged() -> None:
+    history = teams()
+    history.queue("red", parent="root", guaranteed=4, limit=4)
+    history.wait(15)
+    (key,) = history.running("a", "n0", queue="red", gpus=4)
+    history.status("a", "Failed", places=["n0"])
+    history.stop(key)
+    history.running("b", "n1", queue="red", gpus=4)
+    assert history.rules == [QUOTA]
+
+
+def test_pods_that_have_stopped_are_not() -> None:
+    history = teams()
+    history.queue("red", parent="root", guaranteed=4, limit=4)
+    history.wait(15)
+    (key,) = history.running("a", "n0", queue="red", gpus=4)
+    history.status("a", "Failed", places=["n0"])
+    history.stop(key)
+    history.drop("Pod", key)
+    history.running("b", "n1", queue="red", gpus=4)
+    assert history.rules == []
+
+
+def test_a_quota_that_was_lowered_a_moment_ago_may_have_been_unknown() -> None:
+    history = History()
+    history.job("a", gpus=4)
+    history.queue("root", guaranteed=1)
+    history.wait(5)
+    history.admit("a", "n0")
+    assert history.rules == []
+
+
+def test_a_quota_that_was_lowered_long_ago_was_known() -> None:
+    history = History()
+    history.job("a", gpus=4)
+    history.queue("root", guaranteed=1)
+    history.wait(15)
+    history.admit("a", "n0")
+    assert history.rules == [QUOTA]
+
+
+def test_a_quota_that_is_lowered_evicts_nobody() -> None:
+    history = History()
+    history.running("a", "n0", "n0")
+    history.queue("root", guaranteed=1)
+    history.wait(15)
+    history.status("a", "Admitted", "PodsReady", places=["n0", "n0"], lastCheckpoint={"step": 1})
+    assert history.rules == []
+
+
+def test_a_gang_may_shrink_in_a_quota_that_is_too_small_for_it() -> None:
+    history = History()
+    history.running("a", "n0", "n0", "n0")
+    history.queue("root", guaranteed=1)
+    history.wait(15)
+    history.admit("a", "n0", "n0", attempt=1)
+    assert history.rules == []
+
+
+def test_two_gangs_on_the_same_room_before_any_pod() -> None:
+    history = History()
+    history.job("a", gpus=3)
+    history.job("b", gpus=2)
+    history.admit("a", "n0")
+    history.admit("b", "n0")
+    assert history.rules == [TWICE]
+
+
+def test_a_gang_on_room_whose_last_tenant_still_stops() -> None:
+    history = History()
+    (key,) = history.running("a", "n0", gpus=4)
+    history.status("a", attempt=1)
+    history.stop(key)
+    history.job("b", gpus=4)
+    history.admit("b", "n0")
+    assert history.rules == [TWICE]
+
+
+def test_a_foreign_pod_that_was_there_for_long() -> None:
+    history = History()
+    history.bind(history.foreign("daemon", 2), "n0")
+    history.wait(15)
+    history.job("a", gpus=3)
+    history.admit("a", "n0")
+    assert history.rules == [TWICE]
+
+
+def test_a_foreign_pod_that_just_came_may_have_been_unknown() -> None:
+    history = History()
+    history.bind(history.foreign("daemon", 2), "n0")
+    history.wait(5)
+    history.job("a", gpus=3)
+    history.admit("a", "n0")
+    assert history.rules == []
+
+
+def test_more_bound_pods_than_a_node_has_room_for() -> None:
+    history = History()
+    history.bind(history.foreign("one", 3), "n0")
+    history.bind(history.foreign("two", 2), "n0")
+    assert history.rules == [OVER]
+
+
+def test_ended_pods_take_nothing() -> None:
+    history = History()
+    one = history.foreign("one", 3)
+    history.bind(one, "n0")
+    history.phase(one, "Succeeded")
+    history.bind(history.foreign("two", 2), "n0")
+    assert history.rules == []
