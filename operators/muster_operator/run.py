@@ -26,6 +26,8 @@ _AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
 _REFUSED_AGAIN_S = 5.0  # for whoever may mend what the API server refuses
 _TROUBLE_S = (0.2, 15.0)
 _LONGEST_PAUSE_S = 60.0
+_BEGIN_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
+_WRITE_SHARE = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
 
 
 @dataclass(slots=True)
@@ -93,7 +95,8 @@ class Leader:
         self._metrics.plan_s.observe(decided - began)
         term.last = round_
         try:
-            outcome = await self._writer.carry_out(round_.phases)
+            patience_s = max(_BEGIN_WITHIN_S, _WRITE_SHARE * (decided - began))
+            outcome = await self._writer.carry_out(round_.phases, patience_s)
             term.engine.recheck(outcome.unwritten)
         except BaseException:
             term.engine.recheck()

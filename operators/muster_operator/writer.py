@@ -73,14 +73,6 @@ class Outcome:
         return not self.unwritten and self.trouble is None
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Jobs written at once, and seconds after which no more are begun in a round."""
-
-    jobs_at_once: int = 64
-    begin_within_s: float = 2.0
-
-
 @dataclass(slots=True)
 class Writer:
     """Writes to the API server, and tells `sight` what was acknowledged."""
@@ -91,18 +83,18 @@ class Writer:
     outbox: Outbox
     choices: PodChoices
     instance: str
-    pace: Pace = field(default_factory=Pace)
+    jobs_at_once: int = 64
     wrote: Observer = lambda before, status: None
     busy: int = 0  # rounds under way: events wait for them
     _served: set[str] = field(default_factory=set)  # jobs whose Service is known to be there
 
-    async def carry_out(self, phases: Sequence[Phase]) -> Outcome:
-        """Phase after phase, until one is not carried out whole."""
+    async def carry_out(self, phases: Sequence[Phase], begin_within_s: float) -> Outcome:
+        """Phase after phase, until one is not carried out whole. After `begin_within_s` no more jobs are begun."""
         outcome, began = Outcome(), time.monotonic()
         self.busy += 1
         try:
             for number, phase in enumerate(phases):
-                await self._phase(phase, outcome, began + self.pace.begin_within_s)
+                await self._phase(phase, outcome, began + begin_within_s)
                 if not outcome.whole:
                     outcome.unwritten.update(item.job_uid for later in phases[number + 1 :] for item in later)
                     break
@@ -117,7 +109,7 @@ class Writer:
             await self._work(left, outcome, until)
             return
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.pace.jobs_at_once, len(phase))):
+            for _ in range(min(self.jobs_at_once, len(phase))):
                 group.create_task(self._work(left, outcome, until))
 
     async def _work(self, left: Any, outcome: Outcome, until: float) -> None:

@@ -1,0 +1,120 @@
+"""The operator as a process of its own, as a user would start it outside of a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+QUICK = ("--lease-seconds", "3", "--renew-deadline-seconds", "2", "--renew-every-seconds", "0.4")
+"""Another operator takes over within seconds."""
+
+
+class Operator:
+    """A running operator. `kill` ends it at once, `stop` lets it end by itself, `freeze` and `thaw` are signals too."""
+
+    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
+        """Start it. Its log goes to `log`, after what is there already."""
+        self.log = log
+        self._public, self._private = _free_port(), _free_port()
+        command = [
+            sys.executable, "-m", "muster_operator", "--kubeconfig", str(kubeconfig), "--listen",
+            f"127.0.0.1:{self._public}", "--listen-local", f"127.0.0.1:{self._private}", "--snapshot-dir",
+            str(log.parent), "--log-level", "debug", *QUICK, *flags,
+        ]  # fmt: skip
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, seconds: float = 30.0) -> int:
+        """SIGTERM; its exit code. Killed if it does not end."""
+        if self.running:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the operator did not end within {seconds} s of SIGTERM\n{self.tail()}") from None
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send any signal."""
+        os.kill(self.pid, number)
+
+    def get(self, path: str, *, private: bool = False) -> tuple[int, str]:
+        """What it answers: code and text. (0, "") when it does not answer."""
+        port = self._private if private else self._public
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, line: str) -> float:
+        """The value of a metric, written with its labels; 0 if it is not there."""
+        for text in self.get("/metrics")[1].splitlines():
+            if text.startswith(f"{line} "):
+                return float(text.rpartition(" ")[2])
+        return 0.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether it acts."""
+        return self.running and self.metric("muster_leading") == 1.0
+
+    def records(self) -> list[dict[str, Any]]:
+        """What it has logged."""
+        lines = self.log.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def tail(self) -> str:
+        """The end of its log, for a failure."""
+        return "\n".join(self.log.read_text().splitlines()[-30:])
+
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = 90.0) -> None:
+        """Wait until it holds; AssertionError with the end of the log if it does not, or the process ends."""
+        until = time.monotonic() + seconds
+        while not holds():
+            assert self.running, f"the operator ended while waiting: {what}\n{self.tail()}"
+            assert time.monotonic() < until, f"not within {seconds} s: {what}\n{self.tail()}"
+            time.sleep(0.05)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
