@@ -22,6 +22,7 @@ from muster.spec import Flavor, Queue, TrainingJob
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from muster.cluster import NodeView
     from muster.documents import Object
 
 _STRICT = {"fieldValidation": "Strict"}
@@ -158,6 +159,10 @@ class KubernetesClient:
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.overview`)."""
         return overview.table_of_queues(self._connection)
+
+    def node_views(self) -> tuple[NodeView, ...]:
+        """The nodes themselves."""
+        return overview.nodes(self._connection)
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes as rows."""

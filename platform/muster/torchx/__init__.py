@@ -1,6 +1,6 @@
 """TorchX schedulers: an AppDef becomes one TrainingJob, and a TrainingJob is told in the words of TorchX.
 
-`muster_local` runs on this host. docs/torchx.md is the page for users.
+`muster_local` runs on this host, `muster` in a cluster of Kubernetes. docs/torchx.md is the page for users.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from muster.torchx.kubernetes import KubernetesScheduler
     from muster.torchx.local import LocalScheduler
 
 
@@ -20,3 +21,15 @@ def create_local_scheduler(session_name: str, **parameters: object) -> LocalSche
 
     home = parameters.get("muster_home")
     return LocalScheduler(session_name, home=None if home is None else str(home))
+
+
+def create_scheduler(session_name: str, **parameters: object) -> KubernetesScheduler:
+    """The factory that TorchX looks up as `muster`; ours are `muster_kubeconfig` and `muster_context`."""
+    from muster.kubernetes.access import Target
+    from muster.torchx.kubernetes import KubernetesScheduler
+
+    kubeconfig, context = (parameters.get(name) for name in ("muster_kubeconfig", "muster_context"))
+    if kubeconfig is None and context is None:
+        return KubernetesScheduler(session_name)
+    texts = (None if value is None else str(value) for value in (kubeconfig, context))
+    return KubernetesScheduler(session_name, Target(*texts))

@@ -29,23 +29,27 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _REPLICA_TOKEN = "\0replica\0"
 
 
-def training_job(app: AppDef, name: str, cfg: Mapping[str, object], img_root: str = "") -> TrainingJob:
-    """The job that `app` asks for, called `name`. Raises SubmissionRefused."""
+def training_job(
+    app: AppDef, name: str, cfg: Mapping[str, object], img_root: str = "", namespace: str = DEFAULT_NAMESPACE
+) -> TrainingJob:
+    """The job that `app` asks for, called `name`, in `namespace` unless it asks for one. Raises SubmissionRefused."""
     settings = settings_of(cfg, app.metadata)
-    namespace = settings.get(".namespace", DEFAULT_NAMESPACE)
+    namespace = settings.get(".namespace", namespace)
     values = macros.Values(
         img_root=img_root, app_id=app_id(name, namespace), replica_id=_REPLICA_TOKEN, rank0_env=RANK0_HOST
     )
     roles = [values.apply(role) for role in app.roles]
     spec = {field: value for field, value in settings.items() if not field.startswith(".")}
     spec["roles"] = [_role(role, settings.get(".grace")) for role in roles]
+    if ".least" in settings:
+        _make_elastic(spec["roles"], settings[".least"])
     spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
     if ".rules" in settings:
         spec["failurePolicy"]["rules"] = settings[".rules"]
     if (window := settings.get(".window")) is not None:
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
     metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: kubernetes_name(app.name)}}
-    return _validated({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
+    return validated({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
 
 
 def app_id(name: str, namespace: str) -> str:
@@ -79,6 +83,13 @@ def _role(role: Role, grace_s: int | None) -> dict[str, Any]:
     if role.min_replicas == role.num_replicas:
         del entry["minReplicas"]
     return _said(entry) | {"template": {"spec": _said(pod)}}
+
+
+def _make_elastic(roles: list[dict[str, Any]], least: int) -> None:
+    if len(roles) > 1:
+        names = ", ".join(role["name"] for role in roles)
+        raise SubmissionRefused(f"min_replicas: the app has several roles ({names}); say it of one in the component")
+    roles[0]["minReplicas"] = least
 
 
 def _said(fields: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +137,8 @@ def _volumes(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[
     return volumes, mounted
 
 
-def _validated(document: dict[str, Any]) -> TrainingJob:
+def validated(document: dict[str, Any]) -> TrainingJob:
+    """The job that a document is. Raises SubmissionRefused that names every field that is wrong."""
     try:
         return TrainingJob.model_validate(document)
     except ValidationError as error:

@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from muster.errors import NotFound
-from muster.local.client import LocalClient
 from muster.spec import TrainingJob
 from muster.torchx.story import doing, news
+
+if TYPE_CHECKING:
+    from muster.torchx.scheduler import JobClient
 
 REPORT_PATIENCE_S = 900.0
 """As long as the daemon may take to build a report."""
@@ -46,7 +49,7 @@ class Told:
         return doing(job)
 
 
-def follow(client: LocalClient, pod: Pod, first_attempt: int | None, app: str, told: Told) -> Iterator[str]:
+def follow(client: JobClient, pod: Pod, first_attempt: int | None, app: str, told: Told) -> Iterator[str]:
     """Lines of every attempt from `first_attempt` (None: the one at hand) to the job's end, with the story between."""
     attempt = first_attempt
     job: TrainingJob | None = None
@@ -68,10 +71,12 @@ def follow(client: LocalClient, pod: Pod, first_attempt: int | None, app: str, t
         yield "muster: the job was deleted"
 
 
-def _ending(client: LocalClient, pod: Pod, job: TrainingJob) -> Iterator[str]:
+def _ending(client: JobClient, pod: Pod, job: TrainingJob) -> Iterator[str]:
     """How the job ended; last of all, where to look."""
     yield f"muster: {job.status.phase.lower()}: {doing(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)
+    if run_dir is None:  # inside a cluster
+        return
     if job.spec.trace is None or job.status.started_at is None:
         yield f"muster: run folder {run_dir}"
         return

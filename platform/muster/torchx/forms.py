@@ -20,6 +20,13 @@ def read_whole(text: str) -> int:
     return int(text)
 
 
+def read_positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("is no number of pods; write one such as 2")
+    return int(text)
+
+
 def read_list(text: str) -> list[str]:
     """`a,b` or `a;b`, or a JSON list of texts."""
     if text.lstrip().startswith("["):

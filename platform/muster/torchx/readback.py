@@ -36,8 +36,8 @@ def app_state(job: TrainingJob) -> AppState:
     return _STATES[job.status.phase]
 
 
-def description(job: TrainingJob, run_dir: str) -> DescribeAppResponse:
-    """All that `torchx status` and `torchx describe` show."""
+def description(job: TrainingJob, run_dir: object = None) -> DescribeAppResponse:
+    """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here."""
     state = app_state(job)
     failure = job.status.last_failure
     report = job.status.traces.report if job.status.traces else ""
@@ -45,12 +45,17 @@ def description(job: TrainingJob, run_dir: str) -> DescribeAppResponse:
         app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
         state=state,
         num_restarts=job.status.restarts,
-        msg=f"{doing(job)}; run folder {run_dir}",
+        msg=doing(job) if run_dir is None else f"{doing(job)}; run folder {run_dir}",
         structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
-        ui_url=f"file://{report}" if report else None,
+        ui_url=_address(report),
         roles_statuses=list(_role_statuses(job, state)),
         roles=[_role(role, job.spec.failure_policy.max_restarts) for role in job.spec.roles],
     )
+
+
+def _address(report: str) -> str | None:
+    """Of a report, as a browser takes it."""
+    return f"file://{report}" if report.startswith("/") else report or None
 
 
 def _elastic_error(failure: LastFailure) -> dict[str, object]:

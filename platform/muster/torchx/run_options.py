@@ -9,7 +9,7 @@ from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
 from muster.nearest import meant
-from muster.torchx.settings import RUN_OPTIONS
+from muster.torchx.settings import SETTINGS
 
 
 class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
@@ -18,6 +18,10 @@ class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
     Both versions print what `resolve` raises; what `cfg_from_str` raises ends in a traceback. So reading keeps what it
     does not understand, and resolving refuses it.
     """
+
+    def __init__(self, of: str) -> None:
+        super().__init__()
+        self._of = of
 
     def cfg_from_str(self, cfg_str: str) -> dict[str, CfgVal]:
         """The options in a `-cfg` text; those that cannot be read stay texts."""
@@ -36,14 +40,16 @@ class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         for key in cfg:
             if self.get(key) is None:
                 right = meant(key, names, f"there are {', '.join(names)}")
-                raise InvalidRunConfigException(f"`{key}` is no option of muster_local; {right}", key, cfg)
+                raise InvalidRunConfigException(f"`{key}` is no option of {self._of}; {right}", key, cfg)
         resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
         return resolved
 
 
-def run_options() -> RunOptions:
-    """All options, from the one table of settings."""
-    options = RunOptions()
-    for setting in RUN_OPTIONS:
+def run_options(of: str) -> RunOptions:
+    """All options of a scheduler, from the one table of settings."""
+    options = RunOptions(of)
+    for setting in SETTINGS:
+        if setting.type is None or (setting.only is not None and setting.only != of):
+            continue
         options.add(setting.key, type_=setting.type, default=None, help=setting.help)
     return options

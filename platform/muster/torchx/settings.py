@@ -15,6 +15,7 @@ from muster.nearest import meant
 from muster.torchx.forms import (
     read_json_list,
     read_list,
+    read_positive,
     read_ranks,
     read_topology,
     read_whole,
@@ -22,6 +23,7 @@ from muster.torchx.forms import (
 from muster.torchx.refusal import SubmissionRefused
 
 PREFIX = "muster.dev/"
+_CLUSTER = "muster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Setting:
     read: Callable[[str], Any]
     help: str
     type: Any = None
+    only: str | None = None  # the scheduler that has it, where others have not
 
     @property
     def metadata_key(self) -> str:
@@ -59,13 +62,39 @@ SETTINGS = (
     Setting("flavors", "flavors", read_list, "kinds of node, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
     Setting("topology", "topology", read_topology, "REQUIRED[:PREFERRED] level in common, such as block:rack", str),
     Setting("trace_steps", ".window", read_window, "FIRST:END steps to profile, such as 20:25 (default: none)", str),
-    Setting("namespace", ".namespace", str.strip, "namespace of the job (default: default)", str),
+    Setting(
+        "namespace",
+        ".namespace",
+        str.strip,
+        "namespace of the job (default: default, in a cluster that of the context)",
+        str,
+    ),
+    Setting("min_replicas", ".least", read_positive, "fewest pods of the role; makes it elastic (default: as -j)", int),
+    Setting("priority_class", ".priority_class", str.strip, "PriorityClass whose value is the priority", str, _CLUSTER),
+    Setting("service_account", ".service_account", str.strip, "service account of the pods", str, _CLUSTER),
+    Setting(
+        "image_pull_secrets",
+        ".image_pull_secrets",
+        read_list,
+        "secrets that open the registry",
+        list[str],
+        _CLUSTER,
+    ),
+    Setting(
+        "run_volume",
+        ".run_volume",
+        str.strip,
+        "PersistentVolumeClaim that keeps the run folder, checkpoints above all (default: gone with each pod)",
+        str,
+        _CLUSTER,
+    ),
+    Setting("context", ".context", str.strip, "context of the kubeconfig (default: $MUSTER_CONTEXT)", str, _CLUSTER),
+    Setting("kubeconfig", ".kubeconfig", str.strip, "kubeconfig (default: $KUBECONFIG)", str, _CLUSTER),
     Setting("trace_ranks", ".ranks", read_ranks, "ranks to profile, such as 0,3; all when empty"),
     Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),
     Setting("failure_rules", ".rules", read_json_list, "failurePolicy.rules of the TrainingJob, as JSON"),
     Setting("ttl", "ttlSecondsAfterFinished", read_duration, "how long the record stays after the end"),
 )
-RUN_OPTIONS = tuple(setting for setting in SETTINGS if setting.type is not None)
 
 
 def settings_of(cfg: Mapping[str, object], metadata: Mapping[str, object]) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""`torchx run -s muster` up to the cluster: what a dry run makes of an app, without any cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torchx.components import utils
+from torchx.runner import Runner, get_runner
+from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
+
+from muster.documents import load_documents
+from muster.spec import TrainingJob
+from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.run_options import run_options
+from muster_components.train import ddp
+
+KUBECONFIG = """
+current-context: test
+contexts:
+- {name: test, context: {cluster: here, user: me, namespace: team-a}}
+- {name: other, context: {cluster: here, user: me}}
+clusters: [{name: here, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: me, user: {}}]
+"""
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Runner]:
+    """One with a kubeconfig whose cluster never answers."""
+    path = tmp_path / "config"
+    path.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.delenv("MUSTER_CONTEXT", raising=False)
+    with get_runner() as runner:
+        yield runner
+
+
+def app(**fields: object) -> AppDef:
+    role = Role(name="main", image="registry/trainer:1", entrypoint="python", resource=Resource(cpu=2, gpu=1, memMB=64))
+    for name, value in fields.items():
+        setattr(role, name, value)
+    return AppDef(name="app", roles=[role])
+
+
+def dry_run(runner: Runner, app: AppDef, **cfg: object) -> TrainingJob:
+    (job,) = load_documents(str(runner.dryrun(app, "muster", cfg)))
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+def test_a_dry_run_prints_a_training_job_for_the_namespace_of_the_context(runner: Runner) -> None:
+    job = dry_run(runner, app(num_replicas=4), queue="research", max_runtime="2h")
+    assert (job.metadata.namespace, job.spec.queue, job.spec.max_runtime_seconds) == ("team-a", "research", 7200)
+    container = job.spec.roles[0].template.spec.containers[0]
+    assert (job.spec.roles[0].replicas, container.image) == (4, "registry/trainer:1")
+    assert dry_run(runner, app(), context="other").metadata.namespace == "default"
+    assert dry_run(runner, app(), namespace="team-b").metadata.namespace == "team-b"
+
+
+def test_a_dry_run_needs_no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with get_runner() as runner:
+        assert dry_run(runner, app()).metadata.namespace == "default"
+
+
+def test_a_context_that_is_not_there_is_refused_by_name(runner: Runner) -> None:
+    with pytest.raises(SubmissionRefused, match=r"context 'prod' does not exist in .*; there are: other, test"):
+        dry_run(runner, app(), context="prod")
+
+
+def test_data_loaders_get_shared_memory_unless_the_app_brings_its_own(runner: Runner) -> None:
+    pod = dry_run(runner, app()).spec.roles[0].template.spec
+    assert pod.volumes == [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
+    own = app(mounts=[BindMount("/tmp/shm", "/dev/shm")])
+    pod = dry_run(runner, own).spec.roles[0].template.spec
+    assert [volume["name"] for volume in pod.volumes] == ["mount-0"]
+
+
+def test_mounts_are_those_of_torchx(runner: Runner) -> None:
+    mounts = [VolumeMount("data", "/data", read_only=True), DeviceMount("/dev/fuse", "/dev/fuse")]
+    pod = dry_run(runner, app(mounts=mounts)).spec.roles[0].template.spec
+    assert pod.volumes[:2] == [
+        {"name": "mount-0", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "mount-1", "hostPath": {"path": "/dev/fuse"}},
+    ]
+    extra = pod.containers[0].model_extra or {}
+    assert extra["volumeMounts"][0] == {"name": "mount-0", "mountPath": "/data", "readOnly": True}
+    assert extra["securityContext"] == {"privileged": True}
+
+
+def test_options_say_who_the_pods_are_and_what_they_may_pull(runner: Runner) -> None:
+    options = {"service_account": "trainer", "image_pull_secrets": ["one", "two"], "priority_class": "urgent"}
+    job = dry_run(runner, app(), **options)
+    extra = job.spec.roles[0].template.spec.model_extra or {}
+    assert extra["serviceAccountName"] == "trainer"
+    assert extra["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    assert job.spec.priority_class_name == "urgent"
+
+
+def test_a_claim_keeps_the_run_folder_of_each_job_apart(runner: Runner) -> None:
+    pod = dry_run(runner, app(), run_volume="runs").spec.roles[0].template.spec
+    assert {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}} in pod.volumes
+    mount = (pod.containers[0].model_extra or {})["volumeMounts"][-1]
+    assert mount == {
+        "name": "muster-run",
+        "mountPath": "/muster/run",
+        "subPathExpr": "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)",
+    }
+
+
+def test_the_fewest_pods_are_of_the_only_role(runner: Runner) -> None:
+    assert dry_run(runner, app(num_replicas=4), min_replicas=2).spec.roles[0].min_replicas == 2
+    with pytest.raises(SubmissionRefused, match="minReplicas: 5 is above replicas 4"):
+        dry_run(runner, app(num_replicas=4), min_replicas=5)
+    two = app()
+    two.roles.append(Role(name="reader", image="i", entrypoint="x"))
+    with pytest.raises(SubmissionRefused, match=r"several roles \(main, reader\)"):
+        dry_run(runner, two, min_replicas=1)
+
+
+def test_an_image_must_be_named_and_torchxs_own_is_told(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "muster.torchx")
+    with pytest.raises(SubmissionRefused, match="role main: image is empty"):
+        dry_run(runner, app(image=""))
+    assert not caplog.messages
+    dry_run(runner, utils.echo("hi"))
+    assert any("no image was named" in message for message in caplog.messages)
+
+
+def test_macros_become_what_a_kubelet_replaces(runner: Runner) -> None:
+    args = [f"{macros.img_root}/train.py", macros.replica_id, macros.app_id, "$(HOME)"]
+    job = dry_run(runner, app(args=args))
+    container = job.spec.roles[0].template.spec.containers[0]
+    assert container.args == ["/train.py", "$(MUSTER_REPLICA)", f"team-a:{job.metadata.name}", "$$(HOME)"]
+
+
+def test_where_nodes_cannot_be_read_each_process_gets_a_gpu(
+    runner: Runner, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.WARNING, "muster.torchx")
+    script = tmp_path / "train.py"
+    script.touch()
+    job = dry_run(runner, ddp(j="2x4", model="gpt:1m", data="/data/text", steps=1, image="i"))
+    container = job.spec.roles[0].template.spec.containers[0]
+    assert container.resources.limits == {"nvidia.com/gpu": "4"}
+    assert container.resources.requests == {"nvidia.com/gpu": "4", "cpu": "4"}
+    assert any("nodes cannot be read" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("scheduler", ["muster", "muster_local"])
+def test_options_of_a_cluster_are_no_options_of_this_host(scheduler: str) -> None:
+    names = {name for name, _ in run_options(scheduler)}
+    of_a_cluster = {"service_account", "image_pull_secrets", "run_volume", "priority_class", "context", "kubeconfig"}
+    assert (names >= of_a_cluster) == (scheduler == "muster")
+    assert {"queue", "priority", "max_runtime", "namespace", "flavors", "topology", "min_replicas"} <= names
+    with pytest.raises(InvalidRunConfigException, match=f"no option of {scheduler}"):
+        run_options(scheduler).resolve({"no_such": 1})
