@@ -113,7 +113,7 @@ def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(ow
 def test_other_nodes_are_refused_while_a_job_runs(own: LocalClient, home: Path) -> None:
     own.submit(shell_job("there", "sleep 60", grace=0))
     eventually(lambda: phase_of(own, "there") == "Running")
-    with pytest.raises(Refused, match="jobs run on the present nodes"):
+    with pytest.raises(Refused, match="1 job runs on the present nodes; let it end first"):
         LocalClient.up(home, nodes="2x8")
     own.cancel("there")
     ended(own, "there")
