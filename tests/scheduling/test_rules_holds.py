@@ -144,3 +144,17 @@ def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -
     stopping = run(HOLDER, ["r1-0"], state="leaving")
     wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], holds=(hold("r1-0"),)), "holder")
     assert (wait.code, wait.message) == ("HoldWaiting", "its pods of the last attempt are still stopping")
+
+
+def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() -> None:
+    tree = [queue("co", guaranteed=64), queue("a", "co", 16), queue("b", "co", 0), queue("d", "co", 0)]
+    blocked = gang("blocked", pods=2, queue="d", at=0)  # has its turn first: `b` still holds room then
+    borrower, entitled = gang("holder", queue="b", at=1), gang("entitled", queue="a", at=2)
+    holds = (hold("gone-0", uid="blocked"), hold("r1-1"))
+    running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
+    result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, holds=holds))
+    assert (in_order(result), evicted(result)) == (["holder"], {})
+    assert refused(result)["entitled"].code == "NoRoom"
+    urgent = gang("urgent", queue="b", priority=5, at=2)
+    result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, holds=holds))
+    assert (in_order(result), evicted(result)) == (["holder"], {})

@@ -132,9 +132,9 @@ class Evictions:
             self._potential.clear()
         if queues not in self._potential:
             later = self.ledger.later
-            if not queues:
-                return {}, later
             everybody = Several([member for queue in queues for member in self.victims.members(queue)])
+            if not everybody.members:
+                return {}, later
             free, load = later.free.copy(), everybody.load()
             np.add.at(free, load.rows, load.amounts)
             self._potential[queues] = everybody.amounts(), Room(later.masks, free)

@@ -123,7 +123,7 @@ class Victims:
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
     _above: dict[frozenset[int], tuple[int, dict[int, tuple[int, ...]]]] = field(default_factory=dict)
     _lowest_priority: dict[int, int] | None = None
-    _lower: dict[tuple[int, int], Several] = field(default_factory=dict)
+    _lower: dict[tuple[int, int], Several | None] = field(default_factory=dict)
 
     def of(self, rights: Rights, queues: Iterable[int]) -> Iterator[Victim]:
         """Those of its own and of other queues whom a gang may ask, cheapest first. Elastic gangs come twice: once to
@@ -166,7 +166,7 @@ class Victims:
         return known[1]
 
     def anybody(self, queue: int) -> bool:
-        """Tell whether somebody runs, or holds room, in a queue."""
+        """Tell whether somebody runs, or holds room, in a queue, or did so when this was first asked."""
         if self._lowest_priority is None:
             self._lowest_priority = self._find_lowest()
         return queue in self._lowest_priority
@@ -204,7 +204,8 @@ class Victims:
             return None
         key = (queue, priority)
         if key not in self._lower:
-            self._lower[key] = Several([m for m in self.members(queue) if _gang(m).priority < priority])
+            members = [m for m in self.members(queue) if _gang(m).priority < priority]
+            self._lower[key] = Several(members) if members else None  # whoever it was only held room, and has used it
         return self._lower[key]
 
     def _queue(self, queue: int) -> list[Victim]:
