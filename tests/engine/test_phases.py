@@ -7,8 +7,9 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.test_crashes import KILLS, TROUBLES, Arrivals
-from tests.engine.watched import Killed, Trouble, Watched, cluster_of, plan_trouble, workloads
+from tests.engine.test_crashes import KILLS, Arrivals, may_fail
+from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
+from tests.engine.watched import Killed, Watched, cluster_of, workloads
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, Phase, RemoveJob, WriteStatus
@@ -78,10 +79,7 @@ def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_
     cluster = cluster_of(arrivals)
     plan_trouble(cluster, troubles)
     run(cluster, list(kills), Random(seed))
-    for _, wanted, work in arrivals:
-        status = cluster.job(f"uid-default-{wanted.metadata.name}").status
-        assert status.phase == "Succeeded" or work.exits or wanted.spec.max_runtime_seconds, status
-        assert (status.hold, status.eviction) == (None, None)
+    check_end(cluster, [wanted.metadata.name for _, wanted, _ in arrivals], may_fail(arrivals))
 
 
 def preemption() -> tuple[SimCluster, Engine, list[str], str]:
@@ -163,3 +161,22 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
     phases = {part.job_uid: number for number, phase in enumerate(round_.phases) for part in phase}
     assert any(isinstance(write, CreatePod) and write.job_uid == high for write in round_.writes)
     assert max(phases[low] for low in lows) < phases[high]
+
+
+def test_who_leaves_its_room_to_another_starts_elsewhere_one_round_later() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    ending = cluster.submit(job("ending", 1, priority=5), Work(105))
+    low = cluster.submit(job("low", 1), Work(1000, stop_s=5))
+    settle(engine, cluster, until=100)
+    high = cluster.submit(job("high", 1, priority=9), Work(10))
+    settle(engine, cluster, until=104)
+    cluster.advance(105)  # the one has ended, the other has stopped: both nodes are free
+    rounds = []
+    for _ in range(2):
+        rounds.append(engine.step())
+    created = [[write.job_uid for write in round_.writes if isinstance(write, CreatePod)] for round_ in rounds]
+    assert cluster.job(ending).status.phase == "Succeeded"
+    assert created == [[high], [low]]
+    phases = {part.job_uid: number for number, phase in enumerate(rounds[0].phases) for part in phase}
+    assert phases[low] < phases[high]

@@ -1,4 +1,4 @@
-"""A cluster that watches every write and kills the engine between two, random workloads for it, and what goes wrong."""
+"""A cluster that watches every write and kills the engine between two, and random workloads for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, Write
-from muster.lifecycle import LIVE_PHASES, find, from_status, is_admitted
+from muster.cluster import CreatePod, DeletePod, World, Write, WriteStatus
+from muster.lifecycle import LIVE_PHASES, from_status, is_admitted, is_leaving
 from muster.simulate import SimCluster, Work
 
 GPU = "nvidia.com/gpu"
+MANY = 10**9
 
 
 class Killed(Exception):
@@ -30,6 +31,8 @@ class Watched(SimCluster):
         self.edits: dict[int, tuple[str, dict[str, object]]] = {}
         self.written = 0
         self.created: list[CreatePod] = []
+        self.deleted: set[str] = set()  # uids of jobs that a user deleted
+        self.limits: dict[str, int] = {}  # of queues, as the engine saw them last
 
     def apply(self, writes: Sequence[Write]) -> None:
         for write in writes:
@@ -48,8 +51,29 @@ class Watched(SimCluster):
             self._check_create(write)
         if isinstance(write, DeletePod):
             self._check_delete(write)
+        if isinstance(write, WriteStatus) and self._is_current(write):
+            self._check_status(write)
         super().apply_one(write)
         self.check()
+
+    def delete(self, uid: str) -> None:
+        super().delete(uid)
+        self.deleted.add(uid)
+
+    def observe(self) -> World:
+        world = super().observe()
+        self.limits = {
+            queue.metadata.name: int(entry.limit[GPU])
+            for queue in world.queues
+            for entry in queue.spec.resources
+            if GPU in entry.limit
+        }
+        return world
+
+    def _is_current(self, write: WriteStatus) -> bool:
+        """Whether the write will not be refused."""
+        uid = write.job_uid
+        return self.has_job(uid) and self.job(uid).metadata.resource_version == write.resource_version
 
     def _check_create(self, write: CreatePod) -> None:
         status = self.job(write.job_uid).status
@@ -72,26 +96,50 @@ class Watched(SimCluster):
             return  # it was told to stop before; what made it stop may be over, but it goes all the same
         status = self.job(write.job_uid).status
         present = pod.attempt == status.attempt and is_admitted(status)
-        evicted = find(status, "Evicted")
-        assert not present or (evicted is not None and evicted.status == "True"), "a pod is stopped without a word"
-        if evicted is not None and evicted.status == "True" and evicted.reason in ("Preempted", "Reclaimed"):
-            beneficiary = status.eviction.beneficiary if status.eviction is not None else None
-            if beneficiary is not None and present and self.has_job(beneficiary):
-                other = self.job(beneficiary).status
-                gone = {"Failed", "Suspended", "Succeeded"}
-                assert other.hold is not None or other.phase in gone or self.job(beneficiary).spec.suspend
+        deleted = self.job(write.job_uid).metadata.deletion_timestamp is not None
+        assert deleted or not present or is_leaving(status), "a pod is stopped without a word"
+
+    def _check_status(self, write: WriteStatus) -> None:
+        before, after = self.job(write.job_uid).status, write.status
+        if after.eviction is not None and before.eviction != after.eviction:
+            hold = self.job(after.eviction.beneficiary).status.hold
+            assert hold is not None, "somebody leaves before room is held"
+            assert write.job_uid in hold.victims, "somebody leaves whom the hold does not name"
+        if is_admitted(after) and not is_admitted(before):
+            self._check_admission(write)
+
+    def _check_admission(self, write: WriteStatus) -> None:
+        """On paper, too, nothing is promised twice, and no queue gets more than the limit that the engine saw."""
+        nodes: dict[str, int] = {}
+        queues: dict[str, int] = {}
+        for uid in self.uids():
+            one = self.job(uid)
+            status = write.status if uid == write.job_uid else one.status
+            gpus = _gpus(one)
+            for part in status.placement if is_admitted(status) else ():
+                for node, pods in from_status([part])[0].nodes:
+                    nodes[node] = nodes.get(node, 0) + pods * gpus
+                    queues[one.spec.queue] = queues.get(one.spec.queue, 0) + pods * gpus
+        for share in (share for part in write.status.placement for share in part.nodes):
+            if share.node in self.nodes:
+                assert nodes[share.node] <= self.nodes[share.node].allocatable.get(GPU), "room is given twice"
+        queue = self.job(write.job_uid).spec.queue
+        assert queues[queue] <= self.limits.get(queue, MANY), f"{queue} is above its limit"
 
     def check(self) -> None:
         """No node holds more than it has."""
         used: dict[str, int] = {}
         for uid in self.uids():
-            gpus = self.job(uid).spec.roles[0].template.spec.containers[0].resources.limits[GPU]
             for pod in self.pods(uid):
                 if pod.phase in LIVE_PHASES:
-                    used[pod.node] = used.get(pod.node, 0) + int(gpus)
+                    used[pod.node] = used.get(pod.node, 0) + _gpus(self.job(uid))
         for name, amount in used.items():
             if name in self.nodes:
                 assert amount <= self.nodes[name].allocatable.get(GPU), f"{name} is oversubscribed"
+
+
+def _gpus(one: spec.TrainingJob) -> int:
+    return int(one.spec.roles[0].template.spec.containers[0].resources.limits[GPU])
 
 
 @st.composite
@@ -133,25 +181,3 @@ def cluster_of(arrivals: list[tuple[float, spec.TrainingJob, Work]]) -> Watched:
     for at, wanted, work in arrivals:
         cluster.at(at, partial(submit, cluster, wanted, work))
     return cluster
-
-
-Trouble = tuple[float, str, int]
-
-
-def plan_trouble(cluster: Watched, troubles: list[Trouble]) -> None:
-    """Pods vanish, and nodes stop answering or are deleted; nodes come back after a while."""
-
-    def strike(kind: str, number: int) -> None:
-        name = f"n{number % 2}"
-        if kind == "pod":
-            running = [pod for uid in cluster.uids() for pod in cluster.pods(uid) if pod.phase == "Running"]
-            if running:
-                pod = running[number % len(running)]
-                cluster.lose_pod(pod.job_uid, pod.index)
-        elif name in cluster.nodes and cluster.nodes[name].ready:
-            view = cluster.nodes[name]
-            cluster.lose_node(name, deleted=kind == "deleted node")
-            cluster.at(cluster.now + (50 if number % 3 else 400), lambda: cluster.bring_back(view))
-
-    for at, kind, number in troubles:
-        cluster.at(at, partial(strike, kind, number))

@@ -131,6 +131,11 @@ class Desk:
 
     def _admit(self, decision: Admit) -> None:
         uid, now = decision.gang, self._world.now
+        if is_admitted(self._jobs[uid].status):
+            # It gives room back in this round. One write for both would come beside that of whoever gets this room,
+            # and on paper the room would be given twice; so the end of its stay is written now, the next one at once.
+            self.unsettled = True
+            return
         draft = self._draft(uid, Rank.ADMIT)
         waited = now - (draft.status.submitted_at if draft.status.submitted_at is not None else now)
         self._put(uid, moves.admit(draft.status, decision.placement, now), Rank.ADMIT)

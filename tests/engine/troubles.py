@@ -1,0 +1,135 @@
+"""What goes wrong while jobs run, and what users and administrators do: at random, and set right after a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from hypothesis import strategies as st
+from tests.engine.watched import Watched
+from tests.engine.worlds import queue
+
+from muster.lifecycle import is_finished
+
+Trouble = tuple[float, str, int]
+"""When, what, and a number that chooses the pod, node, job or queue."""
+
+
+def _lose_pod(cluster: Watched, number: int) -> None:
+    running = [pod for uid in cluster.uids() for pod in cluster.pods(uid) if pod.phase == "Running"]
+    if running:
+        pod = running[number % len(running)]
+        cluster.lose_pod(pod.job_uid, pod.index)
+
+
+def _lose_node(cluster: Watched, number: int, *, deleted: bool) -> None:
+    name = f"n{number % 2}"
+    if name in cluster.nodes and cluster.nodes[name].ready:
+        view = cluster.nodes[name]
+        cluster.lose_node(name, deleted=deleted)
+        cluster.at(cluster.now + (50 if number % 3 else 400), lambda: cluster.bring_back(view))
+
+
+def _cordon(cluster: Watched, number: int) -> None:
+    name = f"n{number % 2}"
+
+    def put(cordoned: bool) -> None:
+        if name in cluster.nodes and cluster.nodes[name].ready:
+            cluster.bring_back(replace(cluster.nodes[name], cordoned=cordoned))
+        elif not cordoned:
+            cluster.at(cluster.now + 450, partial(put, False))  # it is down just now
+
+    put(True)
+    cluster.at(cluster.now + 40, partial(put, False))
+
+
+def _edit(cluster: Watched, number: int, **fields: object) -> str | None:
+    uids = cluster.uids()
+    if not uids:
+        return None
+    cluster.edit(uids[number % len(uids)], **fields)
+    return uids[number % len(uids)]
+
+
+def _suspend(cluster: Watched, number: int) -> None:
+    uid = _edit(cluster, number, suspend=True)
+    if uid is not None:
+        cluster.at(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
+
+
+def _delete_job(cluster: Watched, number: int) -> None:
+    uids = cluster.uids()
+    if uids:
+        cluster.delete(uids[number % len(uids)])
+
+
+def _cancel(cluster: Watched, number: int) -> None:
+    _edit(cluster, number, cancel=True)
+
+
+def _raise_priority(cluster: Watched, number: int) -> None:
+    _edit(cluster, number, priority=9)
+
+
+def _lower_replicas(cluster: Watched, number: int) -> None:
+    uids = cluster.uids()
+    if uids:
+        uid = uids[number % len(uids)]
+        role = cluster.job(uid).spec.roles[0]
+        fewer = max(1, role.replicas - 1)
+        least = None if role.min_replicas is None else min(role.min_replicas, fewer)
+        cluster.edit(uid, roles=[role.model_copy(update={"replicas": fewer, "min_replicas": least})])
+
+
+def _edit_quota(cluster: Watched, number: int) -> None:
+    """A queue has next to nothing of its own, and may be bounded; later it is as it was."""
+    name = ("red", "blue")[number % 2]
+    bound = {"limit": {"nvidia.com/gpu": str(number % 5)}} if number % 3 else {}
+    poor = queue(name, parent="all", resources=[{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "0"}, **bound}])
+    cluster.put_queue(poor)
+    cluster.at(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
+
+
+def _delete_queue(cluster: Watched, number: int) -> None:
+    """A queue is being deleted, or cannot be found in the tree; later somebody makes it anew."""
+    name = ("red", "blue")[number % 2]
+    old = queue(name, 4, "all" if number % 3 else "nowhere")
+    gone = old.metadata.model_copy(update={"deletion_timestamp": cluster.now if number % 3 else None})
+    cluster.put_queue(old.model_copy(update={"metadata": gone}))
+    cluster.at(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
+
+
+KINDS: dict[str, Callable[[Watched, int], None]] = {
+    "pod": _lose_pod,
+    "node": partial(_lose_node, deleted=False),
+    "deleted node": partial(_lose_node, deleted=True),
+    "cordon": _cordon,
+    "suspend": _suspend,
+    "cancel": _cancel,
+    "delete": _delete_job,
+    "replicas": _lower_replicas,
+    "priority": _raise_priority,
+    "quota": _edit_quota,
+    "queue": _delete_queue,
+}
+TROUBLES = st.lists(st.tuples(st.floats(0, 120), st.sampled_from(list(KINDS)), st.integers(0, 11)), max_size=5)
+
+
+def plan_trouble(cluster: Watched, troubles: list[Trouble]) -> None:
+    """Put troubles on the cluster's agenda."""
+    for at, kind, number in troubles:
+        cluster.at(at, partial(KINDS[kind], cluster, number))
+
+
+def check_end(cluster: Watched, names: list[str], may_fail: set[str]) -> None:
+    """Everybody has succeeded but those who may fail, or were cancelled or deleted; nobody holds or owes anything."""
+    for name in names:
+        uid = f"uid-default-{name}"
+        if not cluster.has_job(uid):
+            assert uid in cluster.deleted
+            continue
+        one = cluster.job(uid)
+        assert is_finished(one.status)
+        assert one.status.phase == "Succeeded" or name in may_fail or one.spec.cancel, one.status
+        assert (one.status.hold, one.status.eviction) == (None, None)
