@@ -97,7 +97,8 @@ def _start(folder: Path, **options: Any) -> ControlPlane:
     try:
         return ControlPlane.start(folder, **options)
     except Unavailable as error:
-        pytest.fail(str(error), pytrace=False)
+        reason = str(error)
+    pytest.fail(reason, pytrace=False)
 
 
 _NUMBERS = itertools.count()

@@ -81,7 +81,7 @@ def build(go: Go, program: Program, target: Path) -> float:
     """Compile a program to `target`, which appears whole or not at all; the seconds it took."""
     begun = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name}.draft")  # the caller is alone; a run that was killed may have left one
     flags = ["-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", " ".join(_linker_flags(program))]
     try:
         go.run("build", *flags, "-o", str(draft), program.package, folder=MODULES / program.module)
