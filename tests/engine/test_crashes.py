@@ -85,6 +85,7 @@ def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=400)
 @given(workloads(), KILLS, TROUBLES)
 def test_whatever_is_lost_or_killed_many_times_over(
