@@ -43,7 +43,7 @@ class DryRuns:
 
     api: Api
     choices: PodChoices
-    learned: Callable[[], None] = lambda: None
+    learned: Callable[[str, str], None] = lambda namespace, digest: None
     _verdicts: dict[_Key, Verdict] = field(default_factory=dict)
     _asking: dict[_Key, asyncio.Task[None]] = field(default_factory=dict)
     _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
@@ -67,7 +67,7 @@ class DryRuns:
         if known is not None and known.refusal is not None:
             return False
         self._verdicts[key] = Verdict(refusal=refusal)
-        self.learned()
+        self.learned(*key)
         return True
 
     async def ask_again(self, refused: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class DryRuns:
             del self._asking[key]
         before, self._verdicts[key] = self._verdicts.get(key), verdict
         if verdict != before:
-            self.learned()
+            self.learned(*key)
 
     async def _try(self, job: spec.TrainingJob, role: str, template: Template) -> Verdict:
         example = CreatePod(

@@ -52,6 +52,13 @@ def sight(knowing: Knowing | None = None) -> tuple[Sight, Changes]:
     return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0), changes
 
 
+def tell(seen: Sight) -> None:
+    """There is something new to know about the templates of all jobs."""
+    for job in list(seen.jobs.all()):
+        for one in job.templates.values():
+            seen.jobs.learned(job.namespace, one.digest)
+
+
 def foreign(world: World, node: str = "n1") -> dict[str, int]:
     return dict(next(view for view in world.nodes if view.name == node).foreign.items)
 
@@ -235,7 +242,7 @@ def test_a_job_is_shown_once_its_templates_are_known() -> None:
     assert seen.observe().jobs == ()
     assert knowing.asked == ["uid-llama"]
     knowing.answer = Verdict()
-    seen.jobs.learned()
+    tell(seen)
     assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
 
 
@@ -267,8 +274,7 @@ def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_hea
     seen.jobs.put(job_seen())
     assert seen.observe().rejections == {"uid-llama": "no such account"}
     knowing.answer = Verdict()
-    seen.jobs.learned()
-    seen.jobs.put(job_seen(version=2))
+    tell(seen)
     assert seen.observe().rejections == {}
 
 
@@ -312,6 +318,12 @@ def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
     seen.jobs.put(job_seen())
     assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
     assert "team/broken" in seen.jobs.broken
+
+
+def test_no_job_looks_stuck_while_nobody_reads_its_beats() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen(stallTimeoutSeconds=60))
+    assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
 
 
 def test_jobs_of_one_template_share_it() -> None:

@@ -73,6 +73,7 @@ class Jobs:
         self._shown: dict[str, spec.TrainingJob] = {}
         self._unlearned: set[str] = set()
         self._real: dict[str, tuple[spec.TrainingJobSpec, Mapping[str, spec.PodSpec], spec.TrainingJobSpec]] = {}
+        self._users: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._refusals: dict[str, str] | None = None
         self.broken: dict[str, str] = {}  # jobs that cannot be read, by namespace/name
@@ -119,9 +120,9 @@ class Jobs:
         job = known.job.model_copy(update={"metadata": meta, "status": status})
         self._shelf.wrote(f"{known.namespace}/{meta.name}", version, replace(known, job=job, status_text=None))
 
-    def learned(self) -> None:
-        """Something was found out about templates."""
-        for uid in list(self._unlearned):
+    def learned(self, namespace: str, digest: str) -> None:
+        """Something was found out about a template."""
+        for uid in tuple(self._users.get((namespace, digest), ())):
             self._consider(self._by_uid[uid])
 
     def forget_refusals(self) -> None:
@@ -189,14 +190,24 @@ class Jobs:
             templates[str(document.get("name"))] = template
             roles.append({**document, "template": template.model})
         rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
-        return spec.TrainingJobSpec.model_validate({**rest, "roles": roles}), templates
+        wanted = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
+        if wanted.stall_timeout_seconds is not None:  # without beats every job would look as if it made no step
+            wanted = wanted.model_copy(update={"stall_timeout_seconds": None})
+        return wanted, templates
 
     def _note(self, key: str, old: KnownJob | None, new: KnownJob | None) -> None:
         if old is not None and (new is None or new.uid != old.uid):
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
+        if old is not None and (new is None or new.templates is not old.templates):
+            for used in _keys(old):
+                self._users[used].discard(old.uid)
+                if not self._users[used]:
+                    del self._users[used]
         if new is not None:
             self._by_uid[new.uid] = new
+            for used in _keys(new) if old is None or new.templates is not old.templates else ():
+                self._users.setdefault(used, set()).add(new.uid)
             self._consider(new)
 
     def _hide(self, uid: str) -> None:
@@ -254,6 +265,10 @@ class Jobs:
             self._rejected[uid] = refusal
         self._refusals = None
         self._changed()
+
+
+def _keys(known: KnownJob) -> set[tuple[str, str]]:
+    return {(known.namespace, template.digest) for template in known.templates.values()}
 
 
 def _key(job: Job) -> str:

@@ -117,6 +117,10 @@ class Pool:
         """A job's phase; "" before it has one, and when it is gone."""
         return str(self.status(name).get("phase", ""))
 
+    def attempt(self, name: str) -> int:
+        """How often a job was started anew."""
+        return int(self.status(name).get("attempt", 0))
+
     def condition(self, name: str, kind: str) -> Json:
         """A condition of a job; empty when it has none."""
         return next((one for one in self.status(name).get("conditions", []) if one["type"] == kind), {})

@@ -90,7 +90,7 @@ def test_a_suspended_job_gives_its_room_back_and_goes_on_when_it_is_resumed(pool
     pool.wait("its pods are gone", lambda: not pool.pods("paused"))
     pool.edit("paused", suspend=False)
     pool.wait_for_phase("paused", "Running")
-    assert pool.status("paused")["attempt"] == 1
+    assert pool.attempt("paused") == 1
     assert pool.status("paused").get("restarts", 0) == 0
 
 

@@ -1,0 +1,200 @@
+"""Operators killed, frozen and doubled, an API server that goes away: nothing is done twice, nothing forgotten."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.conftest import SYSTEM, install
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
+
+from muster.engine import load
+
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/muster-operator"
+Start = Callable[..., Operator]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane on which no other operator runs."""
+    with ControlPlane.start(tmp_path_factory.mktemp("crashes")) as own:
+        install(own)
+        yield own
+
+
+@pytest.fixture
+def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Start]:
+    """Start operators that are gone when the test ends; the Lease is free at first."""
+    started: list[Operator] = []
+
+    def one(name: str = "a", *flags: str) -> Operator:
+        started.append(Operator(plane.kubeconfig(), tmp_path / f"{name}.log", "--identity", name, *flags))
+        return started[-1]
+
+    yield one
+    for operator in started:
+        if operator.running:
+            operator.thaw()
+            operator.kill()
+    if not plane.api.gone(LEASE):
+        plane.api.delete(LEASE)
+
+
+@pytest.fixture
+def pool(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """A part of the cluster; whether an operator runs is the test's business."""
+    name = f"pool-{random.Random(request.node.name).randrange(10**6)}"
+    plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    one = Pool(plane, name, lambda: "")
+    one.set_up(nodes=4, gpus=4)
+    yield one
+    for queue in plane.api.items("/apis/muster.dev/v1alpha1/queues"):
+        plane.api.patch(
+            f"/apis/muster.dev/v1alpha1/queues/{queue['metadata']['name']}", {"metadata": {"finalizers": None}}
+        )
+    one.tear_down()
+
+
+def test_an_operator_that_is_killed_again_and_again_finishes_every_job_once(pool: Pool, start: Start) -> None:
+    seed = 20261121
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    ended, wrong = threading.Event(), list[str]()
+    watcher = threading.Thread(target=watch_rules, args=(pool, ended, wrong))
+    watcher.start()
+    operator = start("k0", "--no-lease")
+    try:
+        for number in range(24):
+            pods = chance.choice([1, 1, 2, 4, 8])
+            does = {"run_seconds": round(chance.uniform(0.1, 1.5), 2), "exit_code": chance.choice(["0", "0", "5,0"])}
+            pool.submit(f"j{number}", pods=pods, queue=chance.choice(["red", "blue"]), does=does)
+            time.sleep(chance.uniform(0.0, 0.2))
+            if number % 3 == 2:
+                operator.kill()
+                operator = start(f"k{number}", "--no-lease")
+                time.sleep(chance.uniform(0.5, 4.0))  # at times long enough to get to work
+        for number in range(3):
+            at_work(operator)
+            time.sleep(chance.uniform(0.0, 0.5))
+            operator.kill()
+            operator = start(f"again{number}", "--no-lease")
+        names = [f"j{number}" for number in range(24)]
+        pool.wait("every job succeeds", lambda: all(pool.phase(name) == "Succeeded" for name in names), 240)
+    finally:
+        ended.set()
+        watcher.join()
+    assert wrong == []
+    assert all(not pod["metadata"].get("deletionTimestamp") for pod in pool.pods())
+
+
+def at_work(operator: Operator) -> None:
+    operator.wait("it works", lambda: operator.metric("muster_rounds_total") > 0)
+
+
+def watch_rules(pool: Pool, ended: threading.Event, wrong: list[str]) -> None:
+    """Look all the time: no node is overfull, no pod is outside of its job's placement, none is there twice."""
+    while not ended.is_set():
+        pods = pool.pods()
+        used: dict[str, int] = {}
+        seats: dict[tuple[str, ...], int] = {}
+        for pod in pods:
+            labels, node = pod["metadata"]["labels"], pod["spec"].get("nodeName")
+            if pod["status"]["phase"] in ("Succeeded", "Failed"):
+                continue
+            seat = tuple(labels[f"muster.dev/{key}"] for key in ("job", "role", "index", "attempt"))
+            seats[seat] = seats.get(seat, 0) + 1
+            if node:
+                used[node] = used.get(node, 0) + 1
+        wrong += [f"{node} has {count} pods of one GPU" for node, count in used.items() if count > 4]
+        wrong += [f"{seat} is taken {count} times" for seat, count in seats.items() if count > 1]
+        time.sleep(0.1)
+
+
+def test_work_goes_on_after_the_api_server_was_away(pool: Pool, start: Start, plane: ControlPlane) -> None:
+    operator = start()
+    pool.submit("before", pods=2, does={"run_seconds": 8, "exit_code": 0})
+    pool.wait_for_phase("before", "Running")
+    plane.restart_apiserver()
+    pool.submit("after", pods=2)
+    pool.wait_for_phase("after", "Running")
+    pool.wait_for_phase("before", "Succeeded")
+    assert operator.running
+
+
+def test_two_operators_take_turns(pool: Pool, start: Start) -> None:
+    first = start("first")
+    first.wait("the first leads", lambda: first.leads)
+    second = start("second")
+    second.wait("the second is ready to lead", lambda: second.get("/readyz")[0] == 200)
+    pool.submit("one")
+    pool.wait_for_phase("one", "Running")
+    assert second.metric("muster_rounds_total") == 0
+    first.kill()
+    pool.submit("two")
+    pool.wait_for_phase("two", "Running")
+    assert second.leads
+
+
+def test_an_operator_that_ends_hands_over_at_once(pool: Pool, start: Start) -> None:
+    first = start("first", "--lease-seconds", "60", "--renew-deadline-seconds", "40", "--renew-every-seconds", "1")
+    first.wait("the first leads", lambda: first.leads)
+    second = start("second", "--lease-seconds", "60", "--renew-deadline-seconds", "40", "--renew-every-seconds", "1")
+    second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
+    assert first.stop() == 0
+    second.wait("the second leads, long before the lease is over", lambda: second.leads, 30)
+
+
+def test_a_frozen_operator_that_wakes_late_writes_nothing(pool: Pool, start: Start) -> None:
+    first = start("first")
+    first.wait("the first leads", lambda: first.leads)
+    second = start("second")
+    second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
+    first.freeze()
+    for number in range(6):
+        pool.submit(f"j{number}", pods=2)
+    pool.wait("the second has taken over", lambda: all(pool.phase(f"j{number}") == "Running" for number in range(6)))
+    first.thaw()
+    first.wait("the first knows that it does not lead", lambda: said(first.log, "not leading any more"))
+    pool.submit("last", pods=1)
+    pool.wait_for_phase("last", "Running")
+    assert not first.leads
+    assert second.leads
+    assert first.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 0
+    assert {pod["metadata"]["labels"]["muster.dev/attempt"] for pod in pool.pods()} == {"0"}
+
+
+def said(log: Path, message: str) -> bool:
+    return message in log.read_text()
+
+
+def test_what_an_operator_tells_about_itself(pool: Pool, start: Start, tmp_path: Path) -> None:
+    operator = start()
+    operator.wait("it is ready", lambda: operator.get("/readyz") == (200, "ok"))
+    pool.submit("one")
+    pool.wait_for_phase("one", "Running")
+    assert operator.get("/healthz") == (200, "ok")
+    assert operator.get("/snapshot")[0] == 404
+    code, snapshot = operator.get("/snapshot", private=True)
+    assert code == 200
+    assert {one.gang.name for one in load(snapshot.encode()).running} == {f"{pool.namespace}/one"}
+    operator.signal(signal.SIGUSR1)
+    operator.wait("it writes a snapshot", lambda: any(tmp_path.glob("muster-snapshot-*.json")))
+    (path,) = tmp_path.glob("muster-snapshot-*.json")
+    assert load(path.read_bytes()).nodes
+    queue, space = pool.queue("red"), pool.namespace
+    assert operator.metric(f'muster_queue_jobs{{queue="{queue}",phase="Running"}}') == 1
+    assert operator.metric(f'muster_admissions_total{{queue="{queue}"}}') == 1
+    cell = f'muster_gpu_seconds_total{{queue="{queue}",namespace="{space}",resource="nvidia.com/gpu"}}'
+    operator.wait("GPU-seconds count", lambda: operator.metric(cell) > 0)
+    assert operator.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 2
+    assert operator.metric('muster_api_calls_total{verb="PATCH",resource="trainingjobs/status",code="200"}') == 2
+    records: list[dict[str, Any]] = operator.records()
+    assert {"time", "level", "message"} <= records[0].keys()

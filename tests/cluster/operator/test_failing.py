@@ -1,0 +1,98 @@
+"""Pods that fail, never start, or vanish; and what the job's rules make of it."""
+
+from __future__ import annotations
+
+from tests.cluster.operator.pools import Pool
+
+
+def test_a_failed_gang_is_started_anew_and_says_what_happened(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("flaky", pods=3, does={"run_seconds": 0.5, "exit_code": "7,0"})
+    pool.wait_for_phase("flaky", "Succeeded")
+    status = pool.status("flaky")
+    assert (status["restarts"], status.get("attempt", 0)) == (1, 1)
+    assert status["lastFailure"]["exitCode"] == 7
+    assert status["lastFailure"]["node"] in (pool.node(0), pool.node(1))
+
+
+def test_restarts_are_bounded(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("hopeless", pods=1, does={"exit_code": 1}, failurePolicy={"maxRestarts": 1})
+    pool.wait_for_phase("hopeless", "Failed")
+    failed = pool.condition("hopeless", "Failed")
+    assert failed["reason"] == "TooManyRestarts"
+    assert "maxRestarts is 1" in failed["message"]
+
+
+def test_a_rule_ends_the_job_at_an_exit_code(pool: Pool) -> None:
+    pool.set_up()
+    rules = [{"onExitCodes": [42], "action": "FailJob"}]
+    pool.submit("ruled", does={"exit_code": 42}, failurePolicy={"maxRestarts": 9, "rules": rules})
+    pool.wait_for_phase("ruled", "Failed")
+    assert pool.condition("ruled", "Failed")["reason"] == "FailedByRule"
+    assert pool.status("ruled").get("restarts", 0) == 0
+
+
+def test_a_rule_restarts_elsewhere_and_the_node_is_avoided(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    rules = [{"onExitCodes": [3], "action": "RestartElsewhere"}]
+    pool.submit("moving", pods=1, does={"exit_code": "3,0", "run_seconds": 0.2}, failurePolicy={"rules": rules})
+    pool.wait_for_phase("moving", "Succeeded")
+    status = pool.status("moving")
+    (blamed,) = status["blamedNodes"]
+    assert blamed["node"] == status["lastFailure"]["node"]
+    assert status["placement"][0]["nodes"][0]["node"] != blamed["node"]
+
+
+def test_a_gang_that_is_not_ready_in_time_is_torn_down_whole_and_its_bad_node_blamed(pool: Pool) -> None:
+    """Every pod starts but the ones on a node whose kubelet is asleep."""
+    pool.set_up(nodes=3, gpus=2)
+    pool.plane.stop_kubelet(pool.node(0))
+    pool.submit("gang", pods=4, startTimeoutSeconds=4)
+    pool.wait("it runs without the bad node", lambda: pool.phase("gang") == "Running" and pool.attempt("gang") > 0)
+    assert pool.node(0) not in pool.nodes_of("gang")
+    assert [one["node"] for one in pool.status("gang")["blamedNodes"]] == [pool.node(0)]
+    assert "StartTimeout" in pool.events("gang")
+    pool.plane.resume_kubelet(pool.node(0))
+
+
+def test_a_pod_that_somebody_deletes_costs_a_new_attempt_and_no_restart(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("robbed", pods=3)
+    pool.wait_for_phase("robbed", "Running")
+    victim = pool.pods("robbed")[1]["metadata"]["name"]
+    pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/{victim}")
+    pool.wait("it runs again", lambda: pool.phase("robbed") == "Running" and pool.attempt("robbed") == 1)
+    status = pool.status("robbed")
+    assert (status["nodeLosses"], status.get("restarts", 0)) == (1, 0)
+    assert len(pool.pods("robbed")) == 3
+
+
+def test_a_job_that_ran_for_its_longest_time_fails(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("endless", pods=1, maxRuntimeSeconds=2)
+    pool.wait_for_phase("endless", "Failed")
+    assert pool.condition("endless", "Failed")["reason"] == "MaxRuntimeExceeded"
+    pool.wait("its pod is gone", lambda: not pool.pods("endless"))
+
+
+def test_a_cancelled_job_stops_and_keeps_its_record(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("unwanted")
+    pool.wait_for_phase("unwanted", "Running")
+    pool.edit("unwanted", cancel=True)
+    pool.wait_for_phase("unwanted", "Failed")
+    assert pool.condition("unwanted", "Failed")["reason"] == "Cancelled"
+    pool.wait("its pods are gone", lambda: not pool.pods("unwanted"))
+
+
+def test_an_elastic_gang_shrinks_for_who_is_owed_the_room(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("elastic", pods=8, queue="red", role={"minReplicas": 4})
+    pool.wait_for_phase("elastic", "Running")
+    pool.submit("owner", pods=4, queue="blue")
+    pool.wait_for_phase("owner", "Running")
+    pool.wait(
+        "it runs at four", lambda: pool.phase("elastic") == "Running" and pool.status("elastic")["podsReady"] == 4
+    )
+    assert pool.status("elastic").get("restarts", 0) == 0

@@ -1,0 +1,123 @@
+"""Nodes that come, go, fail, are cordoned or tainted; and pods on them that are not ours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.operator.pools import Pool
+
+
+def foreign(pool: Pool, name: str, node: str, gpus: int, **does: Any) -> dict[str, Any]:
+    """Somebody else's pod, bound by hand as a DaemonSet's or another scheduler's would be."""
+    annotations = {f"kwok.muster.dev/{key.replace('_', '-')}": str(value) for key, value in does.items()}
+    container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
+    spec = {"nodeName": node, "containers": [container], "restartPolicy": "Never"}
+    meta = {"name": name, "annotations": annotations}
+    return pool.api.create(f"/api/v1/namespaces/{pool.namespace}/pods", {"metadata": meta, "spec": spec})
+
+
+def test_a_deleted_node_gives_the_gang_a_new_attempt_elsewhere(pool: Pool) -> None:
+    pool.set_up(nodes=3, gpus=4)
+    pool.submit("gang", pods=8, queue="red")
+    pool.wait_for_phase("gang", "Running")
+    (spare,) = {pool.node(index) for index in range(3)} - set(pool.nodes_of("gang"))
+    lost, kept = sorted(set(pool.nodes_of("gang")))
+    pool.plane.delete_nodes(lost)
+    pool.wait("it runs again", lambda: pool.phase("gang") == "Running" and pool.attempt("gang") == 1)
+    assert set(pool.nodes_of("gang")) == {kept, spare}
+    assert pool.status("gang")["nodeLosses"] == 1
+    assert pool.status("gang").get("restarts", 0) == 0
+
+
+def test_a_node_that_nobody_hears_of_is_given_up_after_a_while_with_its_pods(pool: Pool) -> None:
+    pool.set_up(nodes=3, gpus=4)
+    pool.submit("gang", pods=8)
+    pool.wait_for_phase("gang", "Running")
+    lost = pool.nodes_of("gang")[0]
+    pool.plane.stop_kubelet(lost)
+    pool.plane.set_ready(lost, "Unknown", datetime.now(UTC) - timedelta(seconds=301))
+    pool.wait("it runs again", lambda: pool.phase("gang") == "Running" and pool.attempt("gang") == 1)
+    assert lost not in pool.nodes_of("gang")
+
+
+def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.plane.kubectl("cordon", pool.node(0))
+    pool.submit("here", pods=4)
+    pool.wait_for_phase("here", "Running")
+    assert set(pool.nodes_of("here")) == {pool.node(1)}
+    pool.plane.kubectl("cordon", pool.node(1))
+    pool.submit("later", pods=4)
+    pool.wait_for_reason("later", "NoRoom")
+    assert pool.phase("here") == "Running"
+    pool.plane.kubectl("uncordon", pool.node(0))
+    pool.wait_for_phase("later", "Running")
+
+
+def test_a_tainted_node_takes_only_who_tolerates_it(pool: Pool) -> None:
+    taint = {"key": "special", "value": "yes", "effect": "NoSchedule"}
+    pool.set_up(nodes=1, gpus=4, taints=(taint,))
+    pool.submit("plain", pods=1)
+    assert pool.wait_for_reason("plain", "LargerThanCluster")
+    pool.submit("tolerant", pods=1, pod={"tolerations": [{"key": "special", "operator": "Exists"}]})
+    pool.wait_for_phase("tolerant", "Running")
+
+
+def test_a_node_that_is_not_ready_takes_nothing_until_it_is(pool: Pool) -> None:
+    pool.set_up(nodes=1, gpus=4)
+    pool.plane.set_ready(pool.node(0), "False")
+    pool.submit("patient", pods=4)
+    pool.wait_for_reason("patient", "NoRoom")
+    pool.plane.set_ready(pool.node(0), "True")
+    pool.wait_for_phase("patient", "Running")
+
+
+def test_a_new_node_lets_a_waiting_gang_start(pool: Pool) -> None:
+    pool.set_up(nodes=1, gpus=4)
+    pool.set_quota("all", 100)
+    pool.submit("patient", pods=8)
+    pool.wait_for_reason("patient", "LargerThanCluster")
+    pool.add_nodes(1)
+    pool.wait_for_phase("patient", "Running")
+
+
+def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
+    pool.set_up(nodes=1, gpus=4)
+    foreign(pool, "squatter", pool.node(0), 2)
+    foreign(pool, "done", pool.node(0), 2, run_seconds=0.1, exit_code=0)
+    pool.wait("one of them has ended", lambda: phases(pool)["done"] == "Succeeded")
+    pool.submit("small", pods=2)
+    pool.wait_for_phase("small", "Running")
+    pool.delete("small")
+    pool.submit("whole", pods=4)
+    pool.wait_for_reason("whole", "NoRoom")
+    pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
+    pool.wait_for_phase("whole", "Running")
+
+
+def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -> None:
+    """A foreign pod takes the room between admission and binding: the gang does not stay half bound for ever."""
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("gang", pods=8, startTimeoutSeconds=3)
+    foreign(pool, "squatter", pool.node(0), 4)
+
+    def room_was_never_shared() -> bool:
+        used: dict[str, int] = {}
+        for pod in pool.pods():
+            node = pod["spec"].get("nodeName")
+            if node and pod["status"]["phase"] in ("Pending", "Running"):
+                gpus = pod["spec"]["containers"][0]["resources"]["limits"][GPU]
+                used[node] = used.get(node, 0) + int(gpus)
+        return all(amount <= 4 for node, amount in used.items() if node != pool.node(0))
+
+    pool.wait(
+        "it waits, whole", lambda: room_was_never_shared() and not pool.pods("gang") and bool(pool.waits_for("gang"))
+    )
+    pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
+    pool.wait_for_phase("gang", "Running")
+
+
+def phases(pool: Pool) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pool.pods()}

@@ -1,0 +1,154 @@
+"""Who waits, why, and until when: gangs, quota, priorities, and objects that do not fit together yet."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from tests.cluster.operator.pools import GROUP, Pool
+from tests.cluster.operator.process import Operator
+
+
+def test_a_gang_starts_whole_or_not_at_all(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.set_quota("all", 100)
+    pool.submit("first", pods=6)
+    pool.wait_for_phase("first", "Running")
+    pool.submit("second", pods=3)
+    assert "3" in pool.wait_for_reason("second", "NoRoom")
+    assert pool.pods("second") == []
+    pool.delete("first")
+    pool.wait_for_phase("second", "Running")
+
+
+def test_a_job_beyond_quota_waits_with_its_position_and_starts_when_others_end(pool: Pool, operator: Operator) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("big", pods=8)
+    pool.wait_for_phase("big", "Running")
+    for name in ("w1", "w2"):
+        pool.submit(name, pods=8)
+        pool.wait(f"{name} waits", lambda name=name: bool(pool.waits_for(name)))  # type: ignore[misc]
+    live = {row["name"]: row for row in json.loads(operator.get(f"/positions?namespace={pool.namespace}")[1])["items"]}
+    assert (live["w1"]["position"], live["w2"]["position"]) == (1, 2)
+    assert pool.status("w1")["queuePosition"] == 1
+    pool.annotate("big", 0, exit_code=0)
+    for index in range(1, 8):
+        pool.annotate("big", index, exit_code=0)
+    pool.wait_for_phase("w1", "Running")
+    assert pool.waits_for("w2")
+
+
+def test_a_higher_priority_takes_over_and_the_victim_comes_back(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("low", pods=8, does={"stop_seconds": 1})
+    pool.wait_for_phase("low", "Running")
+    pool.submit("high", pods=8, priority=10)
+    pool.wait_for_phase("high", "Running")
+    low = pool.status("low")
+    assert (low["phase"], low.get("restarts", 0), pool.attempt("low")) == ("Pending", 0, 1)
+    assert "Preempted" in pool.events("low")
+    evicted, admitted = pool.condition("low", "Evicted"), pool.condition("high", "Admitted")
+    assert evicted["lastTransitionTime"] <= admitted["lastTransitionTime"]
+    pool.delete("high")
+    pool.wait_for_phase("low", "Running")
+
+
+def test_a_guarantee_is_taken_back_from_who_borrowed_it(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("borrower", pods=8, queue="red", does={"stop_seconds": 1})
+    pool.wait_for_phase("borrower", "Running")
+    pool.submit("owner", pods=4, queue="blue")
+    pool.wait_for_phase("owner", "Running")
+    assert "Reclaimed" in pool.events("borrower")
+
+
+def test_a_raised_quota_lets_a_waiting_job_start(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    for name in ("all", "red", "blue"):
+        pool.set_quota(name, 1)
+    pool.submit("patient", pods=4)
+    pool.wait("it waits for quota", lambda: pool.waits_for("patient") in ("LargerThanQuota", "QuotaExceeded"))
+    pool.set_quota("all", 8)
+    pool.wait_for_phase("patient", "Running")
+
+
+def test_a_lowered_quota_evicts_nobody(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    pool.submit("runner", pods=4)
+    pool.wait_for_phase("runner", "Running")
+    pool.set_quota("red", 0)
+    pool.set_quota("all", 1)
+    pool.submit("late", pods=1)
+    pool.wait("it waits for quota", lambda: bool(pool.waits_for("late")))
+    assert pool.phase("runner") == "Running"
+
+
+def test_a_job_waits_for_its_queue_and_starts_when_there_is_one(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("early", queue="green")
+    assert pool.queue("green") in pool.wait_for_reason("early", "QueueNotFound")
+    pool.add_queue("green", "all", 1)
+    pool.wait_for_phase("early", "Running")
+
+
+def test_a_namespace_that_the_queue_does_not_select_cannot_use_it(pool: Pool) -> None:
+    pool.set_up()
+    pool.edit_queue("all", namespaceSelector={"matchLabels": {"org": pool.namespace}})
+    time.sleep(0.2)  # so that the operator has seen it in all likelihood; if not, the job starts and the test fails
+    pool.submit("stranger")
+    assert pool.namespace in pool.wait_for_reason("stranger", "QueueNotAllowed")
+    pool.api.patch(f"/api/v1/namespaces/{pool.namespace}", {"metadata": {"labels": {"org": pool.namespace}}})
+    pool.wait_for_phase("stranger", "Running")
+
+
+def test_a_level_that_the_flavor_lacks_is_waited_for(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("choosy", topology={"required": "island"})
+    assert "island" in pool.wait_for_reason("choosy", "UnknownTopologyLevel")
+    levels = [{"name": "island", "nodeLabel": "example.com/rack"}]
+    pool.api.patch(f"{GROUP}/flavors/{pool.namespace}", {"spec": {"topology": levels}})
+    pool.wait_for_phase("choosy", "Running")
+
+
+def test_a_job_larger_than_the_cluster_waits_for_nodes(pool: Pool) -> None:
+    pool.set_up(nodes=1, gpus=4)
+    pool.set_quota("all", 100)
+    pool.submit("huge", pods=8)
+    assert "4" in pool.wait_for_reason("huge", "LargerThanCluster")
+    pool.add_nodes(1)
+    pool.wait_for_phase("huge", "Running")
+
+
+def test_a_pod_that_would_be_refused_is_told_before_anything_is_admitted(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("nobody", pod={"serviceAccountName": "robot"})
+    assert "robot" in pool.wait_for_reason("nobody", "PodRejected")
+    assert pool.pods() == []
+    pool.api.create(f"/api/v1/namespaces/{pool.namespace}/serviceaccounts", {"metadata": {"name": "robot"}})
+    pool.wait_for_phase("nobody", "Running")
+
+
+def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
+    """A LimitRange gives containers without a request one: two such pods fill a node of this size."""
+    pool.set_up(nodes=1, gpus=4, cpu="4")
+    limits = {"spec": {"limits": [{"type": "Container", "defaultRequest": {"cpu": "2"}, "default": {"cpu": "2"}}]}}
+    pool.api.create(f"/api/v1/namespaces/{pool.namespace}/limitranges", {"metadata": {"name": "l"}, **limits})
+    pool.submit("two", pods=2)
+    pool.wait_for_phase("two", "Running")
+    pool.submit("third", pods=1)
+    assert "core" in pool.wait_for_reason("third", "NoRoom")
+
+
+def test_a_deleted_queue_stays_until_no_unfinished_job_names_it(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("runner")
+    pool.wait_for_phase("runner", "Running")
+    path = f"{GROUP}/queues/{pool.queue('red')}"
+    pool.api.delete(path)
+    pool.submit("late")
+    pool.wait_for_reason("late", "QueueInactive")
+    assert not pool.api.gone(path)
+    assert pool.phase("runner") == "Running"
+    pool.delete("runner")
+    pool.delete("late")
+    pool.wait("the queue is gone", lambda: pool.api.gone(path))
