@@ -158,3 +158,11 @@ def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() ->
     urgent = gang("urgent", queue="b", priority=5, at=2)
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, holds=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
+
+
+def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
+    kept = replace(hold("r1-0"), holder=HOLDER)
+    waiting = [gang("urgent", priority=5), gang("other")]
+    result = plan(world(rack("r1", 1), QUEUE, waiting, holds=(kept,)))
+    assert evicted(result) == {"holder": "urgent"}
+    assert refused(result).keys() == {"urgent", "other"}

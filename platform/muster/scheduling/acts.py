@@ -168,7 +168,8 @@ class Acts:
         """Take somebody's hold away; those who leave for it now leave for somebody else."""
         held = self.held[uid]
         self.release(held)
-        self.refusals[uid] = Refusal("NoRoom", text="the room that was held for it went to a gang that comes first")
+        if uid in self.facts.requests:  # else it backs off, and asks for nothing now
+            self.refusals[uid] = Refusal("NoRoom", text="the room that was held for it went to a gang that comes first")
         return [victim for victim in held.hold.victims if victim in self.facts.stays]
 
     def _take(self, gang: Departure) -> None:
