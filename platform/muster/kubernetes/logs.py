@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kubernetes import paths
@@ -20,7 +20,9 @@ from muster.lifecycle import is_finished, pod_name
 from muster.spec import TrainingJob
 
 _POLL_S = 1.0
-_QUIET_S = 3600.0  # a training step may take long, and nothing is sent in between
+_ANSWER_S = 60.0
+_QUIET_S = 15.0  # then it is asked whether the pod still runs: whoever sends may have gone without a word
+_PATIENCE_S = 120.0  # with an API server that does not answer: upgrades take about that long
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
 
 
@@ -80,7 +82,7 @@ class _Log:
             query["tailLines"] = str(excerpt.tail)
         if excerpt.follow:
             query["follow"] = "true"
-        with self.connection.stream(f"{self.pod}/log", query, _QUIET_S) as raw:
+        with self.connection.stream(f"{self.pod}/log", query, _QUIET_S if excerpt.follow else _ANSWER_S) as raw:
             for line in raw:
                 yield _stamped(line.decode(errors="replace").rstrip("\n"))
 
@@ -124,19 +126,24 @@ class _Place:
 def _follow(log: _Log, excerpt: Excerpt) -> Iterator[str]:
     """The log from its beginning to the end of the attempt, however often the server breaks off."""
     place = _Place()
+    over, patience = False, time.monotonic() + _PATIENCE_S
     while True:
-        over = _is_over(log)  # asked first: what the pod wrote before its end is still read
         begun = place.at is not None
         try:
-            told = Excerpt(until=excerpt.until, follow=True) if begun else excerpt
+            over = _is_over(log)  # asked first: what the pod wrote before its end is still read
+            patience = time.monotonic() + _PATIENCE_S
+            told = Excerpt(until=excerpt.until, follow=not over) if begun else replace(excerpt, follow=not over)
             for at, line in place.unread(log.open(told, place.at if begun else excerpt.since)):
                 if excerpt.until is not None and at is not None and at > excerpt.until:
                     return
                 if excerpt.since is None or at is None or at >= excerpt.since:
                     yield line
-        except (NotFound, InvalidSpec, ClusterError) as error:
-            if isinstance(error, ClusterError) and error.reason != "Unreachable":
+        except (NotFound, InvalidSpec):  # there is no pod yet, or its container has not started
+            pass
+        except ClusterError as error:
+            if error.reason != "Unreachable" or time.monotonic() > patience:
                 raise
+            over = False  # its end may not have been read
         if over or (excerpt.until is not None and time.time() > excerpt.until + _POLL_S):
             return
         time.sleep(_POLL_S)
@@ -148,10 +155,6 @@ def _is_over(log: _Log) -> bool:
         job = _job(log.connection, log.replica)
     except NotFound:
         return True
-    except ClusterError as error:
-        if error.reason != "Unreachable":
-            raise
-        return False
     if job.status.attempt != log.attempt:
         return job.status.attempt > log.attempt
     try:

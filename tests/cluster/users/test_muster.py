@@ -1,0 +1,187 @@
+"""A day with `muster --context`: the verbs of this host against a real control plane."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cluster.operator.pools import Pool
+from tests.cluster.users.conftest import Muster, file_of, let_read_queues
+
+
+def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, muster: Muster, tmp_path: Path) -> None:
+    pool.set_up()
+    document = pool.job("first", pods=3, does={"run_seconds": 1, "exit_code": 0})
+    del document["metadata"]["namespace"]
+    ended = muster("submit", file_of(tmp_path, document), "--wait")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        f"trainingjob {pool.namespace}/first submitted to queue {pool.queue('red')}",
+        f"follow it with: muster watch {pool.namespace}/first",
+        f"{pool.namespace}/first Succeeded",
+    ]
+    (row,) = muster("jobs", "--json").rows
+    assert (row["metadata"]["namespace"], row["status"]["phase"]) == (pool.namespace, "Succeeded")
+    assert "first" in muster("jobs").out
+    page = muster("describe", "first").out
+    assert "Succeeded" in page
+    assert "Completed" in page, "its Events"
+    assert "run folder" not in page
+    watched = muster("watch", "first")
+    assert (watched.code, watched.err) == (0, "")
+    again = muster("submit", file_of(tmp_path, document), "--json")
+    assert (again.code, json.loads(again.err)["error"]["reason"]) == (3, "AlreadyExists")
+
+
+def test_what_could_never_start_is_refused_before_anything_is_created(
+    pool: Pool, muster: Muster, tmp_path: Path
+) -> None:
+    pool.set_up()
+    good = file_of(tmp_path, pool.job("good"))
+    for bad, reason, told in (
+        (pool.job("unknown", queue="rde"), "QueueNotFound", f"did you mean '{pool.queue('red')}'"),
+        (pool.job("inner", queue="all"), "QueueNotLeaf", pool.queue("blue")),
+        (pool.job("huge", pods=9), "LargerThanQuota", "the largest that fits is 8 pods"),
+        (pool.job("wide", pods=1, gpus=5), "LargerThanCluster", "the largest node has 4 nvidia.com/gpu"),
+        (pool.job("level", topology={"required": "rak"}), "UnknownTopologyLevel", "did you mean 'rack'?"),
+    ):
+        ended = muster("submit", good, file_of(tmp_path, bad), "--json")
+        error = json.loads(ended.err)["error"]
+        assert (ended.code, error["reason"]) == (3, reason)
+        assert told in error["message"]
+    assert pool.api.items(pool._jobs()) == []
+
+
+def test_what_the_api_server_alone_refuses_is_told_by_field(pool: Pool, muster: Muster, tmp_path: Path) -> None:
+    pool.set_up()
+    document = pool.job("labelled")
+    document["metadata"]["labels"] = {"no label at all!": "x"}
+    ended = muster("submit", file_of(tmp_path, document), "--json")
+    error = json.loads(ended.err)["error"]
+    assert ended.code == 2
+    assert "metadata.labels" in error["field"]
+
+
+def test_where_queues_may_not_be_read_the_operator_says_it(
+    pool: Pool, muster: Muster, alice: str, tmp_path: Path
+) -> None:
+    pool.set_up()
+    document = file_of(tmp_path, pool.job("early", queue="rde"))
+    assert muster("submit", document, user=alice).code == 0
+    pool.wait_for_reason("early", "QueueNotFound")
+    assert muster("delete", "job", "early", user=alice).out == f"trainingjob {pool.namespace}/early deleted\n"
+    pool.wait("it is gone", lambda: pool.get("early") is None)
+    undo = let_read_queues(pool, alice)
+    try:
+        pool.wait(
+            "who may read queues is told at once",
+            lambda: muster("submit", document, "--dry-run", user=alice).code == 3,
+        )
+    finally:
+        undo()
+
+
+def test_a_right_that_is_missing_is_named(pool: Pool, muster: Muster, alice: str) -> None:
+    pool.set_up()
+    assert muster("jobs", "--json", user=alice).rows == []
+    everywhere = muster("jobs", "-A", "--json", user=alice)
+    error = json.loads(everywhere.err)["error"]
+    assert (everywhere.code, error["reason"]) == (3, "Forbidden")
+    assert 'User "alice" cannot list resource "trainingjobs"' in error["message"]
+    assert "you may not list them" in muster("queues", user=alice).err
+    assert muster("drain", pool.node(0), user=alice).code == 3
+
+
+def test_jobs_are_cancelled_suspended_and_resumed(pool: Pool, muster: Muster) -> None:
+    pool.set_up()
+    pool.submit("one")
+    pool.wait_for_phase("one", "Running")
+    assert muster("suspend", "one").out == f"trainingjob {pool.namespace}/one suspended\n"
+    pool.wait_for_phase("one", "Suspended")
+    assert muster("resume", "one").code == 0
+    pool.wait_for_phase("one", "Running")
+    assert muster("cancel", "one").code == 0
+    pool.wait_for_phase("one", "Failed")
+    assert pool.condition("one", "Failed")["reason"] == "Cancelled"
+    assert muster("cancel", "one").code == 0, "to cancel again is no error"
+    assert "finished" in muster("resume", "one").err
+    missing = muster("cancel", "on")
+    assert missing.code == 3
+    assert "did you mean 'one'?" in missing.err
+
+
+def test_queues_and_flavors_are_applied_and_the_tree_shows_their_use(
+    pool: Pool, muster: Muster, tmp_path: Path
+) -> None:
+    pool.set_up()
+    child = {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "Queue",
+        "metadata": {"name": pool.queue("green")},
+        "spec": {"parent": pool.queue("all"), "weight": 2},
+    }
+    path = file_of(tmp_path, child)
+    pool._queues.append(pool.queue("green"))
+    assert muster("apply", path, "--json").rows[0]["result"] == "created"
+    assert muster("apply", path, "--json").rows[0]["result"] == "unchanged"
+    child["spec"] = {"parent": pool.queue("all"), "weight": 3}
+    assert muster("apply", file_of(tmp_path, child), "--json").rows[0]["result"] == "configured"
+    child["spec"] = {"parent": pool.queue("nowhere")}
+    orphan = muster("apply", file_of(tmp_path, child), "--json")
+    assert (orphan.code, json.loads(orphan.err)["error"]["reason"]) == (3, "ParentNotFound")
+    pool.submit("one", pods=3)
+    pool.wait_for_phase("one", "Running")
+    rows = {row["name"]: row for row in muster("queues", "--json").rows}
+    red = rows[pool.queue("red")]
+    assert (red["admitted"], red["resources"][0]["used"]) == (1, {"nvidia.com/gpu": "3"})
+    assert rows[pool.queue("green")]["weight"] == 3.0
+    nodes = [row for row in muster("nodes", "--json").rows if row["name"].startswith(pool.namespace)]
+    assert sum(int(row["used"].get("nvidia.com/gpu", "0")) for row in nodes) == 3
+    assert sorted(name for row in nodes for name in row["pods"]) == sorted(
+        pod["metadata"]["name"] for pod in pool.pods("one")
+    )
+    pool.delete("one")
+    assert muster("delete", "queue", pool.queue("green")).code == 0
+    pool.wait("the queue is gone", lambda: pool.queue("green") not in muster("queues").out)
+
+
+def test_a_job_is_scaled_down_and_up_without_a_failure(pool: Pool, muster: Muster) -> None:
+    pool.set_up()
+    pool.submit("elastic", pods=4, failurePolicy={"maxRestarts": 0})
+    pool.wait_for_phase("elastic", "Running")
+    assert muster("scale", "elastic", "2").out == f"trainingjob {pool.namespace}/elastic: role worker has 2 replicas\n"
+    pool.wait("it runs with 2", lambda: pool.phase("elastic") == "Running" and len(pool.pods("elastic")) == 2)
+    assert muster("scale", "elastic", "worker=3").code == 0
+    pool.wait("it runs with 3", lambda: pool.phase("elastic") == "Running" and len(pool.pods("elastic")) == 3)
+    status = pool.status("elastic")
+    assert (status.get("restarts", 0), status.get("nodeLosses", 0), status.get("lastFailure")) == (0, 0, None)
+    ended = muster("scale", "elastic", "worker=90", "--json")
+    assert (ended.code, json.loads(ended.err)["error"]["reason"]) == (3, "LargerThanQuota")
+
+
+def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(
+    pool: Pool, muster: Muster
+) -> None:
+    pool.set_up(nodes=3, gpus=4)
+    pool.set_quota("red", 12)
+    pool.submit("gang", pods=2, gpus=4, failurePolicy={"maxRestarts": 0}, does={"stop_seconds": 0.5})
+    pool.wait_for_phase("gang", "Running")
+    drained = pool.nodes_of("gang")[1]
+    said = muster("drain", drained, "--wait").out.splitlines()
+    assert said == [
+        f"node {drained} is being drained; leaves: {pool.namespace}/gang",
+        f"no job is left on node {drained}",
+    ]
+    pool.wait_for_phase("gang", "Running")
+    assert drained not in pool.nodes_of("gang")
+    status = pool.status("gang")
+    assert (status["attempt"], status.get("restarts", 0), status.get("nodeLosses", 0)) == (1, 0, 0)
+    assert "Drained" in pool.events("gang")
+    state = next(line for line in muster("nodes").out.splitlines() if line.startswith(f"{drained} "))
+    assert state.split()[-1] == "draining"
+    pool.submit("next", pods=1, gpus=4)
+    pool.wait("it waits", lambda: bool(pool.waits_for("next")))
+    assert muster("undrain", drained).out == f"node {drained} takes jobs again\n"
+    pool.wait_for_phase("next", "Running")
+    assert pool.nodes_of("next") == [drained]
+    assert muster("drain", f"{pool.namespace}-n99").code == 3

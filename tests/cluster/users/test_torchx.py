@@ -1,0 +1,153 @@
+"""`torchx run -s muster` with every verb, as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+pytest.importorskip("torchx")
+
+from tests.cluster.operator.pools import Pool
+from tests.cluster.users.conftest import kubeconfig
+from torchx.runner import Runner, get_runner
+from torchx.specs import AppDef, AppHandle, AppState, Resource, Role
+
+from muster.torchx.refusal import SubmissionRefused
+
+TorchX = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def runner(pool: Pool) -> Iterator[Runner]:
+    with get_runner(muster_kubeconfig=kubeconfig(pool)) as runner:
+        yield runner
+
+
+def app(name: str, replicas: int = 2, gpus: int = 1, retries: int = 0) -> AppDef:
+    role = Role(name="worker", image="none", entrypoint="train", num_replicas=replicas, max_retries=retries)
+    role.resource = Resource(cpu=1, gpu=gpus, memMB=64)
+    return AppDef(name=name, roles=[role])
+
+
+def end_all(pool: Pool, job: str, exit_code: int = 0) -> None:
+    for index in range(len(pool.pods(job))):
+        pool.annotate(job, index, run_seconds=0, exit_code=exit_code)
+
+
+def name_of(handle: AppHandle) -> str:
+    return str(handle).rpartition(":")[2]
+
+
+def test_the_verbs_of_the_command_line(pool: Pool, torchx: TorchX) -> None:
+    pool.set_up()
+    queue = pool.queue("red")
+    shown = torchx("run", "-s", "muster", "--dryrun", "-cfg", f"queue={queue}", "utils.echo", "--msg", "hi")
+    assert shown.returncode == 0, shown.stderr
+    assert "kind: TrainingJob" in shown.stdout
+    assert pool.api.items(pool._jobs()) == []
+    ran = torchx("run", "-s", "muster", "-cfg", f"queue={queue},max_runtime=1h", "utils.echo", "--msg", "hi")
+    assert ran.returncode == 0, ran.stderr
+    handle = ran.stdout.strip().splitlines()[-1]
+    assert handle.startswith(f"muster://torchx/{pool.namespace}:echo-")
+    pool.wait_for_phase(name_of(handle), "Running")
+    assert "RUNNING" in torchx("status", handle).stdout
+    assert handle in torchx("list", "-s", "muster").stdout
+    assert "echo" in torchx("describe", handle).stdout
+    pool.plane.write_log("hi\nthere")
+    assert "hi" in torchx("log", f"{handle}/echo/0").stdout
+    assert "hi" not in torchx("log", "--regex", "^t", f"{handle}/echo/0").stdout
+    assert torchx("cancel", handle).returncode == 0
+    pool.wait_for_phase(name_of(handle), "Failed")
+    assert "CANCELLED" in torchx("status", handle).stdout
+    options = torchx("runopts", "muster").stdout
+    assert all(option in options for option in ("queue", "max_runtime", "image_pull_secrets", "run_volume", "context"))
+
+
+def test_run_with_wait_and_log_tells_the_story(pool: Pool, torchx: TorchX) -> None:
+    pool.set_up()
+    pool.plane.write_log("hello from the pod")
+    done: list[subprocess.CompletedProcess[str]] = []
+    words = ("run", "-s", "muster", "--wait", "--log", "-cfg", f"queue={pool.queue('red')}", "utils.echo")
+    thread = threading.Thread(target=lambda: done.append(torchx(*words)))
+    thread.start()
+    pool.wait("its pod runs", lambda: [pod["status"]["phase"] for pod in pool.pods()] == ["Running"])
+    (job,) = pool.api.items(pool._jobs())
+    end_all(pool, job["metadata"]["name"])
+    thread.join(timeout=100)
+    (ran,) = done
+    assert ran.returncode == 0, ran.stderr
+    told = [line for line in ran.stderr.splitlines() if "echo/0" in line]
+    assert any(line.endswith("hello from the pod") for line in told), ran.stderr
+    assert told[-1].endswith("muster: succeeded: the pod exited with code 0")
+
+
+def test_an_app_succeeds_and_its_replicas_have_places(pool: Pool, runner: Runner) -> None:
+    pool.set_up()
+    handle = str(runner.run(app("good"), "muster", {"queue": pool.queue("red"), "min_replicas": 1}))
+    pool.wait_for_phase(name_of(handle), "Running")
+    status = runner.status(handle)
+    assert status is not None
+    assert status.state == AppState.RUNNING
+    places = {replica.hostname for role in status.roles for replica in role.replicas}
+    assert places <= {pool.node(0), pool.node(1)}
+    described = runner.describe(handle)
+    assert described is not None
+    role = described.roles[0]
+    assert (role.name, role.num_replicas, role.resource.gpu) == ("worker", 2, 1)
+    assert (pool.get(name_of(handle)) or {})["spec"]["roles"][0]["minReplicas"] == 1
+    end_all(pool, name_of(handle))
+    ended = runner.wait(handle, wait_interval=0.2)
+    assert ended is not None
+    assert ended.state == AppState.SUCCEEDED
+    assert runner.describe(f"muster://torchx/{pool.namespace}:no-such-app") is None
+
+
+def test_a_failed_app_tells_which_replica_failed(pool: Pool, runner: Runner) -> None:
+    pool.set_up()
+    handle = str(runner.run(app("bad"), "muster", {"queue": pool.queue("red")}))
+    pool.wait_for_phase(name_of(handle), "Running")
+    pool.annotate(name_of(handle), 1, run_seconds=0, exit_code=7)
+    status = runner.wait(handle, wait_interval=0.2)
+    assert status is not None
+    assert status.state == AppState.FAILED
+    assert "exited with code 7" in status.msg
+
+
+def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
+    from muster.kubernetes.access import Target
+    from muster.torchx.kubernetes import KubernetesScheduler
+
+    pool.set_up()
+    handle = str(runner.run(app("gone"), "muster", {"queue": pool.queue("red")}))
+    scheduler = KubernetesScheduler("session", Target(kubeconfig(pool)))
+    scheduler._delete_existing(handle.rpartition("/")[2])
+    pool.wait("it is gone", lambda: pool.get(name_of(handle)) is None)
+    assert runner.status(handle) is None
+
+
+def test_what_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> None:
+    pool.set_up()
+    for asked, cfg, told in (
+        (app("a"), {"queue": pool.queue("rde")}, f"did you mean '{pool.queue('red')}'"),
+        (app("a", replicas=9), {"queue": pool.queue("red")}, "the largest that fits is 8 pods"),
+        (app("a"), {"queue": pool.queue("red"), "topology": "rak"}, "did you mean 'rack'?"),
+    ):
+        with pytest.raises(SubmissionRefused) as refused:
+            runner.run(asked, "muster", cfg)
+        assert told in str(refused.value)
+    assert pool.api.items(pool._jobs()) == []
+
+
+def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, runner: Runner) -> None:
+    from muster.documents import load_documents
+    from muster.spec import TrainingJob
+    from muster_components.train import fsdp
+
+    pool.set_up(nodes=1, gpus=4)
+    component = fsdp(model="gpt:1m", data="/data", steps=1, j="2x4", image="none")
+    (job,) = load_documents(str(runner.dryrun(component, "muster", {"queue": pool.queue("red")})))
+    assert isinstance(job, TrainingJob)
+    assert job.spec.roles[0].template.spec.containers[0].resources.limits == {"nvidia.com/gpu": "4"}
