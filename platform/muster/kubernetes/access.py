@@ -155,7 +155,7 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
     data, file = cluster.get("certificate-authority-data"), cluster.get("certificate-authority")
     tls = ssl.create_default_context(
         cafile=None if data or not file else str(cluster[""] / file),
-        cadata=base64.b64decode(data).decode() if data else None,
+        cadata=_decoded(data).decode() if data else None,
     )
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
@@ -171,8 +171,12 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
 def _bytes(user: Mapping[str, Any], name: str) -> bytes | None:
     """What a user has in the kubeconfig itself, or in a file beside it."""
     if user.get(f"{name}-data"):
-        return base64.b64decode(user[f"{name}-data"])
+        return _decoded(user[f"{name}-data"])
     return (user[""] / user[name]).read_bytes() if user.get(name) else None
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode("".join(str(text).split()), validate=True)
 
 
 def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:

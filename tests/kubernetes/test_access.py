@@ -1,0 +1,134 @@
+"""Which cluster a kubeconfig means, and who one is there."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from muster.errors import ClusterError, NotFound
+from muster.kubernetes.access import Access, Target, find_access
+
+PLAIN = {
+    "current-context": "one",
+    "contexts": [
+        {"name": "one", "context": {"cluster": "a", "user": "token", "namespace": "team-a"}},
+        {"name": "two", "context": {"cluster": "b", "user": "basic"}},
+        {"name": "three", "context": {"cluster": "b", "user": "nobody"}},
+        {"name": "broken", "context": {"cluster": "no-such", "user": "token"}},
+    ],
+    "clusters": [
+        {"name": "a", "cluster": {"server": "http://a:8080/"}},
+        {"name": "b", "cluster": {"server": "http://b:8080", "proxy-url": "http://proxy:3128", "tls-server-name": "c"}},
+    ],
+    "users": [
+        {"name": "token", "user": {"token": "t0ken", "as": "somebody"}},
+        {"name": "basic", "user": {"username": "me", "password": "secret"}},
+    ],
+}
+
+
+def written(folder: Path, document: object, name: str = "config") -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def access(path: str, context: str | None = None) -> Access:
+    return find_access(Target(path, context), {})
+
+
+def test_the_current_context_is_meant_unless_another_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN)
+    one, two = access(path), access(path, "two")
+    assert (one.server, one.namespace, one.context, one.tls) == ("http://a:8080", "team-a", "one", None)
+    assert (two.server, two.namespace, two.proxy, two.server_name) == (
+        "http://b:8080", "default", "http://proxy:3128", "c",
+    )  # fmt: skip
+
+
+def test_who_one_is_goes_into_the_headers(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN)
+    assert access(path).headers() == {"Authorization": "Bearer t0ken", "Impersonate-User": "somebody"}
+    assert access(path, "two").headers() == {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
+    assert access(path, "three").headers() == {}
+
+
+def test_a_token_in_a_file_beside_the_kubeconfig_is_read_anew_each_time(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first\n")
+    document = {**PLAIN, "users": [{"name": "token", "user": {"tokenFile": "token"}}]}
+    found = access(written(tmp_path, document))
+    assert found.headers() == {"Authorization": "Bearer first"}
+    (tmp_path / "token").write_text("second\n")
+    assert found.headers() == {"Authorization": "Bearer second"}
+
+
+def test_of_several_files_the_first_that_names_a_thing_wins(tmp_path: Path) -> None:
+    first = written(tmp_path, {"current-context": "two", "clusters": [PLAIN["clusters"][1]]}, "first")
+    second = {**PLAIN, "clusters": [{"name": "b", "cluster": {"server": "http://never"}}]}
+    both = os.pathsep.join([first, str(tmp_path / "missing"), written(tmp_path, second, "second")])
+    found = find_access(Target(), {"KUBECONFIG": both})
+    assert (found.context, found.server) == ("two", "http://b:8080")
+
+
+@pytest.mark.parametrize(
+    ("context", "reason", "told"),
+    [
+        ("prod", "NoSuchContext", "context 'prod' does not exist in "),
+        ("broken", "BadKubeconfig", "context 'broken' names cluster 'no-such', which has no server"),
+    ],
+)
+def test_what_a_kubeconfig_lacks_is_named(tmp_path: Path, context: str, reason: str, told: str) -> None:
+    with pytest.raises((ClusterError, NotFound)) as error:
+        access(written(tmp_path, PLAIN), context)
+    assert error.value.reason == reason
+    assert told in str(error.value)
+
+
+def test_the_contexts_that_there_are_are_told(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there are: broken, one, three, two"):
+        access(written(tmp_path, PLAIN), "prod")
+    with pytest.raises(NotFound, match="has no current context; there are: none"):
+        access(written(tmp_path, {}))
+
+
+@pytest.mark.parametrize("text", ["[1", "3", "contexts: [1]", "clusters: [{}]", "\x00"])
+def test_what_is_no_kubeconfig_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    with pytest.raises(ClusterError) as error:
+        access(str(path))
+    assert error.value.reason == "BadKubeconfig"
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("data", ["###", base64.b64encode(b"no certificate").decode()])
+def test_a_broken_certificate_is_told_with_its_context(tmp_path: Path, data: str) -> None:
+    cluster = {"server": "https://a", "certificate-authority-data": data}
+    document = {**PLAIN, "clusters": [{"name": "a", "cluster": cluster}]}
+    with pytest.raises(ClusterError, match="context 'one'") as error:
+        access(written(tmp_path, document))
+    assert error.value.reason == "BadKubeconfig"
+
+
+def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ClusterError, match="--kubeconfig FILE or KUBECONFIG") as error:
+        find_access(Target(), {})
+    assert error.value.reason == "NoKubeconfig"
+    with pytest.raises(ClusterError, match="/no/such"):
+        find_access(Target(), {"KUBECONFIG": "/no/such"})
+
+
+def test_whoever_logs_in_by_a_program_gets_its_token(tmp_path: Path) -> None:
+    pytest.importorskip("kubernetes")
+    program = tmp_path / "login"
+    answer = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "fresh"}}'
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "interactiveMode": "Never"}
+    document = {**PLAIN, "users": [{"name": "token", "user": {"exec": login}}]}
+    assert access(written(tmp_path, document)).headers() == {"Authorization": "Bearer fresh"}

@@ -1,0 +1,121 @@
+"""What the API server sends, in our words: refusals, nodes, Events, logs that go on where they broke off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.cluster import NodeView
+from muster.documents import load_documents
+from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
+from muster.kubernetes.connection import refusal
+from muster.kubernetes.logs import _Place, _stamped
+from muster.kubernetes.reading import event_row, manifest, node_view, read
+from muster.model import Resources, Taint
+from muster.spec import TrainingJob
+
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
+
+
+def status(**fields: Any) -> bytes:
+    return json.dumps({"kind": "Status", "status": "Failure", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "kind", "reason"),
+    [
+        (401, status(reason="Unauthorized"), ClusterError, "Unauthorized"),
+        (403, status(reason="Forbidden", message="no"), Refused, "Forbidden"),
+        (404, b"404 page not found\n", ClusterError, "NotInstalled"),
+        (404, status(reason="NotFound", details={"name": "x"}), NotFound, "NotFound"),
+        (409, status(reason="AlreadyExists"), Conflict, "AlreadyExists"),
+        (409, status(reason="Conflict"), Conflict, "Conflict"),
+        (400, status(reason="BadRequest", message="unknown field"), InvalidSpec, "Invalid"),
+        (500, b"\xff", ClusterError, "ApiError"),
+        (502, b"[1]", ClusterError, "ApiError"),
+    ],
+)
+def test_every_answer_is_one_kind_of_error(code: int, answer: bytes, kind: type, reason: str) -> None:
+    error = refusal(code, answer, "GET", JOBS)
+    assert (type(error), error.reason) == (kind, reason)
+
+
+def test_all_causes_of_an_invalid_object_are_told_with_their_fields() -> None:
+    causes = [
+        {"field": "spec.roles[0].replicas", "message": "Invalid value: 0: should be at least 1"},
+        {"field": "spec", "message": "Invalid value: roles: none is essential"},
+        {"field": "<nil>"},
+    ]
+    error = refusal(422, status(reason="Invalid", message="long", details={"causes": causes}), "POST", JOBS)
+    assert str(error) == (
+        "spec.roles[0].replicas: Invalid value: 0: should be at least 1; spec: Invalid value: roles: none is essential"
+    )
+    assert error.field == "spec.roles[0].replicas"
+
+
+def test_a_node_is_read_with_its_taints_and_odd_amounts_count_as_nothing() -> None:
+    node = {
+        "metadata": {"name": "n0", "labels": {"a": "b"}},
+        "spec": {"unschedulable": True, "taints": [{"key": "muster.dev/drain", "effect": "NoSchedule"}]},
+        "status": {
+            "allocatable": {"cpu": "500m", "pods": "110", "example.com/odd": "many"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+    amounts = Resources.of({"cpu": 500, "pods": 110})
+    taints = (Taint("muster.dev/drain"),)
+    assert node_view(node) == NodeView("n0", amounts, {"a": "b"}, taints, ready=True, cordoned=True)
+    assert node_view({"metadata": {"name": "n1"}}).ready is False
+
+
+def test_events_of_both_kinds_are_rows() -> None:
+    new = {"metadata": {}, "eventTime": "2026-01-01T00:00:00.500000Z", "reason": "Admitted", "message": "m"}
+    assert event_row(new) == {"at": 1767225600.5, "type": "Normal", "reason": "Admitted", "message": "m", "count": 1}
+    old = {"metadata": {}, "lastTimestamp": "2026-01-01T00:00:00Z", "count": 4, "type": "Warning"}
+    assert (event_row(old)["at"], event_row(old)["count"], event_row(old)["type"]) == (1767225600.0, 4, "Warning")
+
+
+def test_what_is_sent_is_what_was_written_and_nothing_of_the_server() -> None:
+    text = "{apiVersion: muster.dev/v1alpha1, kind: TrainingJob, metadata: {name: a, uid: x, labels: {b: c}}, spec: {roles: [{name: w, template: {spec: {containers: [{image: i}]}}}]}}"  # noqa: E501
+    (job,) = load_documents(text)
+    assert manifest(job, "team") == {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "a", "namespace": "team", "labels": {"b": "c"}},
+        "spec": {"roles": [{"name": "w", "template": {"spec": {"containers": [{"image": "i"}]}}}]},
+    }
+
+
+def test_an_object_of_a_newer_version_is_named() -> None:
+    with pytest.raises(ClusterError, match=r"TrainingJob 'a' cannot be read by this version of Muster: spec"):
+        read(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
+
+
+STAMPS = st.lists(st.integers(0, 5), max_size=12).map(sorted)
+
+
+@given(STAMPS, st.integers(0, 12))
+def test_a_log_that_breaks_off_goes_on_without_a_gap_or_a_line_twice(stamps: list[int], broke_at: int) -> None:
+    """The server sends again everything from the second of the newest line on."""
+    log = [(float(stamp), f"line {number}") for number, stamp in enumerate(stamps)]
+    place = _Place()
+    read_first = list(place.unread(iter(log[:broke_at])))
+    since = place.at
+    again = [entry for entry in log if since is None or entry[0] >= since]
+    assert [*read_first, *place.unread(iter(again))] == log
+
+
+@pytest.mark.parametrize(
+    ("line", "at", "text"),
+    [
+        ("2026-01-01T00:00:00.123456789Z hello  world", 1767225600.123456789, "hello  world"),
+        ("2026-01-01T01:00:00+01:00 ", 1767225600.0, ""),
+        ("no stamp", None, "no stamp"),
+    ],
+)
+def test_a_line_comes_with_its_time(line: str, at: float | None, text: str) -> None:
+    assert _stamped(line) == (at, text)
