@@ -10,7 +10,7 @@ from tests.operator.objects import job_document, job_seen, node_seen, pod_seen, 
 
 from muster import spec
 from muster.cluster import World
-from muster.model import Resources
+from muster.model import Resources, Taint
 from muster_operator.dryrun import judged
 from muster_operator.sight.amounts import asks_for
 from muster_operator.sight.jobs import KnownJob, Verdict
@@ -92,6 +92,17 @@ def test_a_node_is_given_up_only_while_nobody_knows_what_it_does(ready: str, sin
     seen.nodes.put(node_seen(ready=ready))
     (view,) = seen.observe().nodes
     assert (view.ready, view.not_ready_since) == (ready == "True", since)
+
+
+def test_what_the_control_plane_taints_passes_and_what_people_taint_stays() -> None:
+    seen, _ = sight()
+    own = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    stays = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
+    seen.nodes.put(node_seen(taints=[own, stays]))
+    seen.nodes.put(node_seen("n2", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]))
+    first, second = seen.observe().nodes
+    assert (first.taints, first.cordoned) == ((Taint("node.kubernetes.io/out-of-service", "x", "NoExecute"),), False)
+    assert (second.taints, second.cordoned) == ((), True)
 
 
 def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> None:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 from muster.cluster import NodeView
 from muster.model import Resources, Taint
+from muster_operator.sight import shapes
 from muster_operator.sight.amounts import amounts
 from muster_operator.sight.shapes import Node
 from muster_operator.sight.shelf import Shelf
 from muster_operator.sight.times import seconds
 
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+_OF_NODES = "node.kubernetes.io/"
+_TOLD_OTHERWISE = frozenset(_OF_NODES + name for name in ("unschedulable", "not-ready", "unreachable"))
+_PRESSURE = frozenset(
+    _OF_NODES + name for name in ("memory-pressure", "disk-pressure", "pid-pressure", "network-unavailable")
+)
 
 
 @dataclass(slots=True)
@@ -95,25 +101,26 @@ class Nodes:
 
 
 def node_view(node: Node) -> NodeView:
-    """The node without foreign pods. Since when it is unknown counts only if nobody can tell what it does."""
+    """The node without foreign pods. Since when it is unknown counts only if nobody can tell what it does.
+
+    What the control plane itself taints passes: a node under pressure is as good as cordoned, and one that is cordoned
+    or not ready says so by other means. The planner would take a taint for a reason why pods can never be there.
+    """
     ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
     unknown = ready is not None and ready.status == "Unknown"
     return NodeView(
         name=node.metadata.name,
         allocatable=amounts(node.status.allocatable),
         labels=node.metadata.labels,
-        taints=tuple(_taint(taint.key, taint.value, taint.effect) for taint in node.spec.taints),
+        taints=tuple(_taint(one) for one in node.spec.taints if one.key not in _TOLD_OTHERWISE | _PRESSURE),
         ready=ready is not None and ready.status == "True",
-        cordoned=node.spec.unschedulable,
+        cordoned=node.spec.unschedulable or any(one.key in _PRESSURE for one in node.spec.taints),
         not_ready_since=seconds(ready.last_transition_time) if ready is not None and unknown else None,
     )
 
 
-def _taint(key: str, value: str, effect: str) -> Taint:
-    from typing import Literal
-
-    assert effect in _EFFECTS, effect
-    return Taint(key, value, cast(Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], effect))
+def _taint(taint: shapes.Taint) -> Taint:
+    return Taint(taint.key, taint.value, cast(Effect, taint.effect))
 
 
 def _same(a: Node, b: Node) -> bool:

@@ -13,7 +13,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
 KWOK = "kwok.muster.dev/"
-WAIT_S = 90.0
+WAIT_S = 60.0
 
 
 class Pool:
