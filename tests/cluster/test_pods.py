@@ -139,7 +139,9 @@ def test_nothing_happens_to_the_pods_of_a_stopped_kubelet(pods: Pods, add_nodes:
     pods.plane.stop_kubelet(node)
     pods.plane.set_ready(node, "Unknown")
     pods.delete("a")
-    # The scheduler avoids a node that is not Ready, so b lands on the other one, and what stops b would stop a.
+    path = f"/api/v1/nodes/{node}"
+    pods.plane.wait_for("the scheduler avoids the node", lambda: "taints" in pods.plane.api.get(path)["spec"])
+    # So b lands on the other node, and what stops b would stop a.
     pods.create("b")
     assert pods.reach("b", "Running")["spec"]["nodeName"] == "other-0"
     pods.delete("b")
