@@ -178,6 +178,28 @@ def test_a_hold_expires() -> None:
     assert (verdict.status.hold, events(verdict)) == (None, ["HoldExpired"])
 
 
+ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers": [{}]}}}]
+
+
+@pytest.mark.parametrize(
+    ("edited", "kept"),
+    [
+        (job(), True),
+        (job(5, least=4), True),
+        (job(flavors=["a100", "h200"]), True),
+        (job(queue="elsewhere"), True),
+        (job(2), False),
+        (job(flavors=["a100"]), False),
+        (job(roles=ELSEWHERE), False),
+    ],
+)  # fmt: skip
+def test_a_hold_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
+    hold = spec.HoldStatus(placement=admitted().status.placement, expires_at=NOW + 100)
+    one = with_status(edited, look(job()).status.model_copy(update={"hold": hold}))
+    verdict = look(one)
+    assert (verdict.status.hold is not None, events(verdict)) == (kept, [] if kept else ["HoldLost"])
+
+
 def test_cancel_is_for_good() -> None:
     one = running()
     verdict = look(with_status(job(cancel=True), one.status), pods_of(one))

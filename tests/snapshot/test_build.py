@@ -8,6 +8,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
 from muster.cluster import DRAIN, NodeView, PodView, World
+from muster.engine import replay
 from muster.lifecycle import moves, pod_name
 from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Taint, Topology
 from muster.snapshot import Built, Cache, build
@@ -140,6 +141,13 @@ def test_an_expired_hold_holds_nothing() -> None:
 def test_an_admitted_gang_takes_its_placement_before_its_pods_exist() -> None:
     running = snapshot(admitted("a")).running[0]
     assert (running.placement, running.admitted_at, running.state) == (PLACED, NOW - 5, "admitted")
+
+
+def test_a_role_that_was_edited_away_under_an_admitted_gang_breaks_no_plan() -> None:
+    one, other = admitted("a"), named("b", roles=[named("b").spec.roles[0].model_copy(update={"name": "worker"})])
+    seen = snapshot(one.model_copy(update={"spec": other.spec}))
+    assert [running.placement for running in seen.running] == [()]
+    assert replay(seen) == ()
 
 
 def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:

@@ -25,7 +25,7 @@ from muster.lifecycle.conditions import (
 )
 from muster.lifecycle.failure import is_gone
 from muster.lifecycle.judge import Ruling, completed, judge
-from muster.lifecycle.places import Seat, pod_name, seats, without_nodes
+from muster.lifecycle.places import Seat, is_wanted, pod_name, seats, without_nodes
 from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
 from muster.spec import CheckpointStatus, RoleStatusPlacement, TrainingJob
 
@@ -164,7 +164,10 @@ class _Life:
         self._delete(self.sight.pods)
         status, now = self.status, self.sight.now
         if status.hold is not None:
-            if now >= status.hold.expires_at:
+            if not is_wanted(status.hold.placement, self.job.spec):
+                self.status = moves.drop_hold(status)
+                self._event("Normal", "HoldLost", "the room held for it was given back: its roles were edited")
+            elif now >= status.hold.expires_at:
                 self.status = moves.drop_hold(status)
                 self._event("Warning", "HoldExpired", "the room held for it was given back: it could not start in time")
             else:

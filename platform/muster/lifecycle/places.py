@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from muster.model import Placement, RolePlacement
-from muster.spec import NodeShare, RoleStatusPlacement
+from muster.spec import NodeShare, RoleStatusPlacement, TrainingJobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,19 @@ def without_nodes(placement: Iterable[RoleStatusPlacement], gone: frozenset[str]
         for part in from_status(placement)
     )
     return to_status(tuple(part for part in left if part.nodes))
+
+
+def is_wanted(placement: Iterable[RoleStatusPlacement], wanted: TrainingJobSpec) -> bool:
+    """Whether the spec still has every role of a placement, lets it have as many pods, and on that flavor."""
+    roles = {role.name: role for role in wanted.roles}
+    for part in from_status(placement):
+        role = roles.get(part.role)
+        if role is None or part.replicas > role.replicas:
+            return False
+        flavors = role.flavors or wanted.flavors
+        if flavors and part.flavor not in flavors:
+            return False
+    return True
 
 
 def describe(placement: Iterable[RoleStatusPlacement]) -> str:

@@ -109,7 +109,9 @@ def namespace(job: spec.TrainingJob) -> str:
 
 def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang) -> Running:
     status = job.status
-    placement = from_status(status.placement)
+    roles = {role.name for role in gang.roles}
+    # Who edits roles away under an admitted gang has it torn down; what its pods asked for nobody knows any more.
+    placement = tuple(part for part in from_status(status.placement) if part.role in roles)
     stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in LIVE_PHASES]
     taken = _union(placement, stale) if stale else placement
     resizing = taken != placement
