@@ -1,6 +1,7 @@
 """The observer: a process that watches etcd, judges everything it sees, and reports what breaks a promise.
 
-    python -m tests.cluster.chaos.observer --etcd http://127.0.0.1:2379 --report violations.jsonl
+    python -m tests.cluster.chaos.observer --etcd http://127.0.0.1:2379 --report violations.jsonl --record history.gz
+    python -m tests.cluster.chaos.observer --replay history.gz --report violations.jsonl
 
 SIGTERM: see everything up to now, judge the end, write the summary (the report's last line), and leave with 1 if there
 was a violation, else 0. SIGINT: the same without judging the end. One line of JSON for each violation, with the objects
@@ -10,6 +11,7 @@ that show it and their resourceVersions.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import queue
 import signal
@@ -17,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -25,6 +28,7 @@ from tests.cluster.chaos.etcd import Etcd
 from tests.cluster.chaos.judge.judge import Judge
 from tests.cluster.chaos.judge.violation import Violation
 from tests.cluster.chaos.judge.world import Event
+from tests.cluster.chaos.records import read, write
 
 TICK_S = 0.5
 BEHIND_S = 2.0  # what should have happened by now is not judged while we are further behind than this
@@ -33,9 +37,10 @@ BEHIND_S = 2.0  # what should have happened by now is not judged while we are fu
 class Observer:
     """Feeds a judge from etcd until told to stop."""
 
-    def __init__(self, etcd: Etcd, report: TextIO) -> None:
+    def __init__(self, etcd: Etcd, report: TextIO, record: TextIO | None = None) -> None:
         self._etcd = etcd
         self._report = report
+        self._record = record
         self._events: queue.Queue[Event | Exception] = queue.Queue()
         self._judge = Judge(self._shout)
         self._seen: Counter[str] = Counter()
@@ -79,7 +84,19 @@ class Observer:
         if isinstance(event, Exception):
             raise event
         self._seen[event.kind] += 1
+        if self._record is not None:
+            write(event, self._record)
         self._judge.see(event)
+
+    def replay(self, record: TextIO) -> int:
+        """Judge a recorded history, the end of which is not the end of the run. Return the exit code."""
+        ticked_at = 0.0
+        for event in read(record):
+            if event.at - ticked_at >= TICK_S:
+                ticked_at = event.at
+                self._judge.tick(event.at)
+            self._see(event)
+        return self._finish()
 
     def _tick(self, now: float) -> None:
         """What was committed until now may still wait to be read, so nothing is late while a lot does."""
@@ -117,11 +134,19 @@ class Observer:
 def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.chaos.observer", description=__doc__.splitlines()[0])
-    parser.add_argument("--etcd", required=True, metavar="URL")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--etcd", metavar="URL")
+    source.add_argument("--replay", type=Path, metavar="FILE", help="a recorded history")
     parser.add_argument("--report", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep everything that is seen, compressed")
     asked = parser.parse_args()
-    with asked.report.open("w") as report:
-        observer = Observer(Etcd(asked.etcd), report)
+    with ExitStack() as stack:
+        report = stack.enter_context(asked.report.open("w"))
+        if asked.replay:
+            history = stack.enter_context(gzip.open(asked.replay, "rt"))
+            return Observer(Etcd(""), report).replay(history)
+        record = stack.enter_context(gzip.open(asked.record, "wt", 1)) if asked.record else None
+        observer = Observer(Etcd(asked.etcd), report, record)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, observer.stop)
         return observer.run()

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.cluster.chaos.judge.objects import Job, Pod
+from tests.cluster.chaos.judge.quota import Cell
 from tests.cluster.chaos.judge.world import World, demand, total
 
 Finding = tuple[str, str, str, tuple[tuple[str, str], ...]]
 FOREIGN_MEMORY_S = 10.0
+GPU = "nvidia.com/gpu"
 
 
 class Room:
@@ -54,9 +56,11 @@ class Room:
         charges = world.charges(at, but=job.uid)
         reasons = [tree.refuses(job.queue, asked, charges) for tree in world.recent_trees(at)]
         if all(reasons):
-            charged = {queue: {f"{f}/{r}": v / 1000 for (f, r), v in c.items()} for queue, c in charges.items()}
-            message = f"admitted, but {reasons[0]}; charged are {charged}"
-            shown = (("TrainingJob", job.key), *(("Queue", name) for name in sorted(world.queues)))
+            others = [other for other in world.jobs.values() if other.uid != job.uid]
+            bills = {other.key: _bill(world, other, asked, at) for other in others}
+            message = f"admitted, but {reasons[0]}; charged are {', '.join(bill for bill in bills.values() if bill)}"
+            payers = (("TrainingJob", key) for key, bill in bills.items() if bill)
+            shown = (("TrainingJob", job.key), *(("Queue", name) for name in sorted(world.queues)), *payers)
             yield "admitted within quota", job.key, message, shown
 
     def _nodes(self, world: World, job: Job, at: float) -> Iterator[Finding]:
@@ -83,3 +87,10 @@ class Room:
                     message = f"{node} is booked for {amount / 1000:g} of {room.get(name, 0) / 1000:g} {name}"
                     shown = (("TrainingJob", job.key), ("Node", node), *dict.fromkeys(tenants[node]))
                     yield "no node is booked twice", node, message, shown
+
+
+def _bill(world: World, job: Job, asked: Counter[Cell], at: float) -> str:
+    """What a job is charged of what somebody else asks for; "" for nothing."""
+    charge = world.charge_of(job, at)
+    parts = [f"{charge[cell] / 1000:g}" for cell in sorted(asked) if cell[1] == GPU and charge[cell]]
+    return f"{job.key} ({job.queue}, {job.phase}): {'+'.join(parts)}" if parts else ""

@@ -1,0 +1,1 @@
+"""What submits, breaks and mends, by a seed. `story.py` tells it in order."""
