@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# A job's life with nothing but kubectl, in a cluster that has Muster (docs/install.md) and a flavor `default`.
+# Everything lies in a namespace and two queues of its own, which are deleted at the end.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+act() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+job() { kubectl --namespace muster-example "$@"; }
+clean_up() {
+  kubectl delete --ignore-not-found --timeout=120s namespace muster-example > /dev/null
+  kubectl delete --ignore-not-found --timeout=120s -f queue.yaml -f later.yaml > /dev/null
+}
+trap clean_up EXIT
+
+act "A namespace, and a queue for it"
+kubectl create namespace muster-example
+kubectl apply -f queue.yaml
+kubectl get mq muster-example
+
+act "A job of two pods: it is admitted whole, and runs"
+kubectl apply -f first.yaml
+job wait tj/first --for=condition=PodsReady --timeout=300s
+job get tj,pods
+job describe tj first | sed -n '/^Events/,$p'
+
+act "Suspended, it gives its room back; then it goes on"
+job patch tj first --type=merge -p '{"spec": {"suspend": true}}'
+job wait tj/first --for=condition=Suspended --timeout=120s
+job get tj first
+job patch tj first --type=merge -p '{"spec": {"suspend": false}}'
+job wait tj/first --for=condition=Complete --timeout=300s
+job logs --selector=muster.dev/job=first --container=main --prefix
+
+act "What one object shows wrong, the API server refuses"
+if kubectl apply -f wrong.yaml; then
+  echo "it was accepted" >&2
+  exit 1
+fi
+
+act "A queue that is not there heals when it comes"
+kubectl apply -f second.yaml
+job wait tj/second --for=jsonpath='{.status.reason}'=QueueNotFound --timeout=120s
+job get tj second -o jsonpath='{.status.conditions[?(@.type=="Admitted")].message}{"\n"}'
+kubectl apply -f later.yaml
+job wait tj/second --for=condition=Complete --timeout=300s
+job get tj
+
+act "Deleted, jobs take their pods along"
+job delete tj --all --timeout=120s
+job wait pods --all --for=delete --timeout=120s
+echo "nothing is left"
