@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from muster import model
@@ -112,14 +113,15 @@ def _labels(connection: Connection, namespace: str) -> Mapping[str, str] | None:
 
 
 def _first_nodes(connection: Connection) -> list[NodeView] | None:
-    """All nodes, if they may be read and are few, as they would be on a good day; else None."""
+    """All nodes, if they may be read and are few; else None. Those that are down, cordoned or drained count as there:
+    only what cannot heal is refused."""
     try:
         page = connection.get(paths.NODES, {"limit": str(MOST_NODES)})
     except Refused:
         return None
     if page["metadata"].get("continue"):
         return None
-    return [node_view({**node, "spec": {**node.get("spec", {}), "unschedulable": False}}) for node in page["items"]]
+    return [replace(node_view(node), ready=True, cordoned=False, taints=()) for node in page["items"]]
 
 
 def _everybodys_jobs(connection: Connection) -> list[TrainingJob]:

@@ -160,7 +160,7 @@ def test_a_job_is_scaled_down_and_up_without_a_failure(pool: Pool, muster: Muste
 
 
 def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(
-    pool: Pool, muster: Muster
+    pool: Pool, muster: Muster, tmp_path: Path
 ) -> None:
     pool.set_up(nodes=3, gpus=4)
     pool.set_quota("red", 12)
@@ -179,6 +179,8 @@ def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_
     assert "Drained" in pool.events("gang")
     state = next(line for line in muster("nodes").out.splitlines() if line.startswith(f"{drained} "))
     assert state.split()[-1] == "draining"
+    submitted = muster("submit", file_of(tmp_path, pool.job("next", pods=3, gpus=4)), "--dry-run")
+    assert submitted.code == 0, "a drained node comes back, so nothing is too large for good"
     pool.submit("next", pods=1, gpus=4)
     pool.wait("it waits", lambda: bool(pool.waits_for("next")))
     assert muster("undrain", drained).out == f"node {drained} takes jobs again\n"
