@@ -98,8 +98,7 @@ class Operator:
         while True:
             if self._election is not None:
                 await self._election.leading.wait()
-                if not self._watching.missing():
-                    self._watching.start()  # what a standby has seen may be late
+                self._watching.start()  # what was seen so far may lack what the last holder wrote
             await self._watching.synced()
             self._outbox.clear()
             await self._leader.lead()

@@ -31,6 +31,7 @@ _REFUSALS = frozenset({400, 403, 404, 413, 422})
 _AGAIN_S = 15.0  # how often refused templates are tried anew
 _RETRY_S = 2.0
 _AT_ONCE = 8
+_MOST = 20_000
 _READ_BACK = ("containers", "initContainers", "overhead", "nodeSelector", "affinity", "tolerations",
               "terminationGracePeriodSeconds")  # fmt: skip
 _BY_DEFAULT = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
@@ -88,7 +89,10 @@ class DryRuns:
                     await asyncio.sleep(_RETRY_S)
         finally:
             del self._asking[key]
-        before, self._verdicts[key] = self._verdicts.get(key), verdict
+        before = self._verdicts.get(key)
+        if len(self._verdicts) >= _MOST:
+            self._verdicts.clear()  # only costs asking again
+        self._verdicts[key] = verdict
         if verdict != before:
             self.learned(*key)
 

@@ -26,6 +26,7 @@ _AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
 _REFUSED_AGAIN_S = 5.0  # for whoever may mend what the API server refuses
 _TROUBLE_S = (0.2, 15.0)
 _LONGEST_PAUSE_S = 60.0
+_LONGEST_REST_S = 0.2
 _BEGIN_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
 _WRITE_SHARE = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
 
@@ -36,6 +37,7 @@ class Term:
 
     engine: Engine = field(default_factory=lambda: Engine(None))
     last: Round | None = None
+    rest_s: float = 0.0  # from the begin of one round to the next, at least: news come in crowds
     troubles: int = 0
 
 
@@ -59,9 +61,11 @@ class Leader:
         try:
             while self._may_write():
                 self.changed.clear()
+                began = time.monotonic()
                 pause_s = await self._round(term)
                 if pause_s > 0:
                     await self._sleep(pause_s)
+                await asyncio.sleep(max(0.0, began + term.rest_s - time.monotonic()))
         finally:
             self.term = None
 
@@ -76,7 +80,7 @@ class Leader:
         if outcome.trouble is not None:
             return 0.0 if isinstance(outcome.trouble, Fenced) else self._in_trouble(term, outcome.trouble)
         term.troubles = 0
-        if outcome.conflicts:
+        if outcome.conflicts or outcome.refused:
             self._metrics.conflicts.add(outcome.conflicts)
             return _AFTER_CONFLICT_S
         if outcome.unwritten:
@@ -93,11 +97,11 @@ class Leader:
         decided = time.monotonic()
         self._metrics.rounds.add()
         self._metrics.plan_s.observe(decided - began)
-        term.last = round_
+        term.last, term.rest_s = round_, min(_LONGEST_REST_S, 2.0 * (decided - began))
         try:
             patience_s = max(_BEGIN_WITHIN_S, _WRITE_SHARE * (decided - began))
             outcome = await self._writer.carry_out(round_.phases, patience_s)
-            term.engine.recheck(outcome.unwritten)
+            term.engine.recheck(outcome.unwritten - outcome.later)
         except BaseException:
             term.engine.recheck()
             raise

@@ -43,6 +43,7 @@ from muster_operator.sight.world import Sight
 
 _LOG = logging.getLogger("muster.operator")
 _REFUSALS = frozenset({400, 403, 404, 413, 422})
+_SERVED_MOST = 50_000
 
 
 class _Written(msgspec.Struct):
@@ -65,6 +66,7 @@ class Outcome:
     unwritten: set[str] = field(default_factory=set)
     later: set[str] = field(default_factory=set)  # jobs with a pod that the API server refuses for now
     conflicts: int = 0
+    refused: int = 0  # objects that the API server refuses as they are
     trouble: ClusterError | None = None  # the API server could not be reached, or may not be written to
 
     @property
@@ -123,8 +125,13 @@ class Writer:
                     outcome.conflicts += 1
                     outcome.unwritten.add(item.job_uid)
             except ClusterError as error:
-                outcome.trouble = error
                 outcome.unwritten.add(item.job_uid)
+                if isinstance(error, ApiError) and error.code in _REFUSALS - {403}:  # of this object alone
+                    _LOG.error("write refused", extra={"job": item.job_uid, "why": str(error)})
+                    outcome.refused += 1
+                    outcome.later.add(item.job_uid)
+                else:
+                    outcome.trouble = error
 
     # ---- one object
 
@@ -161,8 +168,6 @@ class Writer:
         except ApiError as error:
             if error.code in (404, 409):
                 return False
-            if error.code == 422:
-                _LOG.error("status refused", extra={"job": known.job.metadata.name, "why": error.message})
             raise
         self.sight.jobs.wrote(write.job_uid, write.status, _version(answer))
         self.wrote(known.job, write.status)
@@ -231,6 +236,8 @@ class Writer:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
+        if len(self._served) >= _SERVED_MOST:
+            self._served.clear()  # only costs asking again
         self._served.add(known.uid)
 
     async def _create(self, known: KnownJob, write: CreatePod, outcome: Outcome) -> None:

@@ -171,6 +171,15 @@ class Pool:
         """Wait until a job is in this phase."""
         self.wait(f"{name} is {phase}", lambda: self.phase(name) == phase)
 
+    def wait_for_attempt(self, name: str, attempt: int) -> None:
+        """Wait until a job runs in this attempt."""
+
+        def runs() -> bool:
+            status = self.status(name)
+            return status.get("phase") == "Running" and status.get("attempt", 0) == attempt
+
+        self.wait(f"{name} runs in attempt {attempt}", runs)
+
     def wait_for_reason(self, name: str, reason: str) -> str:
         """Wait until a job waits for this reason; the sentence that goes with it."""
         self.wait(f"{name} waits: {reason}", lambda: self.waits_for(name) == reason)

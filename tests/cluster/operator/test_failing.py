@@ -49,6 +49,9 @@ def test_a_gang_that_is_not_ready_in_time_is_torn_down_whole_and_its_bad_node_bl
     pool.set_up(nodes=2, gpus=2)
     pool.plane.stop_kubelet(pool.node(0))
     pool.submit("gang", pods=4, startTimeoutSeconds=4)
+    pool.wait("it is torn down", lambda: pool.condition("gang", "Evicted").get("reason") == "StartTimeout")
+    assert all(pod["metadata"].get("deletionTimestamp") for pod in pool.pods("gang"))
+    pool.plane.resume_kubelet(pool.node(0))
     pool.wait("it waits again, whole", lambda: pool.attempt("gang") == 1 and not pool.pods("gang"))
     status = pool.status("gang")
     assert [one["node"] for one in status["blamedNodes"]] == [pool.node(0)]
@@ -65,7 +68,7 @@ def test_a_pod_that_somebody_deletes_costs_a_new_attempt_and_no_restart(pool: Po
     pool.wait_for_phase("robbed", "Running")
     victim = pool.pods("robbed")[1]["metadata"]["name"]
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/{victim}")
-    pool.wait("it runs again", lambda: pool.phase("robbed") == "Running" and pool.attempt("robbed") == 1)
+    pool.wait_for_attempt("robbed", 1)
     status = pool.status("robbed")
     assert (status["nodeLosses"], status.get("restarts", 0)) == (1, 0)
     assert len(pool.pods("robbed")) == 3

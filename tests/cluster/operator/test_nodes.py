@@ -25,7 +25,7 @@ def test_a_deleted_node_gives_the_gang_a_new_attempt_elsewhere(pool: Pool) -> No
     (spare,) = {pool.node(index) for index in range(3)} - set(pool.nodes_of("gang"))
     lost, kept = sorted(set(pool.nodes_of("gang")))
     pool.plane.delete_nodes(lost)
-    pool.wait("it runs again", lambda: pool.phase("gang") == "Running" and pool.attempt("gang") == 1)
+    pool.wait_for_attempt("gang", 1)
     assert set(pool.nodes_of("gang")) == {kept, spare}
     assert pool.status("gang")["nodeLosses"] == 1
     assert pool.status("gang").get("restarts", 0) == 0
@@ -38,7 +38,7 @@ def test_a_node_that_nobody_hears_of_is_given_up_after_a_while_with_its_pods(poo
     lost = pool.nodes_of("gang")[0]
     pool.plane.stop_kubelet(lost)
     pool.plane.set_ready(lost, "Unknown", datetime.now(UTC) - timedelta(seconds=301))
-    pool.wait("it runs again", lambda: pool.phase("gang") == "Running" and pool.attempt("gang") == 1)
+    pool.wait_for_attempt("gang", 1)
     assert lost not in pool.nodes_of("gang")
 
 
@@ -92,7 +92,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.wait_for_phase("small", "Running")
     pool.delete("small")
     pool.submit("whole", pods=4)
-    pool.wait_for_reason("whole", "NoRoom")
+    assert "2 of its 4 pods" in pool.wait_for_reason("whole", "LargerThanCluster")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 
