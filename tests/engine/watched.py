@@ -116,7 +116,8 @@ class Watched(SimCluster):
             one = self.job(uid)
             status = write.status if uid == write.job_uid else one.status
             gpus = _gpus(one)
-            for part in status.placement if is_admitted(status) else ():
+            claims = is_admitted(status) and one.metadata.deletion_timestamp is None  # then only its pods count
+            for part in status.placement if claims else ():
                 for node, pods in from_status([part])[0].nodes:
                     nodes[node] = nodes.get(node, 0) + pods * gpus
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + pods * gpus
