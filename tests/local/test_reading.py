@@ -11,6 +11,7 @@ import pytest
 
 from muster import model, spec
 from muster.local.logs import TAIL_BYTES, begin_of_last, byte_range, lines, tail
+from muster.local.pod_folder import PodFolder
 from muster.local.progress import Beats, all_beats
 from muster.overview import queue_rows
 
@@ -26,6 +27,31 @@ def test_times_become_places_in_a_log(
     since: float | None, until: float | None, expected: tuple[int, int | None]
 ) -> None:
     assert byte_range(TIMES, since, until) == expected
+
+
+def test_times_that_a_full_disk_cut_short_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "times").write_text("10.000 5\n17.5\n18.0 x\n19.0 519.000 5\n19.00019.5 5\n20.000 9\n21.000 ")
+    assert PodFolder(tmp_path).log_times() == [(10.0, 5), (20.0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        ('{"exit_code": 42, "failed_at": 5.0}', (42, 5.0)),
+        ('{"exit_code": 42}', None),
+        ('{"exit_code": 0, "failed_at": 5.0}', None),
+        ('{"exit_code": true, "failed_at": 5.0}', None),
+        ('{"exit_code": 1000000000000000000000, "failed_at": 5.0}', None),
+        ('{"exit_code": 42, "failed_at": 1e999}', None),
+        ('[42, 5.0]', None),
+        ("no JSON", None),
+    ],
+)  # fmt: skip
+def test_a_noted_failure_counts_only_with_an_exit_code_and_a_time(
+    tmp_path: Path, note: str, told: tuple[int, float] | None
+) -> None:
+    (tmp_path / "failure.json").write_text(note)
+    assert PodFolder(tmp_path).failure() == told
 
 
 def test_lines_of_a_part_of_a_log(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -91,7 +92,7 @@ class PodFolder:
     def failure(self) -> tuple[int, float] | None:
         """(Exit code, Unix time) of the first rank that failed, noted while others of the pod may still run."""
         code, at = _read(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
-        return (code, at) if isinstance(code, int) and at is not None else None
+        return (code, at) if type(code) is int and 0 < code < 256 and at is not None else None
 
     def port_was_taken(self) -> bool:
         """Whether a launcher noted that another program listens where the role was to meet."""
@@ -129,13 +130,18 @@ class PodFolder:
         return Vanished(started["boot_id"]) if started else Fresh()
 
     def log_times(self) -> list[tuple[float, int]]:
-        """(Unix time, bytes in the log then), before and after every growth, to a second."""
+        """(Unix time, bytes in the log then), before and after every growth, to a second. Lines that cannot be read,
+        since a full disk cut one short, tell nothing."""
         try:
             lines = (self.path / shim.TIMES).read_text().splitlines()
         except OSError:
             return []
-        pairs = [line.split() for line in lines]
-        return [(float(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2]
+        found: list[tuple[float, int]] = []
+        for line in lines:
+            with suppress(ValueError):
+                at, size = line.split()
+                found.append((float(at), int(size)))
+        return found
 
 
 def _read(path: Path) -> dict[str, Any]:
