@@ -62,7 +62,7 @@ def test_torchx_keeps_the_schedulers_that_it_ships_and_its_default() -> None:
     shipped = {name: f"{module}:create_scheduler" for name, module in schedulers.DEFAULT_SCHEDULER_MODULES.items()}
     registered = {e.name: e.value for e in importlib.metadata.entry_points(group="torchx.schedulers")}
     assert shipped.items() <= registered.items()
-    assert "muster_local" in schedulers.get_scheduler_factories()
+    assert {"muster", "muster_local"} <= schedulers.get_scheduler_factories().keys()
     assert schedulers.get_default_scheduler_name() == next(iter(shipped))
 
 

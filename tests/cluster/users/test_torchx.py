@@ -116,6 +116,22 @@ def test_a_failed_app_tells_which_replica_failed(pool: Pool, runner: Runner) -> 
     assert "exited with code 7" in status.msg
 
 
+def test_a_claim_for_the_run_folder_takes_the_place_of_the_empty_one(pool: Pool, runner: Runner) -> None:
+    pool.set_up()
+    cfg = {"queue": pool.queue("red"), "run_volume": "runs", "image_pull_secrets": ["registry"]}
+    job = name_of(runner.run(app("keeps", replicas=1), "muster", cfg))
+    pool.wait("its pod is there", lambda: len(pool.pods(job)) == 1)
+    (pod,) = pool.pods(job)
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["muster-run"]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert volumes["dshm"]["emptyDir"] == {"medium": "Memory"}
+    mounts = {mount["name"]: mount for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["muster-run"]["subPathExpr"] == "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    variables = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
+    assert {"MUSTER_NAMESPACE", "MUSTER_JOB", "MUSTER_JOB_UID", "MUSTER_RUN_DIR"} <= set(variables)
+
+
 def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
     from muster.kubernetes.access import Target
     from muster.torchx.kubernetes import KubernetesScheduler
