@@ -1,18 +1,34 @@
-"""Where the API server is and how we prove who we are: from a kubeconfig, or from the pod we run in."""
+"""Where the API server is and how we prove who we are: from a kubeconfig, or from the pod we run in.
+
+A service account, a token and a client certificate are read here. Whatever else a kubeconfig can say (plugins that run
+programs, other ways to log in, proxies) is left to the official client, which is imported only then: it costs 70 MB and
+a second of CPU, an operator's whole start otherwise.
+"""
 
 from __future__ import annotations
 
+import base64
+import os
 import ssl
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from kubernetes import client, config
+import yaml
 
 from muster.errors import ClusterError
 
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _KEEP_S = 10.0  # how long a token that was read is used before it is asked for again
+_KNOWN_OF_USERS = frozenset(
+    {"token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data"}
+)
+_KNOWN_OF_CLUSTERS = frozenset(
+    {"server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify", "tls-server-name"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +49,127 @@ def connect(kubeconfig: str | None, context: str | None = None) -> Endpoint:
 
     Raises ClusterError that names the file and what is wrong with it.
     """
+    if kubeconfig is None:
+        return _in_cluster(os.environ)
+    try:
+        path = Path(kubeconfig)
+        cluster, user = _chosen(yaml.safe_load(path.read_text()), context)
+        if cluster.keys() <= _KNOWN_OF_CLUSTERS and user.keys() <= _KNOWN_OF_USERS:
+            return _plain(cluster, user, path.parent)
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ClusterError(f"kubeconfig {kubeconfig}: {error}") from error
+    return _by_the_official_client(kubeconfig, context)
+
+
+def _in_cluster(environ: Mapping[str, str]) -> Endpoint:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port or not (_ACCOUNT / "token").exists():
+        raise ClusterError("this is no pod with a service account; pass --kubeconfig FILE outside of a cluster")
+    tls = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
+    url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Endpoint(url, None, tls, _Kept(lambda: f"Bearer {(_ACCOUNT / 'token').read_text().strip()}"))
+
+
+# ---- kubeconfigs
+
+
+def _chosen(document: Any, context: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cluster and user of a context, the current one by default. Raises ValueError."""
+    if not isinstance(document, dict):
+        raise ValueError("it is no kubeconfig; write apiVersion, clusters, contexts, users")
+    name = context or document.get("current-context")
+    if not name:
+        raise ValueError("it has no current-context; pass --context NAME")
+    chosen = _named(document, "contexts", "context", name)
+    cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
+    user = _named(document, "users", "user", chosen.get("user")) if chosen.get("user") else {}
+    if not cluster.get("server"):
+        raise ValueError(f"cluster {chosen.get('cluster')!r} has no server; write its address")
+    return cluster, user
+
+
+def _named(document: Mapping[str, Any], plural: str, kind: str, name: Any) -> dict[str, Any]:
+    entries = document.get(plural) or []
+    for entry in entries:
+        if entry.get("name") == name:
+            return dict(entry.get(kind) or {})
+    known = ", ".join(str(entry.get("name")) for entry in entries) or "none"
+    raise ValueError(f"there is no {kind} {name!r}; there are: {known}")
+
+
+def _plain(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> Endpoint:
+    url = str(cluster["server"]).rstrip("/")
+    tls = None
+    if url.startswith("https"):
+        authority = _text(cluster, "certificate-authority", folder)
+        tls = ssl.create_default_context(cadata=authority)
+        if cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        certificate, key = _text(user, "client-certificate", folder), _text(user, "client-key", folder)
+        if certificate is not None:
+            _load(tls, certificate, key or "")
+    return Endpoint(url, cluster.get("tls-server-name"), tls, _authorization(user, folder))
+
+
+def _authorization(user: Mapping[str, Any], folder: Path) -> Callable[[], str | None]:
+    if user.get("tokenFile"):  # it comes first, as in kubectl
+        path = folder / str(user["tokenFile"])
+        return _Kept(lambda: f"Bearer {path.read_text().strip()}")
+    header = f"Bearer {user['token']}" if user.get("token") else None
+    return lambda: header
+
+
+def _text(entry: Mapping[str, Any], field: str, folder: Path) -> str | None:
+    """The text of a certificate or key: in the file itself, or in another one beside it."""
+    inline = entry.get(f"{field}-data")
+    if inline:
+        return base64.b64decode(inline).decode()
+    return (folder / str(entry[field])).read_text() if entry.get(field) else None
+
+
+def _load(tls: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Python's TLS reads certificates of its own from files only."""
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(f"{certificate}\n{key}")
+        file.flush()
+        tls.load_cert_chain(file.name)
+
+
+def _by_the_official_client(kubeconfig: str, context: str | None) -> Endpoint:
+    from kubernetes import client, config
+
     settings = client.Configuration()
     try:
-        if kubeconfig is None:
-            config.load_incluster_config(client_configuration=settings)
-        else:
-            config.load_kube_config(kubeconfig, context, client_configuration=settings, persist_config=False)
+        config.load_kube_config(kubeconfig, context, client_configuration=settings, persist_config=False)
     except config.ConfigException as error:
-        where = (
-            "in a pod's service account (pass --kubeconfig outside of a cluster)" if kubeconfig is None else kubeconfig
-        )
-        raise ClusterError(f"no cluster found {where}: {error}") from error
-    server_name = getattr(settings, "tls_server_name", None) or None
-    return Endpoint(str(settings.host).rstrip("/"), server_name, _tls(settings), _Authorization(settings))
+        raise ClusterError(f"kubeconfig {kubeconfig}: {error}") from error
+    url, tls = str(settings.host).rstrip("/"), None
+    if url.startswith("https"):
+        tls = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)
+        if not settings.verify_ssl:
+            tls.check_hostname = False
+            tls.verify_mode = ssl.CERT_NONE
+        if settings.cert_file:
+            tls.load_cert_chain(settings.cert_file, settings.key_file or None)
+
+    def header() -> str | None:
+        ways = settings.auth_settings().values()
+        return next((way["value"] for way in ways if way["key"].lower() == "authorization"), None)
+
+    return Endpoint(url, getattr(settings, "tls_server_name", None) or None, tls, _Kept(header))
 
 
-def _tls(settings: Any) -> ssl.SSLContext | None:
-    if not str(settings.host).startswith("https"):
-        return None
-    context = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)
-    if not settings.verify_ssl:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if settings.cert_file:
-        context.load_cert_chain(settings.cert_file, settings.key_file or None)
-    return context
+class _Kept:
+    """A header that is asked for anew every few seconds: tokens of service accounts and of plugins expire."""
 
-
-class _Authorization:
-    """The header, read anew every few seconds: tokens of service accounts and of plugins expire."""
-
-    def __init__(self, settings: Any) -> None:
-        self._settings = settings
+    def __init__(self, ask: Callable[[], str | None]) -> None:
+        self._ask = ask
         self._until = 0.0
         self._value: str | None = None
 
     def __call__(self) -> str | None:
         now = time.monotonic()
         if now >= self._until:
-            ways = self._settings.auth_settings().values()
-            self._value = next((way["value"] for way in ways if way["key"].lower() == "authorization"), None)
-            self._until = now + _KEEP_S
+            self._value, self._until = self._ask(), now + _KEEP_S
         return self._value

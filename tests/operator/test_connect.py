@@ -1,0 +1,76 @@
+"""How the operator finds its API server."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from muster.errors import ClusterError
+from muster_operator.kube.connect import connect
+
+
+def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **more: Any) -> str:
+    document = {
+        "apiVersion": "v1",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        **more,
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def test_a_token_becomes_the_header(tmp_path: Path) -> None:
+    endpoint = connect(written(tmp_path, {"server": "http://host:1/"}, {"token": "secret"}))
+    assert (endpoint.url, endpoint.tls, endpoint.authorization()) == ("http://host:1", None, "Bearer secret")
+
+
+def test_a_file_with_the_token_is_found_beside_the_kubeconfig(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    endpoint = connect(written(tmp_path, {"server": "http://host:1"}, {"tokenFile": "token"}))
+    assert endpoint.authorization() == "Bearer secret"
+
+
+def test_certificates_are_checked_unless_it_says_not_to(tmp_path: Path) -> None:
+    strict = connect(written(tmp_path, {"server": "https://host", "tls-server-name": "other"}, {}))
+    lax = connect(written(tmp_path, {"server": "https://host", "insecure-skip-tls-verify": True}, {}))
+    assert strict.tls is not None
+    assert lax.tls is not None
+    assert (strict.tls.verify_mode, strict.server_name) == (ssl.CERT_REQUIRED, "other")
+    assert lax.tls.verify_mode == ssl.CERT_NONE
+
+
+def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "interactiveMode": "Never"}
+    said = '{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"made"}}'
+    user = {"exec": {**plugin, "args": ["-c", f"echo '{said}'"]}}
+    endpoint = connect(written(tmp_path, {"server": "http://host:1"}, user))
+    assert endpoint.authorization() == "Bearer made"
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"current-context": None}, "it has no current-context; pass --context NAME"),
+        ({"current-context": "there"}, "there is no context 'there'; there are: here"),
+        ({"clusters": []}, "there is no cluster 'c'; there are: none"),
+    ],
+)
+def test_what_is_wrong_with_a_kubeconfig_is_said(tmp_path: Path, more: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        connect(written(tmp_path, {"server": "http://host"}, {}, **more))
+    assert complaint in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_without_a_file_and_outside_of_a_pod_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ClusterError, match="pass --kubeconfig FILE"):
+        connect(None)
