@@ -58,6 +58,9 @@ def test_a_dry_run_prints_a_training_job_for_the_namespace_of_the_context(runner
     assert (job.spec.roles[0].replicas, container.image) == (4, "registry/trainer:1")
     assert dry_run(runner, app(), context="other").metadata.namespace == "default"
     assert dry_run(runner, app(), namespace="team-b").metadata.namespace == "team-b"
+    chosen = app()
+    chosen.metadata["muster.dev/context"] = "other"
+    assert dry_run(runner, chosen).metadata.namespace == "default", "a component may choose the cluster too"
 
 
 def test_a_dry_run_needs_no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
