@@ -20,6 +20,7 @@ from muster.local.home import Home, home_path, open_home
 from muster.local.logs import begin_of_last, byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
+from muster.local.replica_log import check_replica, is_over, newest_attempt
 from muster.local.shape import HOST_AS_IT_IS, parse_shape
 from muster.local.start import start_daemon
 from muster.local.submitter import noted
@@ -236,9 +237,9 @@ class LocalClient:
         """
         seen = self._ask("GET", f"{_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
-        _check_replica(job, role, index)
+        check_replica(job, role, index)
         run_dir = Path(seen["runDir"])
-        number = _newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
+        number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
         begin, end = byte_range(folder.log_times(), since, until)
@@ -258,13 +259,8 @@ class LocalClient:
             seen = self._ask("GET", f"{_url(namespace, name)}/pods")
         except NotFound:
             return True
-        job = TrainingJob.model_validate(seen["job"])
-        if job.status.attempt < attempt:
-            return False
         mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
-        if job.status.attempt > attempt or job.status.phase in _FINISHED:
-            return all(pod["phase"] in ("Succeeded", "Failed", "Lost") for pod in mine)
-        return bool(mine) and mine[0]["phase"] in ("Succeeded", "Failed", "Lost")
+        return is_over(TrainingJob.model_validate(seen["job"]), mine, attempt)
 
     def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(self._ask("POST", _url(namespace, name), fields))
@@ -341,29 +337,3 @@ def _url(namespace: str, name: str) -> str:
 
 def _as_json(item: Object) -> dict[str, Any]:
     return item.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def _check_replica(job: TrainingJob, role: str, index: int) -> None:
-    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
-    if role not in replicas:
-        raise NotFound(
-            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
-            field="role",
-            reason="NoSuchRole",
-        )
-    if not 0 <= index < replicas[role]:
-        raise NotFound(
-            f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
-            field="index",
-            reason="NoSuchReplica",
-        )
-
-
-def _newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
-    attempts = [
-        int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
-        for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
-    ]
-    if follow and job.status.phase not in _FINISHED:
-        return max([job.status.attempt, *attempts])
-    return max(attempts, default=job.status.attempt)

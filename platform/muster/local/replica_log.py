@@ -1,0 +1,51 @@
+"""Which log a person means: of which replica and attempt, and whether more of it will come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster.errors import NotFound
+from muster.spec import TrainingJob
+
+_FINISHED = ("Succeeded", "Failed")
+_ENDED = ("Succeeded", "Failed", "Lost")
+
+
+def check_replica(job: TrainingJob, role: str, index: int) -> None:
+    """Raises `NotFound` for a role or index that the job does not have."""
+    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
+    if role not in replicas:
+        raise NotFound(
+            f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
+            field="role",
+            reason="NoSuchRole",
+        )
+    if not 0 <= index < replicas[role]:
+        raise NotFound(
+            f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
+            field="index",
+            reason="NoSuchReplica",
+        )
+
+
+def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
+    """The newest attempt that has a log; of a job that goes on and is followed, the present one though it has none."""
+    attempts = [
+        int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
+        for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
+    ]
+    if follow and job.status.phase not in _FINISHED:
+        return max([job.status.attempt, *attempts])
+    return max(attempts, default=job.status.attempt)
+
+
+def is_over(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
+    """Whether no more will come of an attempt; `pods` are the replica's of that attempt, as the daemon tells them."""
+    if job.status.attempt < attempt:
+        return False
+    ended = [pod["phase"] in _ENDED for pod in pods]
+    if job.status.attempt > attempt or job.status.phase in _FINISHED:
+        return all(ended)
+    return bool(ended) and ended[0]
