@@ -20,7 +20,7 @@ def half_bound() -> History:
 
 def test_a_gang_that_stays_half_bound_past_its_start_timeout() -> None:
     history = half_bound()
-    history.wait(20)
+    history.wait(75)
     assert PARTIAL in history.rules
 
 
@@ -30,6 +30,19 @@ def test_a_gang_that_is_half_bound_for_a_while() -> None:
     history.status("a", "Admitted", "Evicted", places=["n0", "n1"])
     history.wait(8)
     assert history.rules == []
+
+
+def test_while_others_have_news_a_gang_has_more_time() -> None:
+    history = History()
+    (key,) = history.running("a", "n0")
+    history.phase(key, "Succeeded")
+    for number in range(7):
+        history.wait(8)
+        history.job(f"other-{number}")
+    assert history.rules == []
+    history.wait(8)
+    history.job("another")
+    assert history.rules == [EQUAL]
 
 
 def test_nobody_is_late_while_nobody_leads() -> None:

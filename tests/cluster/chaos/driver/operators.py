@@ -15,7 +15,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.controlplane.supervised import Supervised
 
 NAMESPACE = "muster-system"
-LEASE_S, DEADLINE_S, EVERY_S = 3.0, 2.0, 0.5
+LEASE_S, DEADLINE_S, EVERY_S = 5.0, 3.5, 0.5
 
 
 @dataclass(slots=True)

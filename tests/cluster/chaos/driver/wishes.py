@@ -54,12 +54,14 @@ def _wish(size: Size, number: int) -> Wish:
     spec: Json = {
         "queue": chance.choice(LEAVES),
         "priority": chance.choice((0, 0, 0, 1, 5, 10)),
-        "startTimeoutSeconds": chance.choice((15, 20, 30)),
+        "startTimeoutSeconds": chance.choice((60, 90)),  # the machine may be slow
         "flavors": chance.choice((["h200"], ["h200"], ["h200", "a100"], ["a100"])),
         "roles": _roles(size, chance, template),
         # Chaos takes restarts, too: what is to succeed has plenty.
         "failurePolicy": {"maxRestarts": 30},
     }
+    if any(name.endswith("/stuck") for name in template["metadata"]["annotations"]):
+        spec["startTimeoutSeconds"] = 10
     if fate == "fails":
         spec |= chance.choice(
             (
