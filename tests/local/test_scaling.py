@@ -33,6 +33,17 @@ def test_a_running_job_is_scaled_down_and_up_without_a_failure(client: LocalClie
     assert (status.restarts, status.node_losses, status.last_failure) == (0, 0, None)
 
 
+def test_scaling_changes_nothing_but_the_size(client: LocalClient) -> None:
+    client.submit(shell_job("still", "sleep 1000", replicas=4))
+    before = client.suspend("still")
+    after = client.scale("still", "default", {"trainer": 2})
+    assert (after.spec.suspend, after.spec.roles[0].replicas) == (True, 2)
+    assert after.spec.roles[0].template == before.spec.roles[0].template
+    assert after.metadata.annotations == before.metadata.annotations
+    with pytest.raises(InvalidSpec, match="no number of pods"):
+        client.scale("still", "default", {"trainer": 1.5})  # type: ignore[dict-item]  # as another program may
+
+
 def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: LocalClient) -> None:
     client.submit(shell_job("short", "sleep 1000", gpus=2, replicas=2))
     with pytest.raises(Refused, match=r"the largest that fits is 4 pods|can never have more"):

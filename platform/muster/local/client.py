@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from muster.admission import check_unfinished, with_replicas
 from muster.errors import DaemonError, NotFound, Refused
 from muster.local.connection import NobodyThere, request
 from muster.local.home import Home, home_path, open_home
@@ -145,10 +144,7 @@ class LocalClient:
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` NoSuchRole, `Conflict` when it is over."""
-        job = self.job(name, namespace)
-        check_unfinished(job)
-        self.apply([with_replicas(job, replicas)])
-        return self.job(name, namespace)
+        return TrainingJob.model_validate(self._ask("POST", f"{_url(namespace, name)}/replicas", dict(replicas)))
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.overview`)."""

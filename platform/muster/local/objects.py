@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from muster import spec
-from muster.admission import check_apply, check_edit, check_size, check_submit, check_unfinished
+from muster.admission import check_apply, check_edit, check_size, check_submit, check_unfinished, with_replicas
 from muster.cluster import NodeView
 from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, NotFound
@@ -126,6 +126,14 @@ class Objects:
             return job
         with self._store.transaction():
             self._store.put(_next_generation(changed))
+        return self._store.jobs[job.metadata.uid]
+
+    def scale(self, namespace: str, name: str, replicas: Mapping[str, int]) -> spec.TrainingJob:
+        """Change how many pods roles have, and nothing else whatever others change meanwhile. Raises `NotFound`,
+        `InvalidSpec`, `Refused`, or `Conflict` when the job is finished."""
+        job = self.find(namespace, name)
+        check_unfinished(job)
+        self.apply([with_replicas(job, replicas)])
         return self._store.jobs[job.metadata.uid]
 
     # ---- checks

@@ -194,6 +194,8 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
             return _watch(desk, namespace, name, query)
         case ["POST", _, "jobs", namespace, name]:
             return verbs.change(namespace, name, body if isinstance(body, dict) else {})
+        case ["POST", _, "jobs", namespace, name, "replicas"]:
+            return verbs.scale(namespace, name, body if isinstance(body, dict) else {})
         case ["GET", _, "jobs", namespace, name, "events"]:
             return verbs.events(namespace, name)
         case ["GET", _, "jobs", namespace, name, "pods"]:

@@ -86,6 +86,16 @@ class Service:
         with self._cluster.lock:
             return self._objects.change(namespace, name, fields)
 
+    def scale(self, namespace: str, name: str, replicas: Mapping[str, Any]) -> spec.TrainingJob:
+        """Change how many pods roles have."""
+        for role, count in replicas.items():
+            if type(count) is not int:
+                raise InvalidSpec(
+                    f"replicas of {role}: {count!r} is no number of pods; write one such as 4", field=role
+                )
+        with self._cluster.lock:
+            return self._objects.scale(namespace, name, replicas)
+
     def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
         """What happened to a job, oldest first."""
         with self._cluster.lock:
