@@ -166,7 +166,7 @@ class Api:
                 if writes and not self._may_write():
                     raise Fenced(f"{verb} {path} was not begun: the lease is not ours any more")
                 code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
-            self._count(verb, resource, str(code))
+            self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
             if 200 <= code < 300:
                 return answer
             if code not in _RETRY_CODES or attempt == _RETRIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -32,7 +33,13 @@ class Operator:
             str(log.parent), "--log-level", "debug", *QUICK, *flags,
         ]  # fmt: skip
         with log.open("ab") as out:
-            self._process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+            self._process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+            )
 
     @property
     def pid(self) -> int:
@@ -111,6 +118,12 @@ class Operator:
             assert self.running, f"the operator ended while waiting: {what}\n{self.tail()}"
             assert time.monotonic() < until, f"not within {seconds} s: {what}\n{self.tail()}"
             time.sleep(0.05)
+
+
+def _die_with_parent() -> None:
+    """Should the tests be killed, the kernel kills the operator (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
 import threading
 import time
@@ -44,8 +45,9 @@ class Starts(threading.Thread):
             return
 
     def close(self) -> None:
-        """End."""
-        self._connection.close()
+        """End: the thread reads an end and closes what it has."""
+        self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self.join(10)
 
     def _note(self, pod: dict[str, Any]) -> None:
         meta, status = pod["metadata"], pod["status"]
@@ -69,10 +71,10 @@ class KubernetesHarness:
         self._names: dict[str, str] = {}  # by uid
 
     def submit(self, job: spec.TrainingJob, script: Script) -> str:
-        body = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+        body = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
         body["spec"]["queue"] = self._pool.queue(body["spec"]["queue"])
+        body |= {"apiVersion": spec.API_VERSION, "kind": "TrainingJob"}
         body["metadata"] = {"name": job.metadata.name, "namespace": self._pool.namespace}
-        del body["status"]
         for role in body["spec"]["roles"]:
             role["template"]["metadata"] = {"annotations": does(script, role["name"])}
             role["template"]["spec"]["containers"][0]["image"] = "none"
