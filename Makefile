@@ -7,6 +7,7 @@
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
+#   make chaos    1,000 jobs on a real control plane while everything breaks; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks behind the figures in the docs
 #   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
@@ -18,6 +19,7 @@ SHELL := bash
 TORCH ?= 2.13
 TORCHX ?= 0.7.0
 MINUTES ?= 5
+JOBS ?= 1000
 NODES ?= 4
 GPUS ?= 8
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
@@ -35,7 +37,7 @@ section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests fuzz bench matrix lock clean setup unit slow cluster cluster-up matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +93,12 @@ fuzz: setup
 	$(call section,property tests on new worlds for $(MINUTES) minutes)
 	@end=$$((SECONDS + 60 * $(MINUTES))); while [ $$SECONDS -lt $$end ]; do \
 	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q -n auto --maxprocesses 8 $(PROPERTIES); done
+
+# What happens follows from the seed, which is printed; the report and everything that was seen stay in a folder.
+chaos: NODES = 200
+chaos: setup
+	$(call section,$(JOBS) jobs on $(NODES) nodes while everything breaks for $(MINUTES) minutes)
+	@python -m tests.cluster.chaos $(if $(SEED),--seed $(SEED)) --jobs $(JOBS) --nodes $(NODES) --minutes $(MINUTES)
 
 bench: setup
 	$(call section,planner)

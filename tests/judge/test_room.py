@@ -65,6 +65,26 @@ def test_a_hold_that_has_expired_is_not_charged() -> None:
     assert history.rules == []
 
 
+def test_room_for_which_somebody_still_leaves_is_charged_once() -> None:
+    history = teams()
+    history.running("low", "n0", queue="blue", gpus=4)
+    history.job("high", queue="red", gpus=4)
+    history.hold("high", "n0", victims=("low",))
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    history.running("other", "n1", queue="blue", gpus=4)
+    assert history.rules == []
+
+
+def test_nobody_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> None:
+    history = teams()
+    history.running("low", "n0", queue="blue", gpus=4)
+    history.job("high", queue="red", gpus=4)
+    history.hold("high", "n0", "n1", victims=("low",))
+    history.status("low", "Admitted", "Evicted", places=["n0"], eviction={"for": "uid-high"})
+    history.running("other", "n1", queue="blue", gpus=4)
+    assert history.rules == [QUOTA]
+
+
 def test_its_own_hold_is_not_charged_to_the_gang_that_starts() -> None:
     history = teams()
     history.job("a", queue="red", gpus=4)

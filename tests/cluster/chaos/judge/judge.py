@@ -4,7 +4,8 @@ Because all kinds of objects stand in one order, most promises hold exactly, aft
 that remain, and why:
 
 - Quota: an admission was decided before it was written, so it is right if it was right by any quota in force during the
-  last QUOTA_MEMORY_S. What is charged is taken as it is at the write: only the operator adds to it.
+  last QUOTA_MEMORY_S. What is charged is taken as it is at the write, since only the operator adds to it; but room for
+  which somebody still leaves is charged once: one round may admit some and promise that room to others.
 - A node's room: pods that are not ours and were bound less than FOREIGN_MEMORY_S ago may have been unknown.
 - What user and cluster do (delete a job, evict a pod, take a node away) is no promise of the operator.
 - Times (`late.py`): counted only while somebody holds the Lease and renews it.

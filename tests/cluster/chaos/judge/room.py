@@ -53,15 +53,12 @@ class Room:
         asked, had = demand(job), demand(was) if was is not None and was.runs else Counter()
         if all(amount <= had[cell] for cell, amount in asked.items()):
             return  # it shrinks, or moves: nothing is taken from anybody
-        charges = world.charges(at, but=job.uid)
-        reasons = [tree.refuses(job.queue, asked, charges) for tree in world.recent_trees(at)]
-        if all(reasons):
-            others = [other for other in world.jobs.values() if other.uid != job.uid]
-            bills = {other.key: _bill(world, other, asked, at) for other in others}
-            message = f"admitted, but {reasons[0]}; charged are {', '.join(bill for bill in bills.values() if bill)}"
-            payers = (("TrainingJob", key) for key, bill in bills.items() if bill)
-            shown = (("TrainingJob", job.key), *(("Queue", name) for name in sorted(world.queues)), *payers)
-            yield "admitted within quota", job.key, message, shown
+        trees = world.recent_trees(at)
+        for charges in world.charges(at, but=job.uid):
+            reasons = [tree.refuses(job.queue, asked, charges) for tree in trees]
+            if all(reasons):
+                yield _beyond_quota(world, job, asked, at, reasons[0])
+                return
 
     def _nodes(self, world: World, job: Job, at: float) -> Iterator[Finding]:
         places = {node for node in job.places.values() if node in world.nodes}
@@ -89,8 +86,16 @@ class Room:
                     yield "no node is booked twice", node, message, shown
 
 
+def _beyond_quota(world: World, job: Job, asked: Counter[Cell], at: float, why: str) -> Finding:
+    others = [other for other in world.jobs.values() if other.uid != job.uid]
+    bills = {other.key: bill for other in others if (bill := _bill(world, other, asked, at))}
+    shown = [job.key, *bills]
+    exhibits = (*(("TrainingJob", key) for key in shown), *(("Queue", name) for name in sorted(world.queues)))
+    return "admitted within quota", job.key, f"admitted, but {why}; charged are {', '.join(bills.values())}", exhibits
+
+
 def _bill(world: World, job: Job, asked: Counter[Cell], at: float) -> str:
     """What a job is charged of what somebody else asks for; "" for nothing."""
-    charge = world.charge_of(job, at)
+    charge = world.taken_by(job) + world.hold_of(job, at)
     parts = [f"{charge[cell] / 1000:g}" for cell in sorted(asked) if cell[1] == GPU and charge[cell]]
     return f"{job.key} ({job.queue}, {job.phase}): {'+'.join(parts)}" if parts else ""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tests.cluster.chaos.judge import objects
 from tests.cluster.chaos.judge.objects import Job, Json, Lease, Node, Pod, Queue
-from tests.cluster.chaos.judge.quota import Cell, Tree
+from tests.cluster.chaos.judge.quota import Cell, Charges, Tree
 
 Thing: TypeAlias = Job | Pod | Node | Queue | Lease
 KINDS: Mapping[str, Callable[[Json], Thing]] = {
@@ -142,29 +142,46 @@ class World:
             return live
         return Counter((role, node) for (role, _), node in job.places.items()) | live
 
-    def charge_of(self, job: Job, now: float) -> Counter[Cell]:
-        """What a job is charged: its room and its hold. Pods on a node that is no more take nothing."""
+    def taken_by(self, job: Job) -> Counter[Cell]:
+        """What the room of a job is charged. Pods on a node that is no more take nothing."""
         cells: Counter[Cell] = Counter()
         known = {**self._held_flavors(job), **job.flavors}
         for (role, node), pods in self.room_of(job).items():
             flavor = known.get(role) or self.flavors_seen.get((job.uid, role), "")
             if node in self.nodes and flavor:
                 _add(cells, job.asks.get(role, {}), flavor, pods)
+        return cells
+
+    def hold_of(self, job: Job, now: float) -> Counter[Cell]:
+        """What room that is held for a job is charged."""
+        cells: Counter[Cell] = Counter()
         if job.hold is not None and job.hold.expires_at > now and not (job.off or job.finished or job.deleted):
             for (role, flavor, _), pods in job.hold.places.items():
                 _add(cells, job.asks.get(role, {}), flavor, pods)
         return cells
 
-    def charges(self, now: float, but: str) -> dict[str, Counter[Cell]]:
-        """By queue, what all jobs but one are charged.
+    def charges(self, now: float, but: str) -> tuple[Charges, Charges]:
+        """By queue, what all jobs but one are charged: as it is now, and once those have left who are to leave.
 
-        Jobs that were removed are not charged: what is left of them takes up nodes, and no quota any more.
+        Room for which somebody still leaves is counted once: now it is that one's, later whom it is held for. Jobs that
+        were removed are not charged: what is left of them takes up nodes, and no quota any more.
         """
-        by_queue: dict[str, Counter[Cell]] = {}
+        leaving = {uid for job in self.jobs.values() for uid in self._pending(job, now)}
+        at_once: dict[str, Counter[Cell]] = {}
+        later: dict[str, Counter[Cell]] = {}
         for uid, job in self.jobs.items():
             if uid != but and (job.admitted or job.hold is not None or self.of_job.get(uid)):
-                by_queue.setdefault(job.queue, Counter()).update(self.charge_of(job, now))
-        return by_queue
+                held, taken = self.hold_of(job, now), self.taken_by(job)
+                stays = taken if uid not in leaving else demand(job) if job.runs and job.eviction_for else Counter()
+                at_once.setdefault(job.queue, Counter()).update(taken if self._pending(job, now) else taken + held)
+                later.setdefault(job.queue, Counter()).update(stays + held)
+        return at_once, later
+
+    def _pending(self, job: Job, now: float) -> frozenset[str]:
+        """Those who leave for a job and are not gone yet."""
+        if job.hold is None or job.hold.expires_at <= now:
+            return frozenset()
+        return frozenset(uid for uid in job.hold.victims if uid in self.jobs and self.taken_by(self.jobs[uid]))
 
     @staticmethod
     def _held_flavors(job: Job) -> dict[str, str]:
