@@ -1,0 +1,161 @@
+"""What both schedulers have in common: the verbs of TorchX on a cluster of Muster's.
+
+One class for TorchX 0.7.0 and the nightlies, whose interfaces differ in few places: `list` and `_validate` may or may
+not be given the options, and a submission may be deleted.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import secrets
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
+from torchx.specs import AppDef, AppDryRunInfo
+
+from muster.errors import NotFound
+from muster.spec import TrainingJob, longest_job_name
+from muster.torchx.appdef import app_id, split_app_id
+from muster.torchx.follow import Pod, Told, follow
+from muster.torchx.forms import kubernetes_name, unique_name
+from muster.torchx.readback import app_state, description
+
+logger = logging.getLogger(__name__)
+
+
+class JobClient(Protocol):
+    """What the verbs ask of a cluster."""
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
+    def log_lines(
+        self,
+        name: str,
+        namespace: str,
+        role: str,
+        index: int,
+        *,
+        attempt: int | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]: ...
+
+
+class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
+    """The verbs but for submitting."""
+
+    def __init__(self, backend: str, session_name: str) -> None:
+        super().__init__(backend, session_name)
+        self._submitted: set[str] = set()
+        self._told = Told()
+
+    @abstractmethod
+    def _client(self, app_id: str | None = None) -> JobClient:
+        """The cluster of a job; without one, the usual cluster."""
+
+    @abstractmethod
+    def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
+        """The jobs that `torchx list` shows."""
+
+    def _validate(self, app: AppDef, scheduler: str, cfg: object = None) -> None:
+        """Roles need no resources here: what is not asked for is not limited."""
+
+    def _was_submitted(self, job: TrainingJob) -> str:
+        """Its app id, noted: its whole story is told to whoever follows it from here."""
+        submitted = app_id(job.metadata.name, job.metadata.namespace or "default")
+        self._submitted.add(submitted)
+        return submitted
+
+    # ---- looking
+
+    def describe(self, app_id: str) -> DescribeAppResponse | None:
+        client = self._client(app_id)
+        try:
+            job = client.job(*split_app_id(app_id))
+            run_dir = client.run_dir(*split_app_id(app_id))
+        except NotFound:
+            return None
+        if app_id in self._submitted and (sentence := self._told.tell(app_id, job)):
+            # `torchx run --wait` asks every second and shows nothing of it while the job waits
+            logger.info(sentence)
+        return description(job, run_dir)
+
+    def describe_native(self, app_id: str) -> AppDryRunInfo | None:
+        try:
+            return AppDryRunInfo(self._client(app_id).job(*split_app_id(app_id)), to_yaml)
+        except NotFound:
+            return None
+
+    def list(self, cfg: object = None) -> builtins.list[ListAppResponse]:
+        return [
+            ListAppResponse(app_id=app_id(job.metadata.name, job.metadata.namespace or "default"), state=app_state(job))
+            for job in self._listed(cfg)
+        ]
+
+    def log_iter(
+        self,
+        app_id: str,
+        role_name: str,
+        k: int = 0,
+        regex: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        should_tail: bool = False,
+        streams: Stream | None = None,
+    ) -> Iterable[str]:
+        if streams not in (None, Stream.COMBINED):
+            raise ValueError(f"streams {streams.value}: stdout and stderr are one log here; leave it out, or combined")
+        client = self._client(app_id)
+        name, namespace = split_app_id(app_id)
+        job = client.job(name, namespace)
+        role = kubernetes_name(role_name)
+        if should_tail and since is None and until is None:
+            pod = Pod(name, namespace, role, k, speaks=k == 0 and role == job.spec.roles[0].name)
+            first_attempt = 0 if app_id in self._submitted else None
+            lines = follow(client, pod, first_attempt, app_id, self._told)
+        else:
+            lines = client.log_lines(
+                name, namespace, role, k, since=_seconds(since), until=_seconds(until), follow=should_tail
+            )
+        ended = (line + "\n" for line in lines)
+        return filter_regex(regex, ended) if regex else ended
+
+    # ---- ending
+
+    def _cancel_existing(self, app_id: str) -> None:
+        self._client(app_id).cancel(*split_app_id(app_id))
+
+    def _delete_existing(self, app_id: str) -> None:
+        self._client(app_id).delete("TrainingJob", *split_app_id(app_id))
+
+
+def name_of(app: AppDef) -> str:
+    """A name for a job of this app that no other run of it has."""
+    longest = longest_job_name((kubernetes_name(role.name), role.num_replicas) for role in app.roles)
+    return unique_name(app.name, secrets.token_hex(3), longest)
+
+
+def to_yaml(job: TrainingJob) -> str:
+    """What `muster submit` would take for the same job."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return str(yaml.safe_dump(document, sort_keys=False, width=120))
+
+
+def cfg_of(cfg: object) -> Mapping[str, object]:
+    """The options that a verb was given, if any."""
+    return cfg if isinstance(cfg, Mapping) else {}
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.timestamp()
