@@ -257,6 +257,34 @@ def test_a_job_is_shown_once_its_templates_are_known() -> None:
     assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
 
 
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]},
+        {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended"}]},
+        {"hold": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
+    ],
+    ids=["admitted", "suspended", "holds room"],
+)
+def test_a_job_that_an_earlier_leader_gave_room_is_shown_before_its_templates_are_known(
+    status: dict[str, Any],
+) -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    document = job_document()
+    document["status"] = status
+    for condition in status.get("conditions", ()):
+        condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
+    seen.jobs.put(read(type(job_seen()), document))
+    assert len(seen.observe().jobs) == 1
+    assert knowing.asked == ["uid-llama"]
+    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
+    knowing.answer = Verdict(pod=pod)
+    tell(seen)
+    (job,) = seen.observe().jobs
+    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
+
+
 def test_a_finished_job_is_shown_without_asking() -> None:
     knowing = Knowing(None)
     seen, _ = sight(knowing)

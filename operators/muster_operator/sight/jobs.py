@@ -2,6 +2,8 @@
 
 A job is shown once it is known what its pods really ask for (`dryrun`): defaults, overhead and sidecars that the API
 server adds take up room too. Until then it is as if it had not come yet; one whose spec was edited is shown as it was.
+One that an earlier leader has given room, or promised some, is shown at once, as it was written: else its room would be
+given away a second time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import msgspec
 from pydantic import ValidationError
 
 from muster import spec
-from muster.lifecycle import is_finished
+from muster.lifecycle import is_admitted, is_finished, is_true
+from muster.lifecycle.conditions import SUSPENDED
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.shelf import Shelf
 from muster_operator.sight.templates import Template, Templates
@@ -226,8 +229,10 @@ class Jobs:
             if uid not in self._unlearned:
                 self._unlearned.add(uid)
                 self._learned.ask(known)
-            return
-        self._unlearned.discard(uid)
+            if not _has_room(job.status):
+                return
+        else:
+            self._unlearned.discard(uid)
         refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
         self._reject(uid, refusals[0] if refusals else None)
         before = self._shown.get(uid)
@@ -265,6 +270,11 @@ class Jobs:
             self._rejected[uid] = refusal
         self._refusals = None
         self._changed()
+
+
+def _has_room(status: spec.TrainingJobStatus) -> bool:
+    """Whether the job was given room, is promised some, or may still be giving it back."""
+    return is_admitted(status) or status.hold is not None or is_true(status, SUSPENDED)
 
 
 def _keys(known: KnownJob) -> set[tuple[str, str]]:
