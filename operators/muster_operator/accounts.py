@@ -21,7 +21,10 @@ class _Running:
 
 
 class Accounts:
-    """Keeps `metrics` up to date from acknowledged statuses and, for the depth of queues, from all jobs."""
+    """Keeps `metrics` up to date from acknowledged statuses, and from all jobs whenever somebody asks.
+
+    Only jobs that are other objects than the last time are looked into: somebody may ask every second.
+    """
 
     def __init__(
         self, metrics: Metrics, jobs: Callable[[], Iterable[spec.TrainingJob]], clock: Callable[[], float]
@@ -30,6 +33,7 @@ class Accounts:
         self._metrics = metrics
         self._jobs = jobs
         self._clock = clock
+        self._looked_at: dict[str, spec.TrainingJob] = {}
         self._running: dict[str, _Running] = {}
 
     def wrote(self, before: spec.TrainingJob, status: spec.TrainingJobStatus) -> None:
@@ -40,25 +44,31 @@ class Accounts:
             self._metrics.wait_s.observe(max(0.0, now - submitted_at), (queue,))
             self._metrics.admission_s.observe(max(0.0, now - self.round_began))
             self._metrics.admitted.add(1.0, (queue,))
-        self._charge(before.metadata.uid, before, status, now)
+        self._charge(before, status, now)
 
     def scrape(self) -> None:
         """Bring gauges and running counters up to now."""
-        now, depth, here = self._clock(), dict[tuple[str, ...], float](), set[str]()
+        now, depth = self._clock(), dict[tuple[str, ...], float]()
+        before, self._looked_at = self._looked_at, {}
         for job in self._jobs():
-            here.add(job.metadata.uid)
-            key = (job.spec.queue, job.status.phase)
-            depth[key] = depth.get(key, 0.0) + 1
-            self._charge(job.metadata.uid, job, job.status, now)
-        for uid in self._running.keys() - here:
+            uid, status = job.metadata.uid, job.status
+            self._looked_at[uid] = job
+            key = (job.spec.queue, status.phase)
+            depth[key] = depth.get(key, 0.0) + 1.0
+            if before.get(uid) is not job:
+                self._charge(job, status, now)
+        for uid in tuple(self._running):
             self._settle(uid, now)
-            del self._running[uid]
-        self._metrics.depth.put(dict(depth))
+            if uid not in self._looked_at:
+                del self._running[uid]
+        self._metrics.depth.put(depth)
 
-    def _charge(self, uid: str, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
+    def _charge(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
+        """From now on the job has what its status says."""
+        uid = job.metadata.uid
         self._settle(uid, now)
+        self._running.pop(uid, None)
         if not is_admitted(status) or is_finished(status):
-            self._running.pop(uid, None)
             return
         requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
         amounts: dict[_Cell, int] = {}

@@ -28,6 +28,7 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import ClusterError
+from muster.snapshot import pod_request
 from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
 from muster_operator.kube.resources import FLAVORS, PODS, QUEUES, SERVICES, TRAINING_JOBS
@@ -260,7 +261,9 @@ class Writer:
                 _LOG.warning("pod refused", extra={"pod": write.name, "why": error.message})
                 self._record(RecordEvent(known.uid, "Warning", "PodRejected", error.message))
             return
-        self.sight.pods.created(created_pod(msgspec.json.decode(answer, type=Pod).metadata, known.uid, write.node))
+        meta = msgspec.json.decode(answer, type=Pod).metadata
+        request = pod_request(known.templates[write.role].model.spec)
+        self.sight.pods.created(created_pod(meta, known.uid, write.node, request))
 
     async def _delete(self, known: KnownJob, write: DeletePod) -> None:
         pod = self.sight.pods.of_job(known.uid, write.name)

@@ -156,7 +156,10 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
     owner = next(
         (one.uid for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), ""
     )
+    request = (before.request if same and before is not None and owner else None) or asks_for(spec)
     view = pod_view(pod, owner) if owner else None
+    if view is not None:
+        view = replace(view, request=request)
     if same and before is not None and before.view == view:
         view = before.view
     return KnownPod(
@@ -167,13 +170,16 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
         job_uid=owner if view is not None else "",
         view=view,
         node=spec.node_name,
-        request=(before.request if same and before is not None and owner else None) or asks_for(spec),
+        request=request,
         ended=pod.status.phase in _ENDED,
     )
 
 
-def created_pod(meta: PodMeta, job_uid: str, node: str) -> KnownPod:
-    """A pod that we just created, pinned to `node`, as the watch will show it a moment later."""
+def created_pod(meta: PodMeta, job_uid: str, node: str, request: Resources) -> KnownPod:
+    """A pod that we just created, pinned to `node`, as the watch will show it a moment later.
+
+    `request` is what its template asks for; what the API server made of that is read once the watch shows it.
+    """
     view = pod_view(Pod(metadata=meta), job_uid)
     return KnownPod(
         uid=meta.uid,
@@ -181,7 +187,7 @@ def created_pod(meta: PodMeta, job_uid: str, node: str) -> KnownPod:
         namespace=meta.namespace,
         name=meta.name,
         job_uid=job_uid,
-        view=None if view is None else replace(view, node=node),
+        view=None if view is None else replace(view, node=node, request=request),
         node="",
         request=Resources(),  # read once the watch shows it, which is before it takes room
         ended=False,
