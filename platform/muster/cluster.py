@@ -67,7 +67,8 @@ class PodView:
     phase `Lost`: its node is gone or unknown. `exit_code` is of the main container (128 + signal when a signal ended
     it). `log_tail` (at most 4 KiB) is filled in for failed pods. `failed_at` is when its first rank failed, where the
     cluster can tell: the pod itself ends after its other ranks, and is shown with `failed_at`, `exit_code` and
-    `log_tail` even before that once another pod of its attempt has failed.
+    `log_tail` even before that once another pod of its attempt has failed. `request` is what this very pod asks for,
+    its slot included, whatever the job's roles say by now; empty where that is not known: then the role's is meant.
     """
 
     name: str
@@ -84,6 +85,7 @@ class PodView:
     finished_at: float | None = None
     log_tail: str = ""
     failed_at: float | None = None
+    request: Resources = Resources()
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,23 @@ def test_priority_classes_give_their_value() -> None:
     assert admits == [urgent]
 
 
+def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away() -> None:
+    for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
+        cluster = SimCluster(nodes(2), [flavor()], [queue()])
+        engine = Engine(cluster)
+        first = cluster.submit(job("a", grace=100), Work(1000, stop_s=60))
+        settle(engine, cluster, until=5)
+        cluster.edit(first, suspend=True)
+        second = cluster.submit(job("b", gpus=7), Work(1000))
+        settle(engine, cluster, until=6)
+        role = job("a", gpus=gpus).spec.roles[0].model_copy(update={"name": name})
+        cluster.edit(first, roles=[role])
+        settle(engine, cluster, until=60)
+        assert (len(cluster.pods(first)), cluster.pods(second)) == (2, ())
+        settle(engine, cluster, until=70)
+        assert (len(cluster.pods(first)), len(cluster.pods(second))) == (0, 2)
+
+
 def test_the_reason_of_a_wait_is_in_the_condition() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)

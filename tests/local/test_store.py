@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from muster.local.first_objects import ensure_first_objects
 from muster.local.records import Event, PodRecord
 from muster.local.shape import parse_shape, pretended_nodes
 from muster.local.store import MOST_EVENTS, Store, open_store
+from muster.model import Resources
+from muster.snapshot import pod_request
 
 
 @pytest.fixture
@@ -30,7 +33,10 @@ def job(uid: str = "u1") -> spec.TrainingJob:
 
 
 def pod(uid: str = "u1") -> PodRecord:
-    return PodRecord("job-trainer-0-x", uid, "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("0", "1"))
+    asked = Resources.of({"nvidia.com/gpu": 2, "cpu": 500, "pods": 1})
+    return PodRecord(
+        "job-trainer-0-x", uid, "trainer", 0, 1, 0, "n1", "local", 20000, 2, devices=("0", "1"), request=asked
+    )
 
 
 def contents(store: Store) -> tuple[object, ...]:
@@ -56,6 +62,23 @@ def test_what_was_written_is_there_after_opening_again(path: Path) -> None:
     assert contents(again) == before
     assert again.events("u1") == [Event("u1", 3.0, "Normal", "Admitted", "1 pod")]
     assert again.queues["default"].spec.resources[0].guaranteed == {"pods": "220"}
+
+
+def test_pods_of_a_database_from_before_they_kept_their_request_are_given_it(path: Path) -> None:
+    store = open_store(path)
+    gone = replace(pod(), name="job-reader-0-x", role="reader")  # the job has no such role any more
+    with store.transaction():
+        store.put(job())
+        store.put_pod(pod())
+        store.put_pod(gone)
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE pods SET body = CAST(json_remove(CAST(body AS TEXT), '$.request') AS BLOB)")
+    connection.close()
+    pods = open_store(path).pods["u1"]
+    wanted = job().spec.roles[0].template.spec
+    assert pods[pod().name].view().request == pod_request(wanted)
+    assert pods[gone.name].view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
 
 
 def change_much_and_fail(store: Store) -> None:

@@ -181,13 +181,28 @@ def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod
 def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:
     seen, changes = sight()
     seen.jobs.put(job_seen())
-    meta = pod_seen("a", 5, owner="uid-llama").metadata
-    seen.pods.created(created_pod(meta, "uid-llama", "n1"))
+    made = pod_seen("a", 5, owner="uid-llama")
+    seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
     before = seen.observe().pods["uid-llama"]
     assert (before[0].phase, before[0].node) == ("Pending", "n1")
     event = pod_seen("a", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
     assert changes.during(lambda: seen.pods.put(event)) == 0
     assert seen.observe().pods["uid-llama"] is before
+
+
+def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    made = pod_seen("a", 5, owner="uid-llama")
+    seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
+    side = read(PodSpec, {"containers": [{"name": "side", "resources": {"requests": {"cpu": "250m"}}}]})
+    made.metadata.resource_version = "6"
+    made.spec.containers.extend(side.containers)
+    made.spec.overhead["cpu"] = "10m"
+    before = seen.observe().pods["uid-llama"][0].request
+    seen.pods.put(made)
+    after = seen.observe().pods["uid-llama"][0].request
+    assert after == before.plus(Resources.of({"cpu": 260}))
 
 
 def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:

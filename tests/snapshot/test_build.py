@@ -165,6 +165,31 @@ def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
     assert (seen.waiting, [running.state for running in seen.running]) == ((), ["leaving"])
 
 
+def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_now() -> None:
+    def left(uid: str, *asked: int, role: str = "trainer", gpus: int = 1) -> list[tuple[str, int, int]]:
+        """First node, pods there and GPUs of a pod, of each part of the placement."""
+        one = named(uid, gpus=gpus)
+        wanted = one.spec.roles[0].model_copy(update={"name": role})
+        one = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": [wanted]})})
+        pods = tuple(
+            replace(pod(one, i, f"n{i}"), request=Resources.of({"nvidia.com/gpu": gpus, "pods": 1}))
+            for i, gpus in enumerate(asked)
+        )
+        (running,) = snapshot(one, pods={uid: pods}).running
+        request_of = {role.name: role.request.get("nvidia.com/gpu") for role in running.gang.roles}
+        return [(*part.nodes[0], request_of[part.role]) for part in running.placement]
+
+    assert left("same", 8, 8, gpus=8) == [("n0", 1, 8)]  # one part, of two nodes
+    assert left("smaller", 8, gpus=1) == [("n0", 1, 8)]
+    assert left("renamed", 8, role="worker") == [("n0", 1, 8)]
+    assert left("larger", 1, gpus=8) == [("n0", 1, 1)]
+    assert sorted(left("mixed", 8, 1)) == [("n0", 1, 8), ("n1", 1, 1)]
+    assert (
+        snapshot(named("a", gpus=4), pods={"a": (pod(named("a"), 0, "n0"),)}).running[0].gang
+        == (snapshot(named("a", gpus=4)).waiting[0])
+    )  # what a pod asks for is not known: its role's request
+
+
 def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone() -> None:
     one = admitted("a")
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})

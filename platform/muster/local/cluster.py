@@ -173,6 +173,7 @@ class LocalCluster:
         role = next((role for role in job.spec.roles if role.name == write.role), None)
         if role is None:
             return
+        request = pod_request(role.template.spec)
         record = PodRecord(
             name=write.name,
             job_uid=write.job_uid,
@@ -183,8 +184,9 @@ class LocalCluster:
             node=write.node,
             flavor=write.flavor,
             port=self._meeting_port(write, peers.values()),
-            gpus=pod_request(role.template.spec).get(GPU),
+            gpus=request.get(GPU),
             grace_s=float(role.template.spec.termination_grace_period_seconds),
+            request=request,
         )
         self._store.put_pod(record)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from muster.cluster import PodView
+from muster.model import Resources
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]
 
@@ -15,7 +16,8 @@ class PodRecord:
     """One replica, from the intent to run it until its room is free.
 
     `devices` is None until the GPUs are chosen, which is before the shim is started. `deleting_at` is when the engine
-    asked for its end. `failed_at` is when its first rank failed. Times are Unix seconds.
+    asked for its end. `failed_at` is when its first rank failed. `request` is what it asked for when it was made; a
+    database of before there was such a field is given it when it is opened. Times are Unix seconds.
     """
 
     name: str
@@ -37,6 +39,7 @@ class PodRecord:
     deleting_at: float | None = None
     grace_s: float = 30.0
     failed_at: float | None = None
+    request: Resources = Resources()
 
     @property
     def ended(self) -> bool:
@@ -60,6 +63,7 @@ class PodRecord:
             finished_at=self.finished_at,
             failed_at=self.failed_at,
             log_tail=self.log_tail,
+            request=self.request,
         )
 
 

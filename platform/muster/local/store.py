@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,10 @@ import msgspec
 
 from muster.documents import KINDS, Object
 from muster.errors import ClusterError
+from muster.local.capacity import GPU
 from muster.local.records import Event, PodRecord
+from muster.model import Resources
+from muster.snapshot import pod_request
 from muster.spec import Flavor, Queue, TrainingJob
 
 SCHEMA = 1
@@ -54,6 +58,8 @@ class Store:
             self._remember(KINDS[kind].model_validate_json(body))
         for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
             pod = msgspec.json.decode(body, type=PodRecord)
+            if not pod.request:
+                pod = replace(pod, request=_request_of(pod, self.jobs.get(pod.job_uid)))
             self.pods.setdefault(pod.job_uid, {})[pod.name] = pod
 
     @contextmanager
@@ -173,6 +179,14 @@ class Store:
         if self._undo is not None:
             self._undo.append(_restorer(where, key))
         where.pop(key, None)
+
+
+def _request_of(pod: PodRecord, job: TrainingJob | None) -> Resources:
+    """What a pod asks for whose record does not say so: what its role does, or all that is known of it."""
+    for role in job.spec.roles if job is not None else ():
+        if role.name == pod.role:
+            return pod_request(role.template.spec)
+    return Resources.of({GPU: pod.gpus, "pods": 1})
 
 
 def _restorer(where: dict[str, T], key: str) -> Callable[[], None]:

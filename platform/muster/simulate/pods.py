@@ -9,8 +9,10 @@ from typing import Protocol
 from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
 from muster.lifecycle import LIVE_PHASES
+from muster.model import Resources
 from muster.simulate.agenda import Agenda
 from muster.simulate.work import Attempt, Work
+from muster.snapshot import pod_request
 
 
 class Observer(Protocol):
@@ -51,11 +53,19 @@ class SimJob:
     pods: dict[str, PodView] = field(default_factory=dict)
     attempt: Attempt | None = None  # while the whole gang works
     done_s: float = 0.0  # of work, at full size, that a stop would leave behind
+    _requests: tuple[spec.TrainingJobSpec, dict[str, Resources]] | None = None  # by role, of one spec
 
     @property
     def uid(self) -> str:
         """The job's uid."""
         return self.job.metadata.uid
+
+    def request(self, role: str) -> Resources:
+        """What a pod of the role asks for if it is made now; nothing for a role that the job does not have."""
+        wanted = self.job.spec
+        if self._requests is None or self._requests[0] is not wanted:
+            self._requests = wanted, {part.name: pod_request(part.template.spec) for part in wanted.roles}
+        return self._requests[1].get(role, Resources())
 
 
 class Pods:
@@ -82,7 +92,16 @@ class Pods:
         """Start a pod; nothing if it is there already."""
         if write.name in entry.pods:
             return
-        pod = PodView(write.name, write.job_uid, write.role, write.index, write.attempt, write.node, "Pending")
+        pod = PodView(
+            name=write.name,
+            job_uid=write.job_uid,
+            role=write.role,
+            index=write.index,
+            attempt=write.attempt,
+            node=write.node,
+            phase="Pending",
+            request=entry.request(write.role),
+        )
         self._observer.placed(entry.job, pod, self._agenda.now)
         self._see(entry, pod)
         stuck = write.attempt in entry.work.stuck and write.index == write.replicas - 1

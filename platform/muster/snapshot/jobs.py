@@ -6,17 +6,19 @@ there. A job whose queue is missing or closed to its namespace gets its `Wait` h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muster import model, spec
 from muster.cluster import PodView
 from muster.lifecycle import LIVE_PHASES, from_status, is_admitted, is_finished, is_leaving, max_grace
 from muster.lifecycle.conditions import SUSPENDED, is_true
-from muster.model import Gang, Hold, Placement, RolePlacement, Running, Wait
+from muster.model import Gang, Hold, Placement, Resources, RolePlacement, Running, Wait
 from muster.snapshot.requests import node_affinity, pod_request, tolerations
 
 FOREVER = float("inf")
+_SLOT = Resources.of({"pods": 1})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Sur
     if is_admitted(status) and not (is_finished(status) or deleted):
         return JobView(running=_running(job, pods, gang))
     if any(pod.phase in LIVE_PHASES for pod in pods):
-        left = _what_is_left(pods, gang, around.flavor_of)
+        gang, left = _what_is_left(pods, gang, around.flavor_of)
         admitted_at = status.admitted_at if status.admitted_at is not None else now
         leaving = Running(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="leaving")
         return JobView(running=leaving if left else None, hold=hold, until=hold_until)
@@ -149,15 +151,35 @@ def _joined(part: RolePlacement, stale: Mapping[str, int]) -> RolePlacement:
     return RolePlacement(part.role, part.flavor, tuple(nodes.items()))
 
 
-def _what_is_left(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> Placement:
-    """Pods that still take up room, by role and flavor; a node that is no more has none to take."""
+def _what_is_left(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
+    """Pods that still take up room, by role and flavor, and the gang that they are. A node that is no more has none to
+    take."""
+    here = [pod for pod in pods if pod.phase in LIVE_PHASES and pod.node in flavor_of]
+    gang, role_of = _as_asked(here, gang)
     counts: dict[tuple[str, str], dict[str, int]] = {}
-    roles = {role.name for role in gang.roles}
-    for pod in pods:
-        if pod.phase in LIVE_PHASES and pod.node in flavor_of and pod.role in roles:
-            nodes = counts.setdefault((pod.role, flavor_of[pod.node]), {})
-            nodes[pod.node] = nodes.get(pod.node, 0) + 1
-    return tuple(RolePlacement(role, flavor, tuple(sorted(by.items()))) for (role, flavor), by in counts.items())
+    for pod in here:
+        nodes = counts.setdefault((role_of[pod.name], flavor_of[pod.node]), {})
+        nodes[pod.node] = nodes.get(pod.node, 0) + 1
+    return gang, tuple(RolePlacement(role, flavor, tuple(sorted(by.items()))) for (role, flavor), by in counts.items())
+
+
+def _as_asked(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, str]]:
+    """The gang with roles that ask for what these pods ask for, and the role of each pod, by name.
+
+    A gang that is not admitted may be edited while its old pods stop: its roles are others then than those of its
+    pods. And what admission plugins added to a pod is in no role.
+    """
+    now = {role.name: role.request for role in gang.roles}
+    asked = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
+    if all(asked[pod.name] == now.get(pod.role) for pod in pods):
+        return gang, {pod.name: pod.role for pod in pods}
+    sizes = Counter((pod.role, asked[pod.name]) for pod in pods)
+    names: dict[tuple[str, Resources], str] = {}
+    roles: list[model.Role] = []
+    for (role, request), size in sorted(sizes.items(), key=lambda entry: (entry[0][0], entry[0][1].items)):
+        name = names[role, request] = f"{role}.{len(roles)}"  # one role's pods may differ; no role has a dot
+        roles.append(model.Role(name, size, size, request))
+    return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, asked[pod.name]] for pod in pods}
 
 
 def _hold(job: spec.TrainingJob, gang: Gang, now: float) -> Hold | None:
