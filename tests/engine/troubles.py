@@ -8,9 +8,9 @@ from functools import partial
 
 from hypothesis import strategies as st
 from tests.engine.watched import Watched
-from tests.engine.worlds import queue
+from tests.engine.worlds import job, queue
 
-from muster.lifecycle import is_finished
+from muster.lifecycle import is_admitted, is_finished
 
 Trouble = tuple[float, str, int]
 """When, what, and a number that chooses the pod, node, job or queue."""
@@ -82,6 +82,30 @@ def _lower_replicas(cluster: Watched, number: int) -> None:
         cluster.edit(uid, roles=[role.model_copy(update={"replicas": fewer, "min_replicas": least})])
 
 
+def _edit_roles(cluster: Watched, number: int) -> None:
+    """Another name, request, size and flavors for a role: a job that is admitted is suspended first, as it has to be,
+    and edited while its pods still stop."""
+    uids = cluster.uids()
+    if not uids:
+        return
+    uid, gpus = uids[number % len(uids)], (1, 2, 4)[number % 3]
+
+    def put() -> None:
+        if (
+            cluster.has_job(uid)
+            and not is_admitted(cluster.job(uid).status)
+            and not is_finished(cluster.job(uid).status)
+        ):
+            role = job("edited", 1 + number % (8 // gpus), gpus).spec.roles[0]
+            fields = {"name": ("trainer", "worker")[number % 2], "flavors": [[], ["any"]][number % 2]}
+            cluster.edit(uid, roles=[role.model_copy(update=fields)])
+
+    if is_admitted(cluster.job(uid).status):
+        cluster.edit(uid, suspend=True)
+        cluster.at(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
+    cluster.at(cluster.now + 1, put)
+
+
 def _edit_quota(cluster: Watched, number: int) -> None:
     """A queue has next to nothing of its own, and may be bounded; later it is as it was."""
     name = ("red", "blue")[number % 2]
@@ -109,6 +133,7 @@ KINDS: dict[str, Callable[[Watched, int], None]] = {
     "cancel": _cancel,
     "delete": _delete_job,
     "replicas": _lower_replicas,
+    "roles": _edit_roles,
     "priority": _raise_priority,
     "quota": _edit_quota,
     "queue": _delete_queue,

@@ -31,6 +31,7 @@ class Watched(SimCluster):
         self.edits: dict[int, tuple[str, dict[str, object]]] = {}
         self.written = 0
         self.created: list[CreatePod] = []
+        self.held: dict[str, int] = {}  # GPUs of pods as they were made, by name
         self.deleted: set[str] = set()  # uids of jobs that a user deleted
         self.limits: dict[str, int] = {}  # of queues, as the engine saw them last
 
@@ -87,6 +88,7 @@ class Watched(SimCluster):
         if not any(pod.name == write.name for pod in self.pods(write.job_uid)):
             assert not known, "a pod runs twice"
             self.created.append(write)
+            self.held[write.name] = _gpus(self.job(write.job_uid))
 
     def _check_delete(self, write: DeletePod) -> None:
         pod = next((pod for pod in self.pods(write.job_uid) if pod.name == write.name), None)
@@ -117,6 +119,10 @@ class Watched(SimCluster):
             status = write.status if uid == write.job_uid else one.status
             gpus = _gpus(one)
             claims = is_admitted(status) and one.metadata.deletion_timestamp is None  # then only its pods count
+            for pod in () if claims else self.pods(uid):
+                if pod.phase in LIVE_PHASES and pod.node in self.nodes:
+                    nodes[pod.node] = nodes.get(pod.node, 0) + self.held[pod.name]
+                    queues[one.spec.queue] = queues.get(one.spec.queue, 0) + self.held[pod.name]
             for part in status.placement if claims else ():
                 for node, pods in from_status([part])[0].nodes:
                     nodes[node] = nodes.get(node, 0) + pods * gpus
@@ -133,7 +139,7 @@ class Watched(SimCluster):
         for uid in self.uids():
             for pod in self.pods(uid):
                 if pod.phase in LIVE_PHASES:
-                    used[pod.node] = used.get(pod.node, 0) + _gpus(self.job(uid))
+                    used[pod.node] = used.get(pod.node, 0) + self.held[pod.name]
         for name, amount in used.items():
             if name in self.nodes:
                 assert amount <= self.nodes[name].allocatable.get(GPU), f"{name} is oversubscribed"
