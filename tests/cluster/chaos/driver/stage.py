@@ -19,6 +19,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
+SLOW_S = 15.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/muster-operator"
 
 
@@ -32,6 +33,7 @@ class Stage:
         self.counts: Counter[str] = Counter()  # troubles by name
         self.away: set[str] = set()  # nodes that something is wrong with: one trouble at a time for each
         self.foreign = 0
+        self.slow: list[str] = []  # what held the diary up for long: the machine is too small, or something hangs
         self._began = time.monotonic()
         self._diary: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -64,12 +66,15 @@ class Stage:
     def do_what_is_due(self) -> None:
         """In order; returns when the next is not due yet."""
         while self._diary and self._diary[0][0] <= self.now:
-            _, _, what = heapq.heappop(self._diary)
+            due, _, what = heapq.heappop(self._diary)
+            began = self.now
             try:
                 what()
             except Refused as refused:  # what it was about has changed meanwhile
                 if refused.code not in (404, 409, 422, 429):
                     raise
+            if self.now > began + SLOW_S:
+                self.slow.append(f"{what.__qualname__.split('.')[0]} due at {due:.0f} s took {self.now - began:.0f} s")
 
     def persist(self, call: Callable[[], Any]) -> Any:
         """Make a call again until the API server answers."""

@@ -39,6 +39,7 @@ class Verdict:
     violations: list[Json] = field(default_factory=list)
     seen: Json = field(default_factory=dict)  # events by kind
     seconds: float = 0.0
+    slow: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
@@ -53,6 +54,7 @@ class Verdict:
             f"  troubles: {_counted(self.troubles)}",
             f"  seen by the observer: {_counted(self.seen)}",
         ]
+        lines += [f"  slow: {slow}" for slow in self.slow]
         lines += [f"  SURPRISE {surprise}" for surprise in self.surprises[:20]]
         lines += [f"  VIOLATION {v['violation']}: {v['of']}: {v['message']}" for v in self.violations[:20]]
         return "\n".join(lines)
@@ -187,7 +189,7 @@ class _Run:
 
     def verdict(self) -> Verdict:
         """How the jobs ended, and whether they had to."""
-        verdict = Verdict(self._stage.size.seed, troubles=self._stage.counts)
+        verdict = Verdict(self._stage.size.seed, troubles=self._stage.counts, slow=self._stage.slow)
         jobs = {(job["metadata"]["namespace"], job["metadata"]["name"]): job for job in self._jobs()}
         for wish in self._wishes:
             job = jobs.get((wish.namespace, wish.name))

@@ -32,6 +32,7 @@ def _happens(stage: Stage, trouble: Trouble, chance: Random) -> Callable[[], Non
         stage.counts[trouble.__name__] += 1
         trouble(stage, chance)
 
+    happen.__qualname__ = trouble.__name__
     return happen
 
 
