@@ -61,8 +61,8 @@ def test_tolerations_keep_what_placing_needs() -> None:
 @pytest.mark.parametrize(
     ("terms", "expected"),
     [
-        ([], ()),
-        ([{}], ()),
+        ([], ((NodeRequirement("kubernetes.io/hostname", "In", ()),),)),  # no node has a name of none
+        ([{}], ((NodeRequirement("kubernetes.io/hostname", "In", ()),),)),
         (
             [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["x", "y"]}]}, {"matchExpressions": []}],
             ((NodeRequirement("a", "In", ("x", "y")),),),

@@ -14,6 +14,8 @@ from muster.model import NodeRequirement, Resources, Toleration
 from muster.quantity import parse_quantity, parse_resources
 from muster.spec import Container, PodSpec
 
+_NOWHERE = (NodeRequirement("kubernetes.io/hostname", "In", ()),)
+
 
 def pod_request(spec: PodSpec) -> Resources:
     """The request of one pod, `pods: 1` included."""
@@ -46,14 +48,20 @@ def tolerations(raw: list[dict[str, Any]]) -> tuple[Toleration, ...]:
 
 
 def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[NodeRequirement, ...], ...]:
-    """The required node affinity as an OR of ANDs. Empty terms match nothing and are left out, as in Kubernetes."""
-    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    """The required node affinity as an OR of ANDs; empty when every node will do.
+
+    As in Kubernetes an empty term matches no node. Where all are empty none does, and one term that cannot be met says
+    so: an OR of nothing would be no rule at all.
+    """
+    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return ()
     terms = []
     for term in required.get("nodeSelectorTerms") or ():
         lines = [*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())]
         if lines:
             terms.append(tuple(NodeRequirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in lines))
-    return tuple(terms)
+    return tuple(terms) or (_NOWHERE,)
 
 
 def _container_request(container: Container) -> dict[str, int]:
