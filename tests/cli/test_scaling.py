@@ -33,7 +33,7 @@ def test_of_several_roles_each_is_named(cluster: MemoryClient, muster: Muster) -
     assert "trainer=3, reader=3" in ended.err
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "trainer=", "trainer=1.5", "="])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "trainer=", "trainer=1.5", "=", "9" * 5000])
 def test_what_is_no_number_of_pods_is_refused(text: str, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     ended = muster("scale", "llama", "--", text)

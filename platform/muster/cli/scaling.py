@@ -14,6 +14,9 @@ from muster.cli.printing import console, print_json
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
 
+_MOST_DIGITS = 18  # far beyond any job, and far below what Python refuses to read
+_MOST_SHOWN = 80
+
 
 def register(app: typer.Typer) -> None:
     """Add the verb of this file."""
@@ -43,8 +46,9 @@ def scale(
 def _read(text: str, job: TrainingJob) -> tuple[str, int]:
     """(role, number) of `4` or `trainer=4`; a number alone is of the only role."""
     role, _, number = text.rpartition("=")
-    if not number.isdecimal() or int(number) < 1:
-        usage_error(f"[ROLE=]N: {text!r} is no number of pods; write one such as 4 or trainer=4", "replicas")
+    if len(number) > _MOST_DIGITS or not number.isdecimal() or int(number) < 1:
+        told = repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+        usage_error(f"[ROLE=]N: {told} is no number of pods; write one such as 4 or trainer=4", "replicas")
     names = [item.name for item in job.spec.roles]
     if not role and len(names) > 1:
         usage_error(f"[ROLE=]N: the job has several roles; write one of {', '.join(f'{n}={number}' for n in names)}")
