@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from tests.cli.objects import job, placement, status
 from muster.cli.views.job_words import present
 from muster.cli.views.watching import Curve, Sight, news, picture, progress_line
 from muster.cli.watch import _printed
-from muster.spec import TrainingJobStatus
+from muster.errors import NotFound
+from muster.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:
@@ -79,6 +82,28 @@ def test_watching_a_job_that_is_deleted_meanwhile_ends_as_not_found(cluster: Mem
     cluster.films["llama"] = [status("Running")]
     ended = muster("watch", "llama")
     assert (ended.code, "was deleted before it ended" in ended.err) == (3, True)
+
+
+@pytest.mark.parametrize("verb", ["watch", "submit"])
+def test_a_job_that_is_removed_as_soon_as_it_ends_is_not_told_to_be_deleted_before(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    one = job(ttlSecondsAfterFinished=0)
+
+    def removed(name: str, namespace: str = "default") -> Iterator[TrainingJob]:
+        yield one.model_copy(update={"status": status("Running")})
+        raise NotFound(f"there is no job {name!r} in namespace {namespace!r}")
+
+    monkeypatch.setattr(cluster, "watch", removed)
+    if verb == "watch":
+        cluster.kept_jobs["llama"] = one
+        ended = muster("watch", "llama")
+    else:
+        (tmp_path / "job.yaml").write_text(json.dumps(one.model_dump(by_alias=True, exclude_none=True)))
+        cluster.kept_queues["research"] = Queue(metadata=ObjectMeta(name="research"))
+        ended = muster("submit", str(tmp_path / "job.yaml"), "--wait")
+    assert (ended.code, "its end was not seen" in ended.err) == (3, True), ended.err
+    assert "ttlSecondsAfterFinished 0" in ended.err
 
 
 def drawn(sight: Sight, curve: Curve | None = None, width: int = 100) -> str:

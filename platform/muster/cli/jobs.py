@@ -178,13 +178,18 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
 
 
 def _wait(client: Client, name: str, namespace: str) -> TrainingJob:
-    from muster.cli.views.job_words import is_over
+    from muster.cli.views.job_words import is_over, vanished
     from muster.errors import NotFound
 
-    for job in client.watch(name, namespace):
-        if is_over(job):
-            return job
-    raise NotFound(f"job {namespace}/{name} was deleted before it ended")
+    last: TrainingJob | None = None
+    try:
+        for job in client.watch(name, namespace):
+            if is_over(job):
+                return job
+            last = job
+    except NotFound as error:
+        raise NotFound(vanished(name, namespace, last)) from error
+    raise NotFound(vanished(name, namespace, last))
 
 
 def _check_named_once(jobs: list[TrainingJob]) -> None:

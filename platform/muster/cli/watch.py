@@ -49,7 +49,7 @@ def watch(
 
 def watch_job(client: Client, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
     """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
-    from muster.cli.views.job_words import is_over
+    from muster.cli.views.job_words import is_over, vanished
     from muster.errors import NotFound
 
     out = console()
@@ -62,7 +62,7 @@ def watch_job(client: Client, name: str, namespace: str, *, report: bool = True,
         print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
     if last is None or not is_over(last.job):
-        raise NotFound(f"job {namespace}/{name} was deleted before it ended")
+        raise NotFound(vanished(name, namespace, None if last is None else last.job))
     if not as_json:
         _tell_end(last, out)
     run_dir = client.run_dir(name, namespace)
@@ -76,9 +76,10 @@ def watch_job(client: Client, name: str, namespace: str, *, report: bool = True,
 
 
 def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
-    """What there is to see, whenever the job changes and twice a second in between, until it is over."""
+    """What there is to see, whenever the job changes and twice a second in between, until it is over or gone."""
     from muster.cli.views.job_words import is_over, leading, present
     from muster.cli.views.watching import Sight
+    from muster.errors import NotFound
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
 
@@ -88,6 +89,8 @@ def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
                 changes.put(job)
                 if is_over(job):
                     break
+            changes.put(None)
+        except NotFound:
             changes.put(None)
         except Exception as error:  # raised again where the verb can tell it
             changes.put(error)

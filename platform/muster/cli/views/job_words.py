@@ -23,6 +23,17 @@ _OF_THE_LAUNCHER = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: 
 MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
 
 
+def vanished(name: str, namespace: str, last: TrainingJob | None) -> str:
+    """Why nobody can tell how a job ended that is gone; `last` is how it was last seen."""
+    ttl = None if last is None else last.spec.ttl_seconds_after_finished
+    if last is None or ttl is None or last.metadata.deletion_timestamp is not None:
+        return f"job {namespace}/{name} was deleted before it ended"
+    return (
+        f"job {namespace}/{name} is gone, and its end was not seen: it was deleted, or it ended and was removed"
+        f" {duration(ttl)} later (ttlSecondsAfterFinished {ttl}; 60 leaves time to see it)"
+    )
+
+
 def label(job: TrainingJob) -> str:
     """`namespace/name`."""
     return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
