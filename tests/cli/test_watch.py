@@ -232,6 +232,12 @@ def test_logs_ask_for_attempt_and_times(logged: MemoryClient, muster: Muster) ->
     assert logged.asked == [("logs", "trainer", 1, 2, NOW, None, False)]
 
 
+def test_logs_of_an_attempt_may_be_of_replicas_and_roles_that_are_no_more(logged: MemoryClient, muster: Muster) -> None:
+    assert muster("logs", "llama", "-i", "7", "--attempt", "0").code == 0
+    assert muster("logs", "llama", "--role", "reader", "-i", "1", "--attempt", "0").code == 0
+    assert [asked[1:4] for asked in logged.asked] == [("trainer", 7, 0), ("reader", 1, 0)]
+
+
 def test_logs_as_json_are_a_list_of_lines(logged: MemoryClient, muster: Muster) -> None:
     assert muster("logs", "llama", "-i", "1", "--json").rows == [{"role": "trainer", "index": 1, "line": "step 1 too"}]
 

@@ -8,7 +8,8 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.local.replica_log import is_over, newest_attempt
+from muster.errors import NotFound
+from muster.local.replica_log import check_replica, is_over, newest_attempt
 
 
 def job(attempt: int, phase: str) -> spec.TrainingJob:
@@ -50,3 +51,15 @@ def test_who_follows_a_job_that_goes_on_reads_its_present_attempt(
         (tmp_path / "logs" / f"trainer-0.attempt-{number}.log").touch()
     (tmp_path / "logs" / "trainer-1.attempt-99.log").touch()
     assert newest_attempt(tmp_path, job(12, phase), "trainer", 0, follow) == newest
+
+
+def test_a_replica_that_was_scaled_away_can_be_read_in_the_attempts_that_had_it(tmp_path: Path) -> None:
+    for name in ("trainer-1.attempt-0.log", "reader-0.attempt-0.log"):
+        (tmp_path / name).touch()
+    here = job(1, "Running")  # one trainer
+    check_replica(here, "trainer", 0, tmp_path, 7)
+    check_replica(here, "trainer", 1, tmp_path, 0)
+    check_replica(here, "reader", 0, tmp_path, 0)
+    for role, index, attempt in (("trainer", 1, None), ("trainer", 1, 1), ("trainer", -1, 0), ("reader", 0, 1)):
+        with pytest.raises(NotFound, match=r"it has trainer|has replicas 0 to 0"):
+            check_replica(here, role, index, tmp_path, attempt)

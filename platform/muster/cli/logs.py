@@ -86,7 +86,7 @@ def logs(
     )
     client = connect()
     found = client.job(name, space)
-    pods = _pods(found, role, index)
+    pods = _pods(found, role, index) if attempt is None else _pods_of_attempt(found, role, index)
     if follow and found.status.phase in ("Pending", "Suspended", "Admitted"):
         _say_why_silent(found)  # now: what comes may take hours
     print_lines = _print_json if as_json else _print
@@ -121,6 +121,15 @@ def _pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -> list
         told = ", ".join(map(str, indexes or ()))
         usage_error(f"--index: {told} is no index of the job; write 0 to {max(pod.index for pod in pods)}", "--index")
     return chosen
+
+
+def _pods_of_attempt(job: TrainingJob, role: str | None, indexes: list[int] | None) -> list[Pod]:
+    """Like `_pods`, of an attempt that may have had roles and replicas that the job has no more: whoever names one of
+    those gets its log if there is one, and is told by the cluster if there is none."""
+    names = [role] if role is not None else [item.name for item in job.spec.roles]
+    if indexes and min(indexes) >= 0 and len(names) == 1:
+        return [Pod(names[0], index) for index in sorted(set(indexes))]
+    return _pods(job, role, indexes)
 
 
 def _print(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> bool:

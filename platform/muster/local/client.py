@@ -229,12 +229,12 @@ class LocalClient:
 
         `since` and `until` are Unix seconds, exact to about a second; `tail` leaves the last lines of those. With
         `follow`, lines to come as well, until the replica's attempt is over. Raises `NotFound` for a role or index
-        that the job does not have.
+        that the job does not have, and did not have in `attempt`.
         """
         seen = self._ask("GET", f"{_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
-        check_replica(job, role, index)
         run_dir = Path(seen["runDir"])
+        check_replica(job, role, index, run_dir / "logs", attempt)
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)

@@ -13,8 +13,14 @@ _FINISHED = ("Succeeded", "Failed")
 _ENDED = ("Succeeded", "Failed", "Lost")
 
 
-def check_replica(job: TrainingJob, role: str, index: int) -> None:
-    """Raises `NotFound` for a role or index that the job does not have."""
+def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
+    """Raises `NotFound` for a role or index that the job does not have.
+
+    One that it had once, and that was scaled or edited away since, can still be read: of an `attempt` that has its log
+    in the folder `logs`.
+    """
+    if attempt is not None and f"{role}-{index}.attempt-{attempt}.log" in {path.name for path in logs.glob("*.log")}:
+        return
     replicas = {entry.name: entry.replicas for entry in job.spec.roles}
     if role not in replicas:
         raise NotFound(
