@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +94,13 @@ def test_whatever_is_lost_or_killed_many_times_over(
     arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
 ) -> None:
     check_troubled(arrivals, kills, troubles)
+
+
+@settings(max_examples=25)
+@given(workloads(), st.lists(st.tuples(st.integers(3, 60), st.integers(0, 11)), min_size=1, max_size=4))
+def test_roles_edited_while_pods_stop_take_room_from_nobody(arrivals: Arrivals, edits: list[tuple[int, int]]) -> None:
+    crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exits=())) for _, wanted, work in arrivals]
+    check_troubled(crowd, [], [(float(at), "roles", number) for at, number in edits])
 
 
 @settings(max_examples=15)
