@@ -153,17 +153,18 @@ class Election:
 
     async def release(self) -> None:
         """Give the Lease back, so that another need not wait for its end. We write nothing from now on."""
-        was_ours, current = self.may_write(), self._current
+        was_ours = self.may_write()
         self._claim.gave_up()
         self._tell()
-        if was_ours and current is not None:
-            free = Lease(
-                current.metadata, _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
-            )
-            try:
-                await self._api.put(self._path, msgspec.json.encode(free))
-            except ClusterError as error:
-                _LOG.warning("lease not released", extra={"why": str(error)})
+        if not was_ours:
+            return
+        try:
+            current = await self._read()  # a renewal may have been under way when we were told to stop
+            if current.spec.holder_identity == self._claim.identity:
+                kept = _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
+                await self._api.put(self._path, msgspec.json.encode(Lease(current.metadata, kept)))
+        except ClusterError as error:
+            _LOG.warning("lease not released", extra={"why": str(error)})
 
     async def _try(self) -> None:
         if self._current is None or not self._claim.holds(self._clock()):
