@@ -61,6 +61,13 @@ def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryC
     assert muster("delete", "queue", "a").code == 3
 
 
+def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_queues = {name: queue(name) for name in ("company", "product", "research")}
+    cluster.queue_rows = TREE
+    told = muster("delete", "queue", "company", "research", "product").out
+    assert [line.split()[1] for line in told.splitlines()][-1] == "company"
+
+
 @pytest.mark.parametrize(("words", "told"), [(["pod", "x"], "kind: 'pod' is not known"), ([], "nothing named")])
 def test_delete_without_a_known_kind_is_invalid(
     cluster: MemoryClient, muster: Muster, words: list[str], told: str

@@ -123,3 +123,30 @@ def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: 
     first = objects.submit(jobs, dry_run=False)
     assert objects.submit(jobs, dry_run=False) == first
     assert len(store.jobs) == 2
+
+
+# ---- queues that are deleted
+
+
+def a_queue(name: str, parent: str | None = None) -> spec.Queue:
+    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
+
+
+def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(objects: Objects, store: Store) -> None:
+    objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product", "company")])
+    with pytest.raises(Conflict, match="queue 'company' has queues below it: product, research;") as refusal:
+        objects.delete("Queue", "default", "company")
+    assert refusal.value.reason == "HasChildren"
+    assert {"company", "research", "product"} <= set(store.queues)
+    for name in ("research", "product", "company"):
+        assert objects.delete("Queue", "default", name)["result"] == "deleted"
+
+
+def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Objects, store: Store) -> None:
+    objects.apply([a_queue("company"), a_queue("research", "company")])
+    job = shell_job("unfinished", "true", queue="research")
+    with store.transaction():
+        store.put(job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u"})}))
+    assert objects.delete("Queue", "default", "research")["result"] == "deleting"
+    assert objects.delete("Queue", "default", "company")["result"] == "deleting"
+    assert {"company", "research"} <= set(store.queues)

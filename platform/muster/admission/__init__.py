@@ -7,7 +7,7 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 
 from __future__ import annotations
 
-from muster.admission.applying import check_apply
+from muster.admission.applying import check_apply, check_no_children
 from muster.admission.editing import check_edit, check_unfinished
 from muster.admission.namespaces import namespace_allowed
 from muster.admission.queues import QueueVerdict, queue_verdicts
@@ -19,6 +19,7 @@ __all__ = [
     "QueueVerdict",
     "check_apply",
     "check_edit",
+    "check_no_children",
     "check_size",
     "check_submit",
     "check_unfinished",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.admission.queues import QueueVerdict, queue_verdicts
 from muster.admission.submitting import nearest
-from muster.errors import NotFound, Refused
+from muster.errors import Conflict, NotFound, Refused
 from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
@@ -46,6 +46,23 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
                 raise NotFound(
                     f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="UnknownFlavor"
                 )
+
+
+def check_no_children(name: str, queues: Iterable[Queue]) -> None:
+    """Raise `Conflict` HasChildren for a queue that is to be deleted while others name it as their parent: they would
+    admit nothing any more. Those that are being deleted themselves do not count."""
+    children = sorted(
+        queue.metadata.name
+        for queue in queues
+        if queue.spec.parent == name and queue.metadata.deletion_timestamp is None
+    )
+    if children:
+        told = f"queue {name!r} has queues below it: {', '.join(children)}; without it they would admit nothing."
+        raise Conflict(
+            f"{told} Delete them first, or together: muster delete queue {' '.join([*children, name])}; or give them"
+            " another spec.parent",
+            reason="HasChildren",
+        )
 
 
 def _fault(verdict: QueueVerdict) -> tuple[str, str] | None:

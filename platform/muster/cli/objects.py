@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.client import connect, default_namespace
+from muster.cli.client import Client, connect, default_namespace
 from muster.cli.completing import Json, Namespace, split_name
 from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json
@@ -60,9 +60,19 @@ def delete(
     if not targets:
         usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
     client, rows = connect(), []
-    for target, name, space in targets:
+    for target, name, space in _children_first(client, targets):
         rows.append(client.delete(target, name, space))
     _tell(rows, as_json)
+
+
+def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Queues from the leaves up, in the places where queues stand: no queue is deleted above one that stays."""
+    queues = [target for target in targets if target[0] == "Queue"]
+    if len(queues) < 2:
+        return targets
+    places = {row["name"]: place for place, row in enumerate(client.queues())}  # parents first
+    ordered = iter(sorted(queues, key=lambda target: -places.get(target[1], 0)))
+    return [next(ordered) if target[0] == "Queue" else target for target in targets]
 
 
 def _tell(rows: list[dict[str, str]], as_json: bool) -> None:

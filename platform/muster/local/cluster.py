@@ -218,12 +218,14 @@ class LocalCluster:
         self._store.remove(job)
 
     def finish_deletions(self) -> None:
-        """Let go of queues that were deleted and that no unfinished job names any more. Inside a transaction."""
+        """Let go of queues that were deleted and that no unfinished job and no queue names any more. Inside a
+        transaction."""
         leaving = [queue for queue in self._store.queues.values() if queue.metadata.deletion_timestamp is not None]
         if leaving:
             named = {job.spec.queue for job in self._store.jobs.values() if not is_finished(job.status)}
             for queue in leaving:
-                if queue.metadata.name not in named:
+                below = any(other.spec.parent == queue.metadata.name for other in self._store.queues.values())
+                if queue.metadata.name not in named and not below:
                     self._store.remove(queue)
 
     def _forget_folders(self, uids: Iterable[str]) -> None:

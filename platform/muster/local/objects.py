@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from muster import spec
-from muster.admission import check_apply, check_edit, check_size, check_submit, check_unfinished, with_replicas
+from muster.admission import (
+    check_apply,
+    check_edit,
+    check_no_children,
+    check_size,
+    check_submit,
+    check_unfinished,
+    with_replicas,
+)
 from muster.cluster import NodeView
 from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, NotFound
@@ -99,7 +107,8 @@ class Objects:
             return [self._apply(document, notices) for document in documents]
 
     def delete(self, kind: str, namespace: str, name: str) -> Result:
-        """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use)."""
+        """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use,
+        queue with queues below it)."""
         item: Object
         if kind == "TrainingJob":
             item = self.find(namespace, name)
@@ -212,7 +221,7 @@ class Objects:
                 )
             self._store.remove(item)
             return True
-        if isinstance(item, spec.Queue) and not self._names_of_unfinished(item.metadata.name):
+        if isinstance(item, spec.Queue) and self._may_go(item):
             self._store.remove(item)
             return True
         if item.metadata.deletion_timestamp is None:
@@ -232,6 +241,13 @@ class Objects:
         if isinstance(document, spec.Queue):
             return self._store.queues.get(document.metadata.name)
         return self._store.flavors.get(document.metadata.name)
+
+    def _may_go(self, queue: spec.Queue) -> bool:
+        """Whether nothing waits for the queue. Raises `Conflict` while there are queues below it that stay."""
+        name = queue.metadata.name
+        check_no_children(name, self._store.queues.values())
+        leaving = any(other.spec.parent == name for other in self._store.queues.values())
+        return not leaving and not self._names_of_unfinished(name)
 
     def _names_of_unfinished(self, queue: str) -> list[str]:
         jobs = self._store.jobs.values()
