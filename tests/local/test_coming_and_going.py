@@ -155,7 +155,22 @@ def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: Loca
     with pytest.raises(NobodyThere, match="was stopped"):
         list(seen)
     assert processes_of(home) == []
-    assert LocalClient.connect(home).job("watched").metadata.name == "watched"
+
+
+def test_a_daemon_that_was_stopped_is_started_by_a_submit_or_up_and_by_nothing_else(
+    own: LocalClient, home: Path
+) -> None:
+    own.down()
+    later = LocalClient.connect(home)
+    for ask in (later.jobs, later.queues, lambda: later.cancel("none"), own.nodes):
+        with pytest.raises(NobodyThere, match="the daemon was stopped; start it with: muster local up"):
+            ask()
+    assert processes_of(home) == []
+    later.submit(shell_job("again", "true"))
+    assert [job.metadata.name for job in own.jobs()] == ["again"]
+    ended(own, "again")
+    own.down()
+    assert [job.metadata.name for job in LocalClient.up(home).jobs()] == ["again"]
 
 
 def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Path) -> None:

@@ -13,7 +13,7 @@ from muster.cli.completing import Json
 from muster.cli.printing import print_json, show
 
 app = typer.Typer(
-    help="The daemon that runs jobs on this host; it starts by itself on the first submit.",
+    help="The daemon that runs jobs on this host; it starts by itself, but not after `down`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

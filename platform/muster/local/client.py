@@ -42,19 +42,23 @@ class LocalClient:
     def __init__(self, home: Home, start: bool) -> None:
         self._home = home
         self._start = start
-        self._met = False  # whether a daemon has answered us
 
     @classmethod
     def connect(cls, home: str | os.PathLike[str] | None = None, start: bool = True) -> LocalClient:
         """A client of the daemon of `home` (default $MUSTER_HOME, else ~/.muster); starts it unless `start` is False.
 
-        A daemon of another version that this client cannot talk to is replaced; its replicas go on. Raises
-        `DaemonError` NotRunning when there is none and none is to be started.
+        One that was stopped with `down` is started by `submit` and `apply` alone, or by `up`. A daemon of another
+        version that this client cannot talk to is replaced; its replicas go on. Raises `DaemonError` NotRunning when
+        there is none and none is to be started.
         """
         if not start and not home_path(home).is_dir():
             raise NobodyThere(f"no daemon runs: {home_path(home)} does not exist")
         client = cls(open_home(home), start)
-        client._check_version(client.status())
+        try:
+            client._check_version(client.status())
+        except NobodyThere:
+            if not (start and client._home.stopped.exists()):
+                raise  # else whatever is asked first starts one of our version, or tells that it was stopped
         return client
 
     # ---- the daemon
@@ -100,7 +104,7 @@ class LocalClient:
         """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
         unchanged."""
         body = [_as_json(noted(item) if isinstance(item, TrainingJob) else item) for item in documents]
-        answer: list[dict[str, Any]] = self._ask("POST", f"/v{API}/apply", body)
+        answer: list[dict[str, Any]] = self._ask("POST", f"/v{API}/apply", body, starts_stopped=True)
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
@@ -117,9 +121,8 @@ class LocalClient:
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         """Submit jobs, all of them or none."""
         url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
-        return [
-            TrainingJob.model_validate(job) for job in self._ask("POST", url, [_as_json(noted(job)) for job in jobs])
-        ]
+        body = [_as_json(noted(job)) for job in jobs]
+        return [TrainingJob.model_validate(job) for job in self._ask("POST", url, body, starts_stopped=True)]
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""
@@ -261,8 +264,11 @@ class LocalClient:
     def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(self._ask("POST", _url(namespace, name), fields))
 
-    def _ask(self, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
-        """One request; made again when the daemon was not there or broke off, if we may start another.
+    def _ask(
+        self, method: str, url: str, body: Any = None, timeout_s: float = 60.0, starts_stopped: bool = False
+    ) -> Any:
+        """One request; made again when the daemon was not there or broke off, if we may start another. One that was
+        stopped on purpose is started only where `starts_stopped`.
 
         Every call may be made twice: a submit carries a mark by which its second try is known.
         """
@@ -275,15 +281,14 @@ class LocalClient:
                 again = error.reason == "NotRunning" or (error.reason == "BrokeOff" and broke_off <= _MOST_BREAKS)
                 if not (self._start and again) or time.monotonic() > until:
                     raise
-                self._bring_up(only_watching=method == "GET")
+                if self._home.stopped.exists() and not starts_stopped:
+                    raise NobodyThere("the daemon was stopped; start it with: muster local up") from error
+                self._bring_up()
             else:
-                self._met = True
                 return answer
 
-    def _bring_up(self, only_watching: bool) -> None:
-        """Have a daemon that answers soon. One that was stopped on purpose is not started by those who only watch."""
-        if only_watching and self._met and self._home.stopped.exists():
-            raise NobodyThere(f"the daemon of {self._home.path} was stopped", reason="NotRunning")
+    def _bring_up(self) -> None:
+        """Have a daemon that answers soon."""
         if not self._home.is_locked():
             start_daemon(self._home)
         time.sleep(0.1)

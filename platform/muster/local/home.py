@@ -50,7 +50,7 @@ class Home:
 
     @property
     def stopped(self) -> Path:
-        """Exists from a deliberate stop of the daemon until its next start: whoever only watches must not start one."""
+        """From a deliberate stop of the daemon until its next start: only `up`, a submit or an apply starts it."""
         return self.path / "daemon.stopped"
 
     @property
