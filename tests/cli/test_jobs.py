@@ -150,6 +150,13 @@ def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, must
     )
 
 
+def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    waits = status("Pending", "QuotaExhausted", "needs 8 GPUs, 4 are free", queuePosition=2)
+    cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]
+    told = muster("submit", str(file), "--wait").out
+    assert told.count("needs 8 GPUs, 4 are free") == 1
+
+
 def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
     ended = muster("submit", str(file), "--wait", "-n", "team-a")

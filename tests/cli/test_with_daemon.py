@@ -125,6 +125,25 @@ def test_an_interrupted_watch_leaves_the_job_running(home: Path, tmp_path: Path,
     assert muster("describe", "long", "--json").rows[0]["status"]["phase"] == "Running"
 
 
+def test_an_interrupted_wait_says_that_the_job_goes_on(home: Path, tmp_path: Path, muster: Muster) -> None:
+    muster("local", "up", "--nodes", "2x4")
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", f"{heard}; import muster.cli; muster.cli.main()", "submit", "--wait",
+         written(tmp_path, "long", "exec sleep 60")],
+        env=dict(os.environ) | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert waiting.stdout is not None
+    assert any("muster watch long" in line for line in waiting.stdout)
+    await_phase(muster, "long", "Running")
+    waiting.send_signal(signal.SIGINT)
+    _, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, err) == (130, "the job goes on; stop it with: muster cancel default/long\n")
+
+
 def await_phase(muster: Muster, name: str, phase: str) -> None:
     until = time.monotonic() + 30
     while (found := muster("describe", name, "--json").rows[0]["status"]["phase"]) != phase:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from muster.local.client import LocalClient
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +91,40 @@ def test_a_script_runs_from_where_the_user_stands(home: Path, tmp_path: Path) ->
     assert ran.returncode == 0, ran.stderr
     assert "rank 0 0" in ran.stderr
     assert "[r1] rank 1 0" in ran.stderr
+
+
+def watching(home: Path) -> subprocess.Popen[str]:
+    """`torchx run --wait` of a job that runs. What a script has in its background starts with Ctrl-C ignored."""
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = ["run", "-s", "muster_local", "--wait", "utils.sh", "sleep", "60"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{heard}; from torchx.cli.main import main; main({run!r})"],
+        env={**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    assert any("Waiting for the app" in line for line in child.stderr)
+    return child
+
+
+def test_whoever_interrupts_a_wait_reads_that_the_job_goes_on(home: Path, client: LocalClient) -> None:
+    child = watching(home)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("the job goes on; stop it with: muster cancel default/sh-")
+    name = last.rpartition("/")[2]
+    assert client.job(name).status.phase != "Failed"
+    client.cancel(name)
+
+
+def test_a_daemon_that_is_stopped_ends_a_wait_with_a_sentence(tmp_path: Path) -> None:
+    client = LocalClient.up(tmp_path / "home")
+    child = watching(tmp_path / "home")
+    client.down(force=True)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "the daemon was stopped; start it with: muster local up" in err
+    assert "Traceback" not in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -70,7 +71,7 @@ def submit(
     if follow:
         watch_job(client, *_key(accepted[0]))
     elif wait:
-        ended = [_wait(client, *_key(job)) for job in accepted]
+        ended = [_wait(client, *_key(job), quiet=as_json) for job in accepted]
         if as_json:
             print_json(ended)
         for job in () if as_json else ended:
@@ -177,16 +178,26 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
         raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
 
 
-def _wait(client: Client, name: str, namespace: str) -> TrainingJob:
+def _wait(client: Client, name: str, namespace: str, quiet: bool) -> TrainingJob:
+    """The job once it is over; until it starts, what `watch` says of its waiting is printed unless `quiet`."""
     from muster.cli.views.job_words import is_over, vanished
+    from muster.cli.views.watching import Sight, news
     from muster.errors import NotFound
 
     last: TrainingJob | None = None
+    before: Sight | None = None
     try:
         for job in client.watch(name, namespace):
             if is_over(job):
                 return job
-            last = job
+            sight = Sight(job, None, time.time())
+            if not quiet and job.status.phase == "Pending":
+                for line in news(before, sight):
+                    console().print(line, soft_wrap=True)
+            last, before = job, sight
+    except KeyboardInterrupt:
+        print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
+        raise
     except NotFound as error:
         raise NotFound(vanished(name, namespace, last)) from error
     raise NotFound(vanished(name, namespace, last))

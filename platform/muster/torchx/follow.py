@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from muster.errors import NotFound
+from muster.errors import ClusterError, NotFound
 from muster.spec import TrainingJob
 from muster.torchx.story import doing, news
 
@@ -69,6 +69,8 @@ def follow(client: JobClient, pod: Pod, first_attempt: int | None, app: str, tol
             yield from _ending(client, pod, job)
     except NotFound:
         yield "muster: the job was deleted"
+    except ClusterError as error:
+        yield f"muster: the log cannot be followed any more: {error}"
 
 
 def _ending(client: JobClient, pod: Pod, job: TrainingJob) -> Iterator[str]:

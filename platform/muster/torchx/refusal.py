@@ -11,11 +11,15 @@ from contextlib import contextmanager
 
 from torchx.specs.finder import ComponentValidationException
 
-from muster.errors import MusterError
+from muster.errors import ClusterError, MusterError
 
 
 class SubmissionRefused(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
     """The app, its options or this cluster forbid the submission; the text names the field, the value and a remedy."""
+
+
+class WatchEnded(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
+    """The cluster went away while a job was watched, which goes on or not as the text says."""
 
 
 @contextmanager

@@ -6,9 +6,11 @@ not be given the options, and a submission may be deleted.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import logging
 import secrets
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -19,12 +21,13 @@ import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo
 
-from muster.errors import NotFound
+from muster.errors import ClusterError, NotFound
 from muster.spec import TrainingJob, longest_job_name
 from muster.torchx.appdef import app_id, split_app_id
 from muster.torchx.follow import Pod, Told, follow
 from muster.torchx.forms import kubernetes_name, unique_name
 from muster.torchx.readback import app_state, description
+from muster.torchx.refusal import WatchEnded
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,10 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             run_dir = client.run_dir(*split_app_id(app_id))
         except NotFound:
             return None
+        except ClusterError as error:
+            if app_id in self._submitted:  # `torchx run --wait` asks
+                raise WatchEnded(f"{app_id} cannot be watched any more: {error}") from error
+            raise
         if app_id in self._submitted and (sentence := self._told.tell(app_id, job)):
             # `torchx run --wait` asks every second and shows nothing of it while the job waits
             logger.info(sentence)
@@ -132,6 +139,14 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         return filter_regex(regex, ended) if regex else ended
 
     # ---- ending
+
+    def close(self) -> None:
+        """Whoever interrupts `torchx run --wait` reads, below TorchX's own lines, that the job goes on."""
+        super().close()
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            for name, namespace in map(split_app_id, sorted(self._submitted)):
+                told = f"the job goes on; stop it with: muster cancel {namespace}/{name}"
+                atexit.register(print, told, file=sys.stderr)
 
     def _cancel_existing(self, app_id: str) -> None:
         self._client(app_id).cancel(*split_app_id(app_id))
