@@ -240,3 +240,10 @@ def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> No
     settle(Engine(cluster), cluster, until=120)
     assert (cluster.job(spared).status.phase, cluster.job(spared).status.attempt) == ("Running", 0)
     assert cluster.job(high).status.phase == "Pending"
+
+
+def test_a_job_that_was_preempted_is_said_to_have_waited_since_its_stay_ended() -> None:
+    assert moves.waits_since(named("v").status, NOW + 50) == 0.0, "since its submit"
+    assert moves.waits_since(BACK_IN_LINE, NOW + 50) == NOW
+    suspended = moves.suspend(BACK_IN_LINE, NOW + 10)
+    assert moves.waits_since(moves.resume(suspended, NOW + 40), NOW + 50) == NOW + 40

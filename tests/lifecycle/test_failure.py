@@ -22,7 +22,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.cluster import DRAIN, DeletePod
-from muster.lifecycle import Bounds, Sight, live
+from muster.lifecycle import Bounds, Sight, find, live
 from muster.lifecycle.failure import blame, shared_blame
 from muster.model import Taint
 from muster.spec import BlamedNode
@@ -80,6 +80,9 @@ def test_restarts_are_bounded() -> None:
     assert condition(verdict.status, "Failed") == ("True", "TooManyRestarts")
     assert deleted(verdict) == [pod.name for pod in pods_of(one)[1:]], "ended pods stay for their logs"
     assert verdict.status.finished_at == NOW
+    failed_condition = find(verdict.status, "Failed")
+    assert failed_condition is not None
+    assert failed_condition.message.endswith("; it may not be restarted (maxRestarts is 0)")
 
 
 RULES = [

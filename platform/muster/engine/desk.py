@@ -137,7 +137,7 @@ class Desk:
             self.unsettled = True
             return
         draft = self._draft(uid, Rank.ADMIT)
-        waited = now - (draft.status.submitted_at if draft.status.submitted_at is not None else now)
+        waited = now - moves.waits_since(draft.status, now)
         self._put(uid, moves.admit(draft.status, decision.placement, now), Rank.ADMIT)
         self._event(uid, "Admitted", f"{describe(draft.status.placement)}, after {waited:.0f} s in the queue")
         self.live(uid)

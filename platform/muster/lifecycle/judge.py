@@ -234,7 +234,7 @@ def _after_failure(
         message = f"{message}; a rule of its failurePolicy ends the job"
         return Ruling(moves.finish(status, FAILED, "FailedByRule", message, now), ("Warning", "Failed", message))
     if status.restarts >= most:
-        message = f"{message}; it was restarted {status.restarts} times, maxRestarts is {most}"
+        message = f"{message}; {_restarted(status.restarts, most)}"
         end = reason if reason != "Failed" else "TooManyRestarts"
         return Ruling(moves.finish(status, FAILED, end, message, now), ("Warning", "Failed", message))
     status = with_fields(status, {"restarts": status.restarts + 1})
@@ -248,6 +248,14 @@ def _after_failure(
     delay_s = case.bounds.backoff(status.restarts)
     text = f"{message}; restart {status.restarts} of {most} in {delay_s:g} s"
     return Ruling(moves.restart(status, "Restarting", text, now, delay_s), ("Warning", "Restarting", text))
+
+
+def _restarted(restarts: int, most: int) -> str:
+    """Why no restart is left, as the end of a sentence about the failure."""
+    if most == 0:
+        return "it may not be restarted (maxRestarts is 0)"
+    times = "once" if restarts == 1 else f"{restarts} times"
+    return f"it was restarted {times} already, maxRestarts is {most}"
 
 
 def _deadlines(case: _Case) -> dict[str, float]:

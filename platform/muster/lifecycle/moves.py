@@ -25,6 +25,14 @@ from muster.model import HoldRoom, Placement, Wait
 from muster.spec import EvictionStatus, HoldStatus, RoleStatusPlacement, TrainingJobStatus
 
 
+def waits_since(status: TrainingJobStatus, now: float) -> float:
+    """Since when a job that is not admitted has waited this time: since its submit, the end of its last stay, or its
+    resume. `now` where it has not begun to."""
+    ended = (find(status, kind) for kind in (ADMITTED, SUSPENDED))
+    begins = [part.last_transition_time for part in ended if part is not None and part.status == "False"]
+    return max([now if status.submitted_at is None else status.submitted_at, *begins])
+
+
 def admit(status: TrainingJobStatus, placement: Placement, now: float) -> TrainingJobStatus:
     """Give the gang its place: a new stay begins. Its pods may be created once this is written."""
     places = to_status(placement)
