@@ -203,3 +203,11 @@ def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path) -> None
     eventually(lambda: not Path(f"/proc/{first}").exists())
     client.resume("asleep")
     assert ended(client, "asleep").status.phase == "Succeeded"
+
+
+def test_a_node_of_this_host_cannot_be_drained_and_one_that_is_not_there_is_said_not_to_be(home: Path) -> None:
+    client = LocalClient.up(home, nodes="2x8")
+    with pytest.raises(NotFound, match="there is no node 'n9'; there is node-0, node-1"):
+        client.drain("n9")
+    with pytest.raises(Refused, match="node 'node-1' is pretended: all nodes here are this host; to stop what runs"):
+        client.drain("node-1")

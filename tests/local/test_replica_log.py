@@ -9,7 +9,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import NotFound
-from muster.local.replica_log import check_replica, is_over, newest_attempt
+from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt
 
 
 def job(attempt: int, phase: str) -> spec.TrainingJob:
@@ -63,3 +63,13 @@ def test_a_replica_that_was_scaled_away_can_be_read_in_the_attempts_that_had_it(
     for role, index, attempt in (("trainer", 1, None), ("trainer", 1, 1), ("trainer", -1, 0), ("reader", 0, 1)):
         with pytest.raises(NotFound, match=r"it has trainer|has replicas 0 to 0"):
             check_replica(here, role, index, tmp_path, attempt)
+
+
+@pytest.mark.parametrize(
+    ("newest", "told"),
+    [(0, "job 'a' has attempt 0 alone, no 4"), (3, "job 'a' has attempts 0 to 3, no 4")],
+)
+def test_an_attempt_that_has_not_begun_is_refused_and_those_that_there_are_named(newest: int, told: str) -> None:
+    check_attempt(job(newest, "Running"), newest)
+    with pytest.raises(NotFound, match=f"^{told}$"):
+        check_attempt(job(newest, "Running"), 4)

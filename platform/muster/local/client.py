@@ -19,11 +19,12 @@ from muster.local.home import Home, home_path, open_home
 from muster.local.logs import begin_of_last, byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
-from muster.local.replica_log import check_replica, is_over, newest_attempt
+from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt
 from muster.local.shape import HOST_AS_IT_IS, parse_shape
 from muster.local.start import start_daemon
 from muster.local.submitter import noted
 from muster.local.version import API, version
+from muster.nearest import meant
 from muster.spec import Flavor, TrainingJob
 
 if TYPE_CHECKING:
@@ -164,10 +165,13 @@ class LocalClient:
         return answer
 
     def drain(self, node: str) -> list[TrainingJob]:
-        """Raises `Refused`: what would leave has nowhere else to go."""
-        raise Refused(
-            f"node {node!r} is this host; to stop what runs here: muster local down --force", reason="ThisHost"
-        )
+        """Raises `Refused`: what would leave has nowhere else to go. `NotFound` for a node that there is not."""
+        known = [str(row["name"]) for row in self.nodes()]
+        if node not in known:
+            there = f"there is {', '.join(known[:8])}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+            raise NotFound(f"there is no node {node!r}; {meant(node, known, there)}", field="node")
+        is_here = "is this host" if len(known) == 1 else "is pretended: all nodes here are this host"
+        raise Refused(f"node {node!r} {is_here}; to stop what runs here: muster local down --force", reason="ThisHost")
 
     def undrain(self, node: str) -> None:
         """Raises `Refused`, as `drain` does."""
@@ -232,12 +236,14 @@ class LocalClient:
 
         `since` and `until` are Unix seconds, exact to about a second; `tail` leaves the last lines of those. With
         `follow`, lines to come as well, until the replica's attempt is over. Raises `NotFound` for a role or index
-        that the job does not have, and did not have in `attempt`.
+        that the job does not have, and did not have in `attempt`, and for an attempt that has not begun.
         """
         seen = self._ask("GET", f"{_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
         run_dir = Path(seen["runDir"])
         check_replica(job, role, index, run_dir / "logs", attempt)
+        if attempt is not None and not follow:  # who follows may wait for one to begin
+            check_attempt(job, attempt)
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)

@@ -36,6 +36,15 @@ def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: 
         )
 
 
+def check_attempt(job: TrainingJob, attempt: int) -> None:
+    """Raises `NotFound` for an attempt that has not begun."""
+    newest = job.status.attempt
+    if attempt > newest:
+        there = "attempt 0 alone" if newest == 0 else f"attempts 0 to {newest}"
+        told = f"job {job.metadata.name!r} has {there}, no {attempt}"
+        raise NotFound(told, field="attempt", reason="NoSuchAttempt")
+
+
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:
     """The newest attempt that has a log; of a job that goes on and is followed, the present one though it has none."""
     attempts = [
