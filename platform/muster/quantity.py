@@ -19,10 +19,27 @@ _SUFFIX = {
 }  # fmt: skip
 _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
 LARGEST = 2**62
+FRACTIONAL = ("cpu", "memory", "ephemeral-storage")
+HUGE_PAGES = "hugepages-"
+"""What Kubernetes does not count in whole numbers: names, and how names begin."""
 
 
 def parse_quantity(value: str | float, resource: str) -> int:
     """The amount in the unit of `resource`, rounded up. Raises ValueError that names the value and a right form."""
+    return int(_amount(value, resource).to_integral_value(rounding=ROUND_CEILING))
+
+
+def check_whole(value: str | float, resource: str) -> None:
+    """Raises ValueError as `parse_quantity` does, and for a part of what Kubernetes counts in whole numbers: all but
+    CPU, memory and storage."""
+    amount = _amount(value, resource)
+    if resource not in FRACTIONAL and not resource.startswith(HUGE_PAGES) and amount % 1:
+        raise ValueError(
+            f"{resource}: {value!r} is no whole number; Kubernetes counts it in whole ones: write 1 or more"
+        )
+
+
+def _amount(value: str | float, resource: str) -> Decimal:
     match = None if isinstance(value, bool) else _FORM.fullmatch(str(value))
     if not match:
         raise ValueError(
@@ -35,7 +52,7 @@ def parse_quantity(value: str | float, resource: str) -> int:
         raise ValueError(f"{resource}: {value!r} is negative; write 0 or more")
     if amount > LARGEST:
         raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
-    return int(amount.to_integral_value(rounding=ROUND_CEILING))
+    return amount
 
 
 def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:

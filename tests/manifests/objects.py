@@ -73,7 +73,7 @@ GOOD: tuple[Object, ...] = (
     job(failurePolicy={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "RestartElsewhere"}]}),
     job(roles=[_ROLE | {"essential": False}, _ROLE | {"name": "b", "replicas": 8, "minReplicas": 2}]),
     job(role={"replicas": 100_000, "minReplicas": 100_000}),
-    job(pod=_asks({"cpu": "1500m", "memory": "16Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e12", "x/y": "+.5"})),
+    job(pod=_asks({"cpu": "1500m", "memory": "16Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e12", "x/y": "+1e0"})),
     job(pod=_asks({"memory": "4611686018427387904"})),
     job(
         pod={
@@ -218,6 +218,13 @@ BAD: tuple[Bad, ...] = (
     ),
     Bad("a debt", job(pod=_asks({"cpu": "-1"})), f"{_POD}.containers[0].resources.limits", "should match", "negative"),
     Bad("a debt in numbers", job(pod=_asks({"cpu": -1})), "resources.limits.cpu", "equal to 0", "negative"),
+    Bad(
+        "part of a GPU",
+        job(pod=_asks({"nvidia.com/gpu": "0.5"})),
+        "resources.limits",
+        "whole number",
+        "no whole number",
+    ),
     Bad("no quantity", job(pod=_asks({"cpu": "many"})), "resources.limits.cpu", "should match", "not a quantity"),
     Bad(
         "more than anything can be",

@@ -48,4 +48,4 @@ def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
 
 
 def test_every_amount_has_a_bound() -> None:
-    assert [rule.validator for rule in AMOUNTS] == ["Quantities"]
+    assert [rule.validator for rule in AMOUNTS] == ["Quantities", "Quantities"]

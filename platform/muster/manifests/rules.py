@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
-from muster.quantity import LARGEST
+from muster.quantity import FRACTIONAL, HUGE_PAGES, LARGEST
 from muster.spec import (
     MAX_JOB_NAME,
     FailureRule,
@@ -101,6 +101,13 @@ AMOUNTS = (
     Rule(
         f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{LARGEST}m' : '{LARGEST}')) <= 0)",
         "an amount is larger than anything can be; write less than 2^62",
+        validator="Quantities",
+    ),
+    Rule(
+        f"self.all(k, k in {list(FRACTIONAL)} || k.startsWith('{HUGE_PAGES}') || "
+        f"{_amount('self[k]')}.asApproximateFloat() == "
+        f"double(int({_amount('self[k]')}.asApproximateFloat())))",
+        "a resource that is counted in whole numbers has a part of one; write a whole number",
         validator="Quantities",
     ),
 )

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from muster.quantity import parse_quantity
+from muster.quantity import check_whole
 
 API_VERSION = "muster.dev/v1alpha1"
 MAX_REPLICAS = 100_000
@@ -57,7 +57,7 @@ Time = Annotated[
 def _check_quantities(amounts: Any) -> Any:
     if isinstance(amounts, dict):
         for name, value in amounts.items():
-            parse_quantity(value, str(name))
+            check_whole(value, str(name))
         return {name: str(value) for name, value in amounts.items()}
     return amounts
 
