@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.documents import load_documents
+from muster.documents.complaints import field_path, split_field
 from muster.errors import InvalidSpec
 from muster.spec import Flavor, Queue, TrainingJob
 
@@ -336,3 +337,8 @@ def test_a_job_with_any_value_at_any_place_is_either_read_or_refused(data: st.Da
     place[key] = data.draw(value)
     with contextlib.suppress(InvalidSpec):
         load_documents(yaml.safe_dump(document, allow_unicode=True))
+
+
+def test_a_path_that_was_written_is_a_path_again() -> None:
+    path = ("spec", "roles", 0, "limits", "nvidia.com/gpu")
+    assert split_field(field_path(path)) == path

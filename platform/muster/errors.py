@@ -18,7 +18,7 @@ class MusterError(Exception):
     """Anything Muster raises on purpose. `reason` is one CamelCase word for scripts, the text is for a person.
 
     `field` is the path of what is wrong, such as `spec.roles[0].replicas` or `--priority`; empty where it is no
-    single field.
+    single field. `job` is `namespace/name` of the one job of several that it is about, where that is known.
     """
 
     reason = "Error"
@@ -26,6 +26,7 @@ class MusterError(Exception):
     def __init__(self, message: str, *, field: str = "", reason: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+        self.job = ""
         if reason is not None:
             self.reason = reason
 

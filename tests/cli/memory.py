@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.admission import check_apply, check_submit, with_replicas
 from muster.documents import Object
-from muster.errors import Conflict, NotFound
+from muster.errors import Conflict, MusterError, NotFound
 from muster.spec import Queue, TrainingJob, TrainingJobStatus
 
 NOW = 1_790_000_000.0
@@ -56,7 +56,11 @@ class MemoryClient:
         for job in jobs:
             if job.metadata.name in self.kept_jobs:
                 raise Conflict(f"a job {job.metadata.name!r} exists already", reason="AlreadyExists")
-            check_submit(job, self.kept_queues.values())
+            try:
+                check_submit(job, self.kept_queues.values())
+            except MusterError as error:
+                error.job = f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+                raise
         if not dry_run:
             self.kept_jobs |= {job.metadata.name: job for job in jobs}
         return list(jobs)

@@ -118,6 +118,12 @@ def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
     assert store.jobs == {}
 
 
+def test_a_refusal_says_which_job_of_several_it_is_about(objects: Objects) -> None:
+    with pytest.raises(MusterError) as refusal:
+        objects.submit([shell_job("one", "true"), shell_job("two", "true", queue="nowhere")], dry_run=False)
+    assert (refusal.value.job, refusal.value.field) == ("default/two", "spec.queue")
+
+
 def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: Objects, store: Store) -> None:
     jobs = [noted(shell_job(name, "true")) for name in ("a", "b")]
     first = objects.submit(jobs, dry_run=False)

@@ -15,6 +15,7 @@ from muster.cli.outcome import Ended, ExitCode, usage_error
 from muster.cli.printing import console, print_json, show
 
 if TYPE_CHECKING:
+    from muster.cli.reading import Read
     from muster.spec import TrainingJob
 
 
@@ -52,16 +53,17 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.reading import Overrides, read_jobs
+    from muster.cli.reading import Overrides, placing, read_jobs
     from muster.cli.watch import watch_job
 
     overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace)
-    jobs = [job for file in files for job in read_jobs(file, overrides)]
-    _check_named_once(jobs)
-    if follow and len(jobs) != 1:
-        usage_error(f"--watch: shows one job, and the files hold {len(jobs)}; use --wait", "--watch")
+    read = [job for file in files for job in read_jobs(file, overrides)]
+    _check_named_once(read)
+    if follow and len(read) != 1:
+        usage_error(f"--watch: shows one job, and the files hold {len(read)}; use --wait", "--watch")
     client = connect()
-    accepted = client.submit_all(jobs, dry_run)
+    with placing(read):
+        accepted = client.submit_all([one.job for one in read], dry_run)
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:
@@ -203,17 +205,18 @@ def _wait(client: Client, name: str, namespace: str, quiet: bool) -> TrainingJob
     raise NotFound(vanished(name, namespace, last))
 
 
-def _check_named_once(jobs: list[TrainingJob]) -> None:
+def _check_named_once(jobs: list[Read]) -> None:
     """Raises `InvalidSpec` for a name that is there twice: the second would be refused once the first is submitted."""
     from muster.errors import InvalidSpec
 
-    seen: set[tuple[str, str]] = set()
-    for job in jobs:
-        if _key(job) in seen:
-            raise InvalidSpec(
-                f"metadata.name: two of the jobs are {_shown(job)}; give each a name of its own", field="metadata.name"
-            )
-        seen.add(_key(job))
+    seen: dict[str, Read] = {}
+    for one in jobs:
+        first = seen.setdefault(one.name, one)
+        if first is not one:
+            field = "metadata.name"
+            places = f"{first.written.place(field)} and {one.written.place(field)}"
+            told = f"{field}: two of the jobs are {one.name} ({places}); give each a name of its own"
+            raise InvalidSpec(told, field=field)
 
 
 def _tell_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:

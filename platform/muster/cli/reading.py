@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from muster.cli.views.amounts import parse_duration, parse_steps
-from muster.documents import Object, load_documents
+from muster.documents import Object, Placed, load_documents, load_placed
 from muster.documents.located import MAX_BYTES
-from muster.errors import InvalidSpec
+from muster.errors import InvalidSpec, Refused
 from muster.spec import TrainingJob
 
 
@@ -25,24 +27,56 @@ class Overrides:
     namespace: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A job that was read, with the overrides put in, and where it is written."""
+
+    job: TrainingJob
+    written: Placed
+
+    @property
+    def name(self) -> str:
+        """`namespace/name`."""
+        return f"{self.job.metadata.namespace or 'default'}/{self.job.metadata.name}"
+
+
 def read_objects(file: str) -> list[Object]:
     """The objects of one file; `-` is stdin. Raises `InvalidSpec`, `OSError`."""
+    return [placed.item for placed in _read(file)]
+
+
+def _read(file: str) -> list[Placed]:
     if file == "-":
-        return load_documents(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
+        return load_placed(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
     with Path(file).open("rb") as stream:
-        return load_documents(stream.read(MAX_BYTES + 1), file)
+        return load_placed(stream.read(MAX_BYTES + 1), file)
 
 
-def read_jobs(file: str, overrides: Overrides) -> list[TrainingJob]:
+@contextmanager
+def placing(jobs: Sequence[Read]) -> Iterator[None]:
+    """Put file and line before whatever these jobs are refused for, where it is known which of them it is."""
+    try:
+        yield
+    except (InvalidSpec, Refused) as error:
+        about = next((read for read in jobs if error.job == read.name), jobs[0] if len(jobs) == 1 else None)
+        if about is None:
+            raise
+        of = f"job {about.job.metadata.name}: " if len(jobs) > 1 else ""
+        told = f"{about.written.place(error.field)}: {of}{error}"
+        raise type(error)(told, field=error.field, reason=error.reason) from error
+
+
+def read_jobs(file: str, overrides: Overrides) -> list[Read]:
     """The jobs of one file with the overrides put in. Raises `InvalidSpec` when it holds anything else."""
     jobs = []
-    for item in read_objects(file):
+    for placed in _read(file):
+        item = placed.item
         if not isinstance(item, TrainingJob):
             told = (
                 f"{file}: {item.kind} {item.metadata.name!r} is no job; `muster apply {file}` takes queues and flavors"
             )
             raise InvalidSpec(told, field="kind")
-        jobs.append(_with(item, overrides))
+        jobs.append(Read(_with(item, overrides), placed))
     return jobs
 
 

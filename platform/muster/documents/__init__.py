@@ -7,18 +7,19 @@ All findings of a text are told at once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from muster.documents.complaints import Complaint, explain, written
+from muster.documents.complaints import Complaint, explain, split_field, written
 from muster.documents.fields import unknown_fields
 from muster.documents.located import Located, parse_located
 from muster.errors import InvalidSpec
 from muster.nearest import meant
 from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
 
-__all__ = ["KINDS", "Object", "load_documents"]
+__all__ = ["KINDS", "Object", "Placed", "load_documents", "load_placed"]
 
 Object: TypeAlias = TrainingJob | Queue | Flavor
 KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
@@ -30,14 +31,32 @@ _MOST_SHOWN = 12
 _SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "finalizers")
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An object, and where it is written."""
+
+    item: Object
+    source: str
+    document: Located
+
+    def place(self, field: str) -> str:
+        """`source:line` of a field, or of the nearest one above it that is written; without one, of the object."""
+        return f"{self.source}:{self.document.line(split_field(field) or ('metadata', 'name'))}"
+
+
 def load_documents(text: str | bytes, source: str = "input") -> list[Object]:
+    """The objects of `load_placed`, without their places."""
+    return [placed.item for placed in load_placed(text, source)]
+
+
+def load_placed(text: str | bytes, source: str = "input") -> list[Placed]:
     """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
 
     Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
     `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
     of `muster describe --json` can be submitted again.
     """
-    found: list[Object] = []
+    found: list[Placed] = []
     complaints: list[Complaint] = []
     first_lines: dict[tuple[str, str, str], int] = {}
     for document in parse_located(text, source):
@@ -57,7 +76,7 @@ def load_documents(text: str | bytes, source: str = "input") -> list[Object]:
             told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
             complaints.append(Complaint(("metadata", "name"), line, told))
         first_lines.setdefault(key, line)
-        found.append(item)
+        found.append(Placed(item, source, document))
     if complaints:
         raise _invalid(complaints, source)
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,12 @@ def field_path(path: Path) -> str:
         else:
             text += f".{part}" if text else part
     return text
+
+
+def split_field(text: str) -> Path:
+    """What `field_path` made of a path, as a path again; keys in brackets included."""
+    parts = re.findall(r'\["([^"]*)"\]|\[([0-9]+)\]|([^.\[\]]+)', text)
+    return tuple(int(index) if index else key or name for key, index, name in parts)
 
 
 def written(value: Any) -> str:

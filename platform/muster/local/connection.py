@@ -54,7 +54,9 @@ def _raised(told: dict[str, str]) -> MusterError:
     if reason == "Closing":
         return NobodyThere(message, reason="NotRunning")
     kind = _TYPES.get(told.get("type", ""), MusterError)
-    return kind(message, field=told.get("field", ""), reason=reason)
+    error = kind(message, field=told.get("field", ""), reason=reason)
+    error.job = told.get("job", "")
+    return error
 
 
 class _Connection(http.client.HTTPConnection):

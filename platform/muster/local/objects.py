@@ -18,7 +18,7 @@ from muster.admission import (
 )
 from muster.cluster import NodeView
 from muster.documents import Object
-from muster.errors import Conflict, InvalidSpec, NotFound
+from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
 from muster.local.records import Event
@@ -67,7 +67,13 @@ class Objects:
     def submit(self, jobs: Sequence[spec.TrainingJob], dry_run: bool) -> list[spec.TrainingJob]:
         """Accept new jobs, all or none. Raises `Refused` or `InvalidSpec` for whatever could only wait or fail."""
         _check_named_once(jobs)
-        checked = [self._check_new(job) for job in jobs]
+        checked = []
+        for job in jobs:
+            try:
+                checked.append(self._check_new(job))
+            except MusterError as error:
+                error.job = f"{_namespace(job)}/{job.metadata.name}"
+                raise
         if dry_run:
             return [job for job, _ in checked]
         with self._store.transaction():

@@ -265,5 +265,5 @@ def _as_invalid(error: ValidationError) -> InvalidSpec:
 
 def _error(error: MusterError) -> tuple[int, bytes]:
     code = next(code for kind, code in _CODES if isinstance(error, kind))
-    told = {"reason": error.reason, "message": str(error), "field": error.field}
+    told = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
     return code, json.dumps({"error": told | {"type": type(error).__name__}}).encode()

@@ -59,7 +59,9 @@ class Service:
         for job in stored:
             verdict = assess(job, world)
             if verdict is not None:
-                raise Refused(verdict.message, reason=verdict.code)
+                refusal = Refused(verdict.message, reason=verdict.code)
+                refusal.job = f"{job.metadata.namespace}/{job.metadata.name}"
+                raise refusal
         if dry_run:
             return stored
         with self._cluster.lock:
