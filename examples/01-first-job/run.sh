@@ -8,7 +8,10 @@ cd "$(dirname "$0")"
 export MUSTER_HOME=${MUSTER_HOME:-$(git rev-parse --show-toplevel 2>/dev/null || echo "$HOME")/.cache/muster-demo}
 mkdir -p -m 700 "$MUSTER_HOME"
 
-say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+bold='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+
+say() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; }
 
 # Text to train on that every machine has: the sources of Python's standard library.
 data=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')

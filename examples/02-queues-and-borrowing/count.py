@@ -2,6 +2,8 @@
 
 On SIGTERM it finishes its step, writes down how far it is, and ends. When it starts it goes on from what is written
 down. docs/run-folder.md tells the names of the files; a real trainer writes the same ones.
+
+    python count.py STEPS [FILE]     with FILE, the last step waits until there is such a file in the run folder
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 
 steps = int(sys.argv[1])
 run_dir = Path(os.environ["MUSTER_RUN_DIR"])
+awaited = run_dir / sys.argv[2] if len(sys.argv) > 2 else None
 attempt = int(os.environ["MUSTER_ATTEMPT"])
 speaks = os.environ["MUSTER_REPLICA"] == "0"  # one pod writes for all
 latest = run_dir / "checkpoints" / "latest"
@@ -46,6 +49,8 @@ metrics.parent.mkdir(parents=True, exist_ok=True)
 
 while step < steps and not leaving.is_set():
     time.sleep(0.1)
+    if step == steps - 1 and awaited is not None and not awaited.exists():
+        continue
     step += 1
     if speaks:
         with metrics.open("a") as file:

@@ -9,13 +9,13 @@ source ../story.sh
 train() { # NAME PRIORITY STEPS: submits and prints the job's name
   local handle
   handle=$(torchx run -s muster_local muster.train.fsdp --name "$1" -j 1x1 --model gpt:1m --data "$data" --steps "$3" \
-    --seq_len 64 --global_batch 8 --compile False --queue shared --priority "$2" 2> /dev/null)
+    --seq_len 64 --global_batch 8 --compile False --queue shared --priority "$2" -- --warmup 5 2> /dev/null)
   echo "${handle##*/}"
 }
 
-step() { # JOB: the newest step that rank 0 has done
-  cat "$MUSTER_HOME"/runs/default-"$1"-*/metrics/rank-0.jsonl 2> /dev/null | tail -n 1 |
-    python -c 'import json, sys; print(json.loads(sys.stdin.read() or "{\"step\": 0}")["step"])'
+attempts() { # JOB: in how many attempts rank 0 has done steps
+  python -c 'import json, sys; print(len({json.loads(line)["attempt"] for line in open(sys.argv[1])}))' \
+    "$MUSTER_HOME"/runs/default-"$1"-*/metrics/rank-0.jsonl
 }
 
 # Python's own JSON package: a few files of text.
@@ -24,13 +24,9 @@ data=$(python -c 'import json, os; print(os.path.dirname(json.__file__))')
 muster local up > /dev/null
 muster apply queues.yaml
 
-act "A long job of priority 0 trains"
-low=$(train low 0 100)
-for _ in $(seq 200); do
-  if [ "$(step "$low")" -ge 10 ]; then break; fi
-  sleep 0.3
-done
-[ "$(step "$low")" -ge 10 ] || fail "$low does not get to step 10"
+act "A long job of priority 0 trains, for as long as we let it"
+low=$(train low 0 100000)
+await_step "$low" 10
 muster jobs
 
 act "An urgent one of priority 10 comes: the long one saves a checkpoint and makes way"
@@ -38,6 +34,10 @@ high=$(train high 10 10)
 muster watch "$high" --no-report
 muster describe "$low"
 
-act "The long job goes on from its checkpoint"
-muster watch "$low" --no-report
-python verify.py "$MUSTER_HOME"/runs/default-"$low"-* 100
+act "The long job goes on from its checkpoint; we have seen enough after 20 more steps"
+await "attempts of $low" 2 attempts "$low"
+await_step "$low" $(($(step "$low") + 20))
+muster cancel "$low"
+await "$low" Failed phase "$low" # with the reason Cancelled
+muster describe "$low"
+python verify.py "$MUSTER_HOME"/runs/default-"$low"-*

