@@ -98,7 +98,7 @@ class Container(Open):
     args: list[str] = []
     """The program's arguments."""
     env: list[EnvVar] = []
-    """Variables beside those that Muster sets for torchrun."""
+    """Variables beside Muster's `MUSTER_*`, from which `python -m muster_components.launch` makes those of torchrun."""
     working_dir: str | None = None
     """The folder it starts in."""
     resources: ContainerResources = ContainerResources()
