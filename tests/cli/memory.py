@@ -48,6 +48,8 @@ class MemoryClient:
         kept: dict[str, Any] = self.kept_queues if kind == "Queue" else self.kept_jobs
         if name not in kept:
             raise NotFound(f"there is no {kind.lower()} {name!r}")
+        if kind == "Queue" and any(job.spec.queue == name for job in self.kept_jobs.values()):
+            return {"kind": kind, "namespace": None, "name": name, "result": "deleting"}
         del kept[name]
         space = namespace if kind == "TrainingJob" else None
         return {"kind": kind, "namespace": space, "name": name, "result": "deleted"}

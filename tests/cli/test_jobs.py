@@ -11,6 +11,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, placement, queue, status
 
+from muster.cli.views.job_words import last_words
+
 FAILURE = {"pod": "llama-trainer-1", "exitCode": 3, "logTail": "step 1\nValueError: [red]bad[/red] loss\x1b[0m\n\n"}
 
 
@@ -155,6 +157,12 @@ def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryCl
     cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]
     told = muster("submit", str(file), "--wait").out
     assert told.count("needs 8 GPUs, 4 are free") == 1
+
+
+def test_below_the_rule_that_closes_torchruns_summary_the_exception_is_what_was_said_last() -> None:
+    tail = "RuntimeError: no room\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
+    ended = job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail}))
+    assert last_words(ended) == "RuntimeError: no room"
 
 
 def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:

@@ -61,6 +61,14 @@ def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryC
     assert muster("delete", "queue", "a").code == 3
 
 
+def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a"), "k": job("k", queue="a")}
+    told = muster("delete", "queue", "a").out
+    assert told.startswith(
+        "queue a deleting\n  it goes once these have ended: default/j, default/k; let them end, or: muster cancel"
+    )
+
+
 def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues = {name: queue(name) for name in ("company", "product", "research")}
     cluster.queue_rows = TREE

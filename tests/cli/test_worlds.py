@@ -175,4 +175,4 @@ def test_what_is_no_snapshot_is_invalid(text: str, tmp_path: Path, muster: Muste
     path = tmp_path / "x.json"
     path.write_text(text)
     ended = muster("replay", str(path))
-    assert (ended.code, "not a snapshot" in ended.err) == (2, True)
+    assert (ended.code, f"{path}: not a snapshot" in ended.err) == (2, True)

@@ -76,7 +76,7 @@ def _judge(name: str, by_name: Mapping[str, Queue], verdicts: dict[str, QueueVer
 def _below_parent(queue: Queue, by_name: Mapping[str, Queue], verdicts: Mapping[str, QueueVerdict]) -> QueueVerdict:
     parent = queue.spec.parent
     if queue.metadata.deletion_timestamp is not None:
-        return QueueVerdict(False, "Deleting", "being deleted: admits nothing new, waits for its unfinished jobs")
+        return QueueVerdict(False, "Deleting", "it is being deleted and waits for its unfinished jobs")
     if parent is not None and parent not in by_name:
         return QueueVerdict(
             False, "ParentNotFound", f"its parent {parent!r} does not exist; create it or remove spec.parent"

@@ -84,6 +84,7 @@ def snapshot(
         sys.stdout.buffer.write(world + b"\n")
     else:
         out.write_bytes(world)
+        print(f"wrote {out}; plan it again with: muster replay {out}")
 
 
 def _tell(status: dict[str, Any], as_json: bool) -> None:

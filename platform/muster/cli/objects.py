@@ -16,6 +16,7 @@ _KINDS = {
     "Flavor": ("flavor", "flavors"),
     "TrainingJob": ("trainingjob", "trainingjobs", "job", "jobs", "tj"),
 }
+_NAMED = 8
 _STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
 
 
@@ -63,6 +64,20 @@ def delete(
     for target, name, space in _children_first(client, targets):
         rows.append(client.delete(target, name, space))
     _tell(rows, as_json)
+    for row in () if as_json else rows:
+        if row["kind"] == "Queue" and row["result"] == "deleting":
+            _tell_awaited(client, row["name"])
+
+
+def _tell_awaited(client: Client, queue: str) -> None:
+    """Which jobs a queue waits for that is being deleted, and what to do about them."""
+    from muster.cli.views.job_words import is_over, label
+
+    names = [label(job) for job in client.jobs() if job.spec.queue == queue and not is_over(job)]
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told = f"it goes once these have ended: {', '.join(names[:_NAMED])}{more}; let them end, or: muster cancel JOB"
+        console().print(f"  {told}", soft_wrap=True, markup=False)
 
 
 def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -75,6 +75,7 @@ def simulate(
         print(text)
     else:
         json_out.write_text(f"{text}\n")
+        console().print(f"[dim]wrote[/] {json_out}", soft_wrap=True)
         show(simulation_table(results, workload.gpus))
 
 
@@ -87,9 +88,13 @@ def replay(
     from muster.cli.views.plan_table import decision_rows, plan_table
     from muster.engine import load
     from muster.engine import replay as replayed
+    from muster.errors import InvalidSpec
 
     (chosen,) = _policies([policy])
-    world = load(snapshot.read_bytes())
+    try:
+        world = load(snapshot.read_bytes())
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{snapshot}: {error}", field=error.field) from error
     decisions = replayed(world, chosen)
     if as_json:
         print_json(decision_rows(world, decisions))

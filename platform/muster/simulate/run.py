@@ -167,7 +167,9 @@ class _Replay:
         if workload.never_ran:
             notes.append(f"{workload.never_ran} jobs never ran in the recording; each runs for as long as it existed")
         if workload.bad:
-            notes.append(f"{len(workload.bad)} rows could not be read and were skipped; the first: {workload.bad[0]}")
+            rows = "1 row" if len(workload.bad) == 1 else f"{len(workload.bad)} rows"
+            was = "was" if len(workload.bad) == 1 else "were"
+            notes.append(f"{rows} could not be read and {was} skipped; the first: {workload.bad[0]}")
         failed = len(self.records.finished) - len(self.records.completed)
         if failed:
             notes.append(f"{failed} jobs failed (such as by running longer than the bound they declared)")

@@ -83,12 +83,19 @@ def silence(job: TrainingJob) -> str:
     return f"{label(job)} wrote nothing"
 
 
+_EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")  # torchrun's own says nothing
+
+
 def last_words(job: TrainingJob) -> str:
-    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that. Empty when
-    nothing failed or nothing was written."""
+    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that. Where a rule
+    closes a summary, as torchrun's, the last exception before it. Empty when nothing failed or nothing was written."""
     failure = job.status.last_failure
     lines = failure.log_tail.splitlines() if failure is not None else ()
-    last = next((text for line in reversed(lines) if (text := _printable(line))), "")
+    texts = [text for line in lines if (text := _printable(line))]
+    last = texts[-1] if texts else ""
+    if last and not any(letter.isalnum() for letter in last):
+        said = [text for text in texts if any(letter.isalnum() for letter in text)]
+        last = next((text for text in reversed(said) if _EXCEPTION.search(text)), said[-1] if said else last)
     told = _OF_THE_LAUNCHER.match(last)
     return told["why"] if told else last
 
