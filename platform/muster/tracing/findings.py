@@ -118,7 +118,7 @@ def _waiting_ranks(rows: Sequence[Row]) -> list[str]:
     ordered = sorted(rows, key=lambda row: (row.trace.share(Work.COMMUNICATION), row.label))
     least, most = ordered[0], ordered[-1]
     if most.trace.share(Work.COMMUNICATION) - least.trace.share(Work.COMMUNICATION) < TELLING:
-        return _waits(most, "Each rank" if len(rows) > 1 else _capital(most.label))
+        return _waits(most, _capital(most.label))
     share = percent(least.trace.share(Work.COMMUNICATION))
     own = [row.trace.window_s * (1 - row.trace.share(Work.COMMUNICATION)) for row in (least, most)]
     sentence = f"{_capital(least.label)} waits least for communication, {share} of the time"
@@ -136,8 +136,7 @@ def _waits(row: Row, who: str) -> list[str]:
         return []
     first = row.trace.collectives[0]
     part = percent(first.exposed_ns / exposed_ns)
-    about = "" if who == _capital(row.label) else "about "
-    return [f"{who} waits {about}{percent(share)} of the time for communication, {part} of that in {first.name}."]
+    return [f"{who} waits {percent(share)} of the time for communication, {part} of that in {first.name}."]
 
 
 def _idle_device(rows: Sequence[Row]) -> list[str]:

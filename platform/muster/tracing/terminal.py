@@ -101,13 +101,16 @@ def _kinds(report: Report, width: int) -> list[Text]:
     room = min(max(len(row.label) for row in rows), 32)
     wide = max(20, width - room - 20)
     out = [Text("\nTime per kind of work", style="bold")]
+    shown: set[Work] = set()
     for row in rows:
         line = Text(f"  {row.label[:room]:<{room}} ")
-        drawn = 0.0
+        drawn = 0.0  # of the bar
         for kind in Work:
             mark, style, _ = MARKS[kind]
             upto = drawn + row.trace.share(kind) * wide
             line.append(mark * (round(upto) - round(drawn)), style=style)
+            if round(upto) > round(drawn):
+                shown.add(kind)
             drawn = upto
         ratio = row.trace.overlap_ratio
         if ratio is not None:
@@ -116,7 +119,7 @@ def _kinds(report: Report, width: int) -> list[Text]:
     legend = Text("  ")
     for kind in Work:
         mark, style, name = MARKS[kind]
-        if any(row.trace.share(kind) >= 0.005 for row in rows):
+        if kind in shown:
             name = "idle" if kind is Work.OTHER and any(row.trace.on_device for row in rows) else name
             legend.append(mark, style=style).append(f" {name}   ", style="bright_black")
     if any(row.trace.overlap_ratio is not None for row in rows):
