@@ -184,6 +184,10 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
         ),
         ("gpu: 8", "gpu: 8GB", "'8GB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
         ("gpu: 8", "gpu: true", "True is not a quantity"),
+        ("gpu: 8", "gpu: 0.5", "0.5 is no whole number"),
+        ("nvidia.com/gpu: 8", "nvidia.com/gpus: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
+        ("nvidia.com/gpu: 8", "gpu: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
+        ("queue: research", "trace: '20:25'", "write a mapping, such as {startStep: 20, steps: 5}"),
         ("gpu: 8", "gpu: 1e30", "is larger than anything can be; write less than 2^62"),
         (
             "gpu: 8",

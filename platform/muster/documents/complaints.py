@@ -13,6 +13,9 @@ _KINDS = {"string": "text", "int": "a whole number", "float": "a number", "bool"
           "dict": "a mapping", "model": "a mapping"}  # fmt: skip
 _NAME_FORM = "write lower-case letters, digits and '-', a letter or digit first and last"
 
+_FORMS: dict[str | int, str] = {"trace": "{startStep: 20, steps: 5}", "env": "[{name: A, value: b}]"}
+"""How fields look that are easily taken for something simpler."""
+
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
@@ -64,6 +67,8 @@ def explain(finding: Any, document: Located) -> Complaint:
     path: Path = tuple(part for part in finding["loc"])
     value = finding["input"]
     message = _message(finding["type"], value, finding.get("ctx") or {}, finding["msg"])
+    if finding["type"].endswith("_type") and path and path[-1] in _FORMS:
+        message = f"{message}, such as {_FORMS[path[-1]]}"
     line = document.line(path)
     resource = message.partition(": ")[0]
     if isinstance(value, dict) and resource in value:  # a quantity: name the resource as part of the path

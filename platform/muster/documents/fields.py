@@ -17,7 +17,9 @@ from pydantic import BaseModel
 
 from muster.documents.located import Path
 from muster.nearest import nearest
+from muster.spec.pods import ContainerResources
 
+_NOT_GPUS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
 _NEAR = 0.6  # for a guess, once the field is known to be wrong
 _TYPO = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
 
@@ -36,6 +38,8 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
     if not isinstance(value, dict):
         return  # of the wrong type, which validation tells
     known = _fields(model)
+    if model is ContainerResources:
+        yield from _not_gpus(value, path)
     open_ended = model.model_config.get("extra") == "allow"
     for key, item in value.items():
         if key in known:
@@ -47,6 +51,15 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
             guess = snake or near
             right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
             yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
+
+
+def _not_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:
+    """Names that are easily written for GPUs, and that no node has."""
+    for word in ("requests", "limits"):
+        amounts = resources.get(word)
+        for name in amounts if isinstance(amounts, dict) else ():
+            if name.lower() in _NOT_GPUS:
+                yield UnknownField((*path, word, name), None, "no such resource; did you mean 'nvidia.com/gpu'?")
 
 
 def _below(annotation: Any, value: Any, path: Path) -> Iterator[UnknownField]:
