@@ -313,3 +313,11 @@ def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster,
     assert (ended.code, told in " ".join(ended.err.split())) == (2, True), ended.err
     error = json.loads(muster("logs", "llama", *words, "--json").err)["error"]
     assert (error["reason"] in ("Usage", "Invalid"), error["field"]) == (True, words[0])
+
+
+def test_the_time_of_a_job_that_was_restarted_is_said_to_be_of_its_last_attempt(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs["llama"] = job("llama")
+    cluster.films["llama"] = [status("Failed", "Error", "", restarts=3, startedAt=NOW, finishedAt=NOW + 7)]
+    assert "Failed after 7s of its last attempt, 3 restarts" in muster("watch", "llama").out

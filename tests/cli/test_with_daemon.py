@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def test_a_job_from_submission_to_its_logs(home: Path, tmp_path: Path, muster: M
     assert (ended.code, '"reason": "NotRunning"' in ended.err) == (4, True)
     assert muster("local", "down").out == "no daemon runs\n"
     assert "2 nodes (2x4)" in muster("local", "up", "--nodes", "2x4").out
+    assert re.fullmatch(r"[0-9-]{10}T[0-9:]{8}Z", muster("local", "status", "--json").rows[0]["startedAt"])
 
     ended = muster("submit", written(tmp_path, "good", "echo hello from $MUSTER_REPLICA"), "--wait")
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "default/good Succeeded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -89,7 +90,8 @@ def snapshot(
 
 def _tell(status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json([status])
+        began = datetime.fromtimestamp(status["startedAt"], UTC).isoformat(timespec="seconds")
+        print_json([status | {"startedAt": began.replace("+00:00", "Z")}])
         return
     from muster.cli.views.daemon_page import daemon_page
 

@@ -146,7 +146,7 @@ def ending(sight: Sight) -> RenderableType:
     code, message = job_words.reason(job)
     line = Text.assemble(
         (f"{job_words.MARKS[status.phase]} {status.phase}", f"bold {job_words.STYLES[status.phase]}"),
-        f" after {duration(ran)}" if ran is not None else "",
+        f" after {duration(ran)}{' of its last attempt' if status.restarts else ''}" if ran is not None else "",
     )
     if status.restarts:
         line.append(f", {plural(status.restarts, 'restart')}")
