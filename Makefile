@@ -62,7 +62,7 @@ slow: setup
 cluster: setup
 	$(call section,tests on a real control plane)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
-	@$(call pytest,.venv) -m cluster -n auto --maxprocesses 4 --dist worksteal --durations=10 tests
+	@$(call pytest,.venv) -m cluster --durations=10 tests
 
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)

@@ -13,6 +13,9 @@ import pytest
 from tests.cluster.controlplane.binaries import Unavailable, ensure
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import install
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
 
 HERE = Path(__file__).parent
 SKIP = "MUSTER_SKIP_CLUSTER"
@@ -91,6 +94,32 @@ def add_nodes(control_plane: ControlPlane) -> Iterator[AddNodes]:
     yield add
     there = {node["metadata"]["name"] for node in control_plane.api.items("/api/v1/nodes")}
     control_plane.delete_nodes(*(name for name in added if name in there))
+
+
+@pytest.fixture(scope="session")
+def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """The operator of all tests that do not hurt it."""
+    install(control_plane)
+    running = Operator(control_plane.kubeconfig(), tmp_path_factory.mktemp("operator") / "log")
+    try:
+        running.wait("it leads", lambda: running.leads)
+        yield running
+        assert running.stop() == 0, running.tail()
+    finally:
+        if running.running:
+            running.kill()
+
+
+@pytest.fixture
+def pool(control_plane: ControlPlane, namespace: str, operator: Operator) -> Iterator[Pool]:
+    """The test's own part of the cluster."""
+
+    def alive() -> str:
+        return "" if operator.running else f"the operator ended\n{operator.tail()}"
+
+    one = Pool(control_plane, namespace, alive)
+    yield one
+    one.tear_down()
 
 
 def _start(folder: Path, **options: Any) -> ControlPlane:

@@ -34,10 +34,17 @@ DOCUMENTS = [path for path in sorted(ROOT.glob("examples/*/*.yaml")) if "apiVers
 
 
 @pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of this file's own: no operator answers here. The CRDs come as without Helm."""
+    with ControlPlane.start(tmp_path_factory.mktemp("api"), scheduler=False, kwok=False) as plane:
+        plane.kubectl("apply", "-f", str(CRDS))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": "muster-example"}})  # of the examples
+        yield plane
+
+
+@pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The shared control plane with the CRDs, installed as a user without Helm does it."""
-    control_plane.kubectl("apply", "-f", str(CRDS))
-    control_plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
     return control_plane
 
 

@@ -32,7 +32,7 @@ def client(shared: LocalClient) -> Iterator[LocalClient]:
     for job in shared.jobs():
         shared.delete("TrainingJob", job.metadata.name)
     eventually(lambda: not shared.jobs())
-    for row in shared.queues():
+    for row in reversed(shared.queues()):  # leaves first
         if row["name"] != "default":
             shared.delete("Queue", row["name"])
 

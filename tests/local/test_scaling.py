@@ -59,4 +59,4 @@ def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: 
 
 def test_this_host_is_not_drained(client: LocalClient) -> None:
     with pytest.raises(Refused, match="muster local down"):
-        client.drain("n0")
+        client.drain("node-0")

@@ -89,15 +89,18 @@ class Api:
         reused = getattr(self._local, "connection", None) is not None
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", "Content-Type": kind}
         payload = None if body is None else json.dumps(body).encode()
+        sent = False
         try:
             connection = self._connection()
             connection.request(method, path, payload, headers)
+            sent = True
             answer = connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException):
             self._local.connection = None  # the next request opens another
-            if reused and method == "GET":  # the server was restarted since
-                return self.request(method, path)
+            # The server was restarted since: a question is asked again, and what could not even be sent is sent again.
+            if reused and (method == "GET" or not sent):
+                return self.request(method, path, body, kind)
             raise
         try:
             decoded: Json = json.loads(content) if content else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.conftest import SYSTEM, install
+from tests.cluster.operator.installing import SYSTEM, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 

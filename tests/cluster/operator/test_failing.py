@@ -50,7 +50,7 @@ def test_a_gang_that_is_not_ready_in_time_is_torn_down_whole_and_its_bad_node_bl
     pool.plane.stop_kubelet(pool.node(0))
     pool.submit("gang", pods=4, startTimeoutSeconds=4)
     pool.wait("it is torn down", lambda: pool.condition("gang", "Evicted").get("reason") == "StartTimeout")
-    assert all(pod["metadata"].get("deletionTimestamp") for pod in pool.pods("gang"))
+    pool.wait("all its pods stop", lambda: all(pod["metadata"].get("deletionTimestamp") for pod in pool.pods("gang")))
     pool.plane.resume_kubelet(pool.node(0))
     pool.wait("it waits again, whole", lambda: pool.attempt("gang") == 1 and not pool.pods("gang"))
     status = pool.status("gang")

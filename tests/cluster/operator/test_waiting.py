@@ -28,6 +28,7 @@ def test_a_job_beyond_quota_waits_with_its_position_and_starts_when_others_end(p
     for name in ("w1", "w2"):
         pool.submit(name, pods=8)
         pool.wait(f"{name} waits", lambda name=name: bool(pool.waits_for(name)))  # type: ignore[misc]
+        time.sleep(1.1)  # the API server dates in whole seconds, and the first of two is the older one
     live = {row["name"]: row for row in json.loads(operator.get(f"/positions?namespace={pool.namespace}")[1])["items"]}
     assert (live["w1"]["position"], live["w2"]["position"]) == (1, 2)
     assert pool.status("w1")["queuePosition"] == 1

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.operator.conftest import operator, pool
 from tests.cluster.operator.pools import Pool
 
-__all__ = ["alice", "muster", "operator", "pool", "torchx"]
 CORE_RULES = [
     {
         "apiGroups": ["muster.dev"],

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 
 from tests.cluster.conftest import StartControlPlane
-from tests.cluster.operator.conftest import install
+from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 

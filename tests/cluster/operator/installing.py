@@ -1,0 +1,18 @@
+"""What an operator needs to find in a cluster before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cluster.controlplane.plane import ControlPlane
+
+CRDS = Path(__file__).resolve().parents[3] / "helm" / "crds.yaml"
+SYSTEM = "muster-system"
+
+
+def install(plane: ControlPlane) -> None:
+    """The CRDs, and the namespace of the operator's Lease."""
+    plane.kubectl("apply", "-f", str(CRDS))
+    plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+    if plane.api.gone(f"/api/v1/namespaces/{SYSTEM}"):
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
