@@ -57,6 +57,7 @@ unit: setup
 slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster" --durations=10 tests
+	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q -n auto --maxprocesses 8 tests/scheduling/test_invariants.py
 
 # What is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
 cluster: setup

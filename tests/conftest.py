@@ -13,10 +13,13 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 ROOT = Path(__file__).resolve().parent.parent
 
 # Machines that run tests are shared and slow at times; a deadline per example would fail there for no fault.
-# Two runs of one commit test the same worlds; `make fuzz` looks for new ones.
-settings.register_profile("muster", deadline=None, print_blob=True, derandomize=True, database=None)
+# Two runs of one commit test the same worlds: few with the unit tests, many with the slow ones; `make fuzz` looks for
+# new ones.
+settings.register_profile("muster", deadline=None, print_blob=True, derandomize=True, database=None, max_examples=40)
+settings.register_profile("deep", settings.get_profile("muster"), max_examples=200)
 settings.register_profile(
     "fuzz",
+    max_examples=200,
     deadline=None,
     print_blob=True,
     database=DirectoryBasedExampleDatabase(ROOT / ".cache" / "hypothesis"),

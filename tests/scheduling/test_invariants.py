@@ -1,18 +1,16 @@
-"""What must hold of every plan, on random worlds in the middle of things."""
+"""What must hold of every plan, on random worlds in the middle of things: as many of them as the profile says."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from tests.scheduling.random_worlds import histories, worlds
 from tests.scheduling.worlds import carried_out, left
 
 from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Snapshot, Wait
 from muster.scheduling import plan
-
-MANY = settings(max_examples=150)
 
 
 def gangs_of(snapshot: Snapshot) -> dict[str, Gang]:
@@ -29,7 +27,6 @@ def taken(gang: Gang, placement: Placement) -> Iterator[tuple[str, str, int]]:
                 yield node, resource, amount * count
 
 
-@MANY
 @given(worlds)
 def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
     after = carried_out(snapshot, plan(snapshot).decisions)
@@ -41,7 +38,6 @@ def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
     assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
 
 
-@MANY
 @given(worlds)
 def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -> None:
     after = left(carried_out(snapshot, plan(snapshot).decisions))
@@ -59,7 +55,6 @@ def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -
     assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
 
 
-@MANY
 @given(worlds)
 def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
     gangs = gangs_of(snapshot)
@@ -70,7 +65,6 @@ def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
                 assert role.min_replicas <= placed.get(role.name, 0) <= role.replicas
 
 
-@MANY
 @given(worlds)
 def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
     gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
@@ -83,7 +77,6 @@ def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
                 assert len({(nodes[name].flavor, nodes[name].domains[level]) for name in places}) == 1
 
 
-@MANY
 @given(worlds)
 def test_everyone_who_waits_is_told_why_and_nobody_else(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
@@ -93,7 +86,6 @@ def test_everyone_who_waits_is_told_why_and_nobody_else(snapshot: Snapshot) -> N
     assert all(d.message for d in decisions if isinstance(d, Wait))
 
 
-@MANY
 @given(worlds)
 def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
     gangs, positions = gangs_of(snapshot), dict[str, list[int]]()
@@ -104,7 +96,6 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
         assert sorted(found) == list(range(1, len(found) + 1))
 
 
-@MANY
 @given(worlds)
 def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(snapshot: Snapshot) -> None:
     result = plan(snapshot)
@@ -120,7 +111,6 @@ def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(sna
             assert uid in admitted, "room was freed for it, and it does not start"
 
 
-@MANY
 @given(worlds)
 def test_holds_come_first_then_who_leaves_then_who_starts(snapshot: Snapshot) -> None:
     def turn(decision: object) -> int:
@@ -132,13 +122,11 @@ def test_holds_come_first_then_who_leaves_then_who_starts(snapshot: Snapshot) ->
     assert turns == sorted(turns)
 
 
-@MANY
 @given(worlds)
 def test_the_same_snapshot_gives_the_same_plan(snapshot: Snapshot) -> None:
     assert plan(snapshot).decisions == plan(snapshot).decisions
 
 
-@MANY
 @given(histories)
 def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(history: tuple[Snapshot, ...]) -> None:
     memo = None
@@ -152,7 +140,6 @@ def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(histor
         assert plan(history[-1], old).decisions == plan(history[-1]).decisions
 
 
-@MANY
 @given(worlds)
 def test_a_plan_leaves_its_memo_as_it_found_it(snapshot: Snapshot) -> None:
     first = plan(snapshot)
