@@ -134,7 +134,7 @@ def a_deleted_job_goes_with_its_pods(h: Harness) -> None:
 
 
 def a_higher_priority_preempts_and_the_victim_resumes(h: Harness) -> None:
-    low = h.submit(job("low", pods=ALL), Script(seconds=2))
+    low = h.submit(job("low", pods=ALL), Script(seconds=8))  # long enough for a slow machine to interrupt it
     reach(h, low, "Running")
     high = h.submit(job("high", pods=2, gpus=2, priority=10), Script(seconds=0.5))
     reach(h, high, "Succeeded")
@@ -146,8 +146,8 @@ def a_higher_priority_preempts_and_the_victim_resumes(h: Harness) -> None:
 
 
 def a_guarantee_is_reclaimed_from_who_borrowed_it(h: Harness) -> None:
-    one = h.submit(job("one", pods=2), Script(seconds=4))
-    two = h.submit(job("two", pods=2), Script(seconds=4))
+    one = h.submit(job("one", pods=2), Script(seconds=8))
+    two = h.submit(job("two", pods=2), Script(seconds=8))
     reach(h, one, "Running")
     reach(h, two, "Running")
     owner = h.submit(job("owner", pods=2, queue="blue"), Script(seconds=0.5))

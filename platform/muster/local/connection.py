@@ -41,6 +41,8 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
             f"the daemon did not answer within {timeout_s:g} s ({method} {url})", reason="Timeout"
         ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
+            raise NobodyThere(f"the daemon at {path} was killed", reason="NotRunning") from error
         raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="BrokeOff") from error
     finally:
         connection.close()
