@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.model import Resources
-from muster.quantity import LARGEST, format_quantity, parse_quantity, parse_resources
+from muster.model import LARGEST, Resources
+from muster.quantity import format_quantity, parse_quantity, parse_resources
 
 
 @pytest.mark.parametrize(

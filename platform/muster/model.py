@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+LARGEST = 2**62
+"""No amount of anything is larger: sums and differences of two still are numbers of 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -46,6 +49,13 @@ class Resources:
     def minus(self, other: Resources) -> Resources:
         """Difference by resource; may be negative."""
         return self.plus(other.times(-1))
+
+    def capped(self, most: int = LARGEST) -> Resources:
+        """No amount above `most`; the same value when none is."""
+        for _, amount in self.items:
+            if amount > most:
+                return Resources.of({name: min(amount, most) for name, amount in self.items})
+        return self
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(self.items)
@@ -210,8 +220,9 @@ class Running:
     state `admitted`: it runs or is about to. `evicting`: told to leave for `evicted_for`, its room not yet free.
     `leaving`: finished, failed, suspended or requeued, some of its pods still terminating; `placement` then lists
     only what is left. `checkpoint_at` is when its newest durable checkpoint was taken; lost work counts from there,
-    or from `started_at`. `keeps`, of a gang that is not `admitted`, is where it goes on once its old pods are gone
-    (it is being resized); empty when it leaves for good.
+    or from `started_at`. `keeps`, of a gang that is not `admitted`, is where it goes on once its old pods are gone;
+    empty when it leaves for good. Either it is being resized, or what it keeps will be under a hold, which ends at
+    `kept_until` at the latest (it lost a node, say, and comes back to the others).
     """
 
     gang: Gang
@@ -223,6 +234,7 @@ class Running:
     state: Literal["admitted", "evicting", "leaving"] = "admitted"
     evicted_for: str | None = None
     keeps: Placement = ()
+    kept_until: float | None = None
 
     @property
     def release_bound(self) -> float | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Decimal, localcontext
 
-from muster.model import Resources
+from muster.model import LARGEST, Resources
 
 _SUFFIX = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -18,10 +18,10 @@ _SUFFIX = {
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
 _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
-LARGEST = 2**62
 FRACTIONAL = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
 """What Kubernetes does not count in whole numbers: names, and how names begin."""
+_SMALLEST = Decimal("1e-9")  # to Kubernetes: it rounds up what is less
 
 
 def parse_quantity(value: str | float, resource: str) -> int:
@@ -29,17 +29,34 @@ def parse_quantity(value: str | float, resource: str) -> int:
     return int(_amount(value, resource).to_integral_value(rounding=ROUND_CEILING))
 
 
+def nearest_quantity(value: str | float, resource: str) -> int:
+    """The amount, of what others wrote and the API server took: never an error. What is larger than anything can be
+    counts as the most that can be, what is no amount at all as none."""
+    try:
+        return min(int(_read(value, resource).to_integral_value(rounding=ROUND_CEILING)), LARGEST)
+    except ValueError:
+        return 0
+
+
 def check_whole(value: str | float, resource: str) -> None:
     """Raises ValueError as `parse_quantity` does, and for a part of what Kubernetes counts in whole numbers: all but
     CPU, memory and storage."""
-    amount = _amount(value, resource)
-    if resource not in FRACTIONAL and not resource.startswith(HUGE_PAGES) and amount % 1:
+    with localcontext(prec=80):  # exact: the API server takes at most 40 characters
+        amount = _amount(value, resource).quantize(_SMALLEST, ROUND_CEILING)
+    if resource not in FRACTIONAL and not resource.startswith(HUGE_PAGES) and amount != amount.to_integral_value():
         raise ValueError(
             f"{resource}: {value!r} is no whole number; Kubernetes counts it in whole ones: write 1 or more"
         )
 
 
 def _amount(value: str | float, resource: str) -> Decimal:
+    amount = _read(value, resource)
+    if amount > LARGEST:
+        raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
+    return amount
+
+
+def _read(value: str | float, resource: str) -> Decimal:
     match = None if isinstance(value, bool) else _FORM.fullmatch(str(value))
     if not match:
         raise ValueError(
@@ -50,8 +67,6 @@ def _amount(value: str | float, resource: str) -> Decimal:
     amount = Decimal(number) * unit * (1000 if resource == "cpu" else 1)
     if number.startswith("-"):
         raise ValueError(f"{resource}: {value!r} is negative; write 0 or more")
-    if amount > LARGEST:
-        raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
     return amount
 
 

@@ -26,11 +26,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import Queue
+from muster.model import LARGEST, Queue
 
 IntArray = npt.NDArray[np.int64]
 
-UNLIMITED = 1 << 62
+UNLIMITED = LARGEST
+_MOST = LARGEST // 2  # of what queues have together: sums of two are still numbers of 64 bits
 
 Amounts: TypeAlias = Sequence[tuple[int, int]]
 """(cell, amount) pairs, each cell once."""
@@ -56,7 +57,9 @@ class QueueTree:
     flavors: tuple[tuple[str, ...], ...]  # flavors that the queue or one above it names, sorted
     caps: tuple[int | None, ...]  # the lowest max_priority on the path
     bottom_up: tuple[int, ...]  # all queues, children before parents
-    levels: tuple[tuple[IntArray, IntArray], ...]  # queues of one depth and their parents, the lowest first
+    levels: tuple[
+        tuple[IntArray, IntArray], ...
+    ]  # queues of one depth, in the order of their parents, and these; the lowest first
     guarantees: IntArray  # [queues, cells] `guaranteed` once more
 
     def root(self, queue: int) -> int:
@@ -99,8 +102,9 @@ def queue_tree(queues: Sequence[Queue]) -> QueueTree:
     for q in bottom_up:
         for cell in range(width):
             below = sum(guaranteed[child][cell] for child in children[q])
-            guaranteed[q][cell] = max(guaranteed[q][cell], below)
-            total[q][cell] = guaranteed[q][cell] - below + sum(lent[child][cell] for child in children[q])
+            own_part = max(0, guaranteed[q][cell] - below)
+            guaranteed[q][cell] = min(_MOST, max(guaranteed[q][cell], below))
+            total[q][cell] = min(_MOST, own_part + sum(lent[child][cell] for child in children[q]))
             lent[q][cell] = min(lend[q][cell], total[q][cell])
     return QueueTree(
         queues=tuple(queues),
@@ -124,7 +128,7 @@ def queue_tree(queues: Sequence[Queue]) -> QueueTree:
         levels=tuple(
             (np.array(level, dtype=np.int64), np.array([parent[q] for q in level], dtype=np.int64))
             for depth in range(max((len(p) for p in path), default=1), 1, -1)
-            if (level := [q for q in bottom_up if len(path[q]) == depth])
+            if (level := sorted((q for q in bottom_up if len(path[q]) == depth), key=lambda q: (parent[q], q)))
         ),
         guarantees=np.array(guaranteed, dtype=np.int64).reshape(len(queues), width),
     )
@@ -185,7 +189,11 @@ class Charges:
     def table(self, *, used: bool = False) -> IntArray:
         """`below`, or `used`, as [queues, cells]."""
         flat = self.used if used else self.below
-        return np.array(flat, dtype=np.int64).reshape(len(self.tree.queues), self.width)
+        try:
+            found = np.array(flat, dtype=np.int64)
+        except OverflowError:  # what is charged was never within any quota
+            found = np.array([max(-LARGEST, min(amount, LARGEST)) for amount in flat], dtype=np.int64)
+        return found.reshape(len(self.tree.queues), self.width)
 
     def charge(self, queue: int, amounts: Amounts, sign: int = 1) -> None:
         """Charge amounts to a queue and whoever is above it; -1 gives them back."""

@@ -111,8 +111,17 @@ def _lived(draw: Random, running: Running, now: float) -> Running | None:
             return replace(running, state="leaving")
         case 2 | 3 | 4:
             return replace(running, checkpoint_at=now)
+        case 5 if running.state == "admitted":
+            return _coming_back(draw, running, now)
         case _:
             return running
+
+
+def _coming_back(draw: Random, running: Running, now: float) -> Running:
+    """A gang that lost some of its nodes and keeps the others."""
+    left = (replace(part, nodes=tuple(n for n in part.nodes if draw.random() < 0.7)) for part in running.placement)
+    keeps = tuple(part for part in left if part.nodes)
+    return replace(running, state="evicting", keeps=keeps, kept_until=now + 3000.0 if keeps else None)
 
 
 histories = st.builds(history, st.integers(0, 1 << 32), st.integers(1, 3), st.integers(2, 9))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
 
 from hypothesis import given
+from hypothesis import strategies as st
 from tests.scheduling.random_worlds import histories, worlds
-from tests.scheduling.worlds import carried_out, left
+from tests.scheduling.worlds import GPU, carried_out, left
 
-from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Snapshot, Wait
+from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Resources, Snapshot, Wait
 from muster.scheduling import plan
 
 
@@ -109,6 +112,22 @@ def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(sna
     for uid, hold in holds.items():
         if not still_leaving & set(hold.victims) and hold.expires_at > after.now:
             assert uid in admitted, "room was freed for it, and it does not start"
+
+
+@given(worlds, st.lists(st.integers(0, 8), min_size=1, max_size=4))
+def test_who_is_larger_than_the_cluster_does_not_depend_on_pods_of_others(snapshot: Snapshot, gpus: list[int]) -> None:
+    def too_large(taken: list[int]) -> set[str]:
+        """What gangs are told if nobody of ours is there, and pods of others take so many GPUs of each node in turn."""
+        others = [
+            Resources.of({GPU: min(n, node.allocatable.get(GPU))}) for node, n in zip(nodes, cycle(taken), strict=False)
+        ]
+        crowded = tuple(replace(node, foreign=foreign) for node, foreign in zip(nodes, others, strict=True))
+        waits = [d for d in plan(replace(alone, nodes=crowded)).decisions if isinstance(d, Wait)]
+        return {wait.gang for wait in waits if wait.code in ("LargerThanCluster", "LargerThanQuota")}
+
+    nodes = snapshot.nodes
+    alone = replace(snapshot, running=(), holds=(), waiting=(*snapshot.waiting, *(r.gang for r in snapshot.running)))
+    assert too_large(gpus) == too_large([0])
 
 
 @given(worlds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import Life
 from tests.scheduling.random_worlds import cluster, gangs, queue_tree
@@ -32,7 +32,6 @@ def crowd(seed: int, size: int, *, bounded: bool) -> Life:
     return Life(Snapshot(0.0, nodes, (H200, A100), queues, waiting, ()), runtime, later)
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(4, 14), st.booleans())
 def test_if_every_run_ends_each_gang_that_fits_an_empty_cluster_starts(seed: int, size: int, bounded: bool) -> None:
     life = crowd(seed, size, bounded=bounded)
@@ -46,7 +45,6 @@ def fits_empty(snapshot: Snapshot, gang: Gang) -> bool:
     return gang.uid in started(plan(replace(snapshot, waiting=(gang,), running=(), holds=())))
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 1 << 32), st.integers(4, 14))
 def test_nobody_is_evicted_at_the_instant_at_which_it_started(seed: int, size: int) -> None:
     life = crowd(seed, size, bounded=False)
@@ -82,7 +80,6 @@ def _stay(gang: Gang) -> float:
     return gang.max_runtime_s + gang.grace_s + 30.0
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.DataObject) -> None:
     snapshot, runtime = blocked(data)
@@ -97,7 +94,6 @@ def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.
     assert strict.started["wide"] <= alone.started["wide"]
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_the_promise_does_not_depend_on_who_waits_behind(data: st.DataObject) -> None:
     snapshot, _ = blocked(data)

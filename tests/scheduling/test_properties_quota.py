@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from hypothesis import given, settings
+from hypothesis import given
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import carried_out, left
 
@@ -82,7 +82,6 @@ def cells_of(snapshot: Snapshot) -> set[Cell]:
     return {(quota.flavor, quota.resource) for q in snapshot.queues for quota in q.quotas}
 
 
-@settings(max_examples=100)
 @given(worlds)
 def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_before(snapshot: Snapshot) -> None:
     # Right after those have started and grown who may at once, and once everybody has left who was told to.
@@ -104,7 +103,6 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
                 assert later.avail(queue.name) >= min(0, earlier.avail(queue.name)), (queue.name, cell)
 
 
-@settings(max_examples=100)
 @given(worlds)
 def test_whoever_is_told_that_its_quota_is_exceeded_is_told_so_rightly(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import evicted, gang, queue, rack, refused, run, world
@@ -50,7 +50,6 @@ def tight(seed: int) -> Snapshot:
     return world(nodes, queues, waiting, running)
 
 
-@settings(max_examples=200)
 @given(st.integers(0, 1 << 32).map(tight))
 def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials(snapshot: Snapshot) -> None:
     result = plan(snapshot)
@@ -58,7 +57,6 @@ def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials(snapshot: Sn
         assert result.decisions == plan(snapshot, policy=PEACEFUL).decisions
 
 
-@settings(max_examples=100)
 @given(worlds)
 def test_a_plan_in_which_all_trials_fail_is_the_plan_without_trials_in_any_world(snapshot: Snapshot) -> None:
     result = plan(snapshot)

@@ -166,3 +166,53 @@ def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
     result = plan(world(rack("r1", 1), QUEUE, waiting, holds=(kept,)))
     assert evicted(result) == {"holder": "urgent"}
     assert refused(result).keys() == {"urgent", "other"}
+
+
+def test_a_gang_that_can_no_longer_start_is_told_why_although_its_hold_is_taken() -> None:
+    tree = [queue("co", guaranteed=8), queue("a", "co", 8), queue("b", "co", 0)]
+    reasons = {
+        "UnknownTopologyLevel": gang("holder", queue="b", required="aisle"),
+        "UnknownFlavor": gang("holder", queue="b", flavors=("b300",)),
+        "LargerThanCluster": gang("holder", queue="b", pods=2),
+    }
+    for code, holder in reasons.items():
+        result = plan(world(rack("r1", 1), tree, [holder, gang("owner", queue="a")], holds=(hold("r1-0"),)))
+        assert evicted(result) == {"holder": "owner"}
+        assert refused(result)["holder"].code == code
+
+
+def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out() -> None:
+    holder, small = gang("holder", "a", pods=2), gang("small", "b", at=9, runtime=10.0)
+    other = run(gang("other", "a", runtime=3600.0), ["r1-3"])
+    nodes, teams = rack("r1", 4), [queue("a", "co"), queue("b", "co")]
+    place = started(plan(world(nodes, [queue("co", guaranteed=24), *teams], [holder])))["holder"]
+    hold = Hold("holder", place, (), expires_at=2000.0)
+    snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [holder, small], [other], holds=(hold,))
+    assert refused(plan(snapshot)).keys() == {"holder", "small"}
+    assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
+
+
+def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
+    holder, later = gang("holder", priority=5), gang("later", at=9)
+    victim, other = run(gang("victim", priority=-1), ["r1-1"]), run(gang("other", priority=9), ["r1-2"])
+    nodes, queues = rack("r1", 3), [queue("q", guaranteed=32)]
+    place = started(plan(world(nodes, queues, [holder], [victim, other])))["holder"]
+    hold = Hold("holder", place, (), expires_at=2000.0)
+    cordoned = [replace(node, schedulable=node.name not in nodes_of(place)) for node in nodes]
+    result = plan(world(cordoned, queues, [holder, later], [victim, other], holds=(hold,)))
+    assert evicted(result) == {"victim": "holder"}
+    assert held(result).keys() == {"holder"}
+    assert refused(result)["later"].code == "NoRoom"  # not for quota: 24 GPUs of 32 are charged
+
+
+def test_of_two_holds_that_do_not_go_together_the_entitled_one_takes_the_other() -> None:
+    """Both are written when the engine dies between the two writes that replace one by the other."""
+    tree = [queue("co"), queue("a", "co", 8), queue("b", "co", 8)]
+    borrower = gang("borrower", "a", pods=2, priority=5)
+    entitled, leaving = gang("entitled", "b", at=9), run(gang("old", "a"), ["r1-0"], state="evicting")
+    holds = (hold("r1-0", "r1-1", uid="borrower", victims=("old",)), hold("r1-0", uid="entitled", victims=("old",)))
+    snapshot = world(rack("r1", 2), tree, [borrower, entitled], [leaving], holds=holds)
+    result = plan(snapshot)
+    assert evicted(result) == {"borrower": "entitled"}
+    assert held(result).keys() == {"entitled"}
+    assert in_order(plan(left(carried_out(snapshot, result.decisions)))) == ["entitled", "old"]

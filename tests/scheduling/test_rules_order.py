@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.scheduling.builders import gpu_hours, in_order, two_teams, wait_of
 from tests.scheduling.worlds import HOUR, evicted, gang, queue, rack, refused, run, started, world
 
-from muster.model import Hold, Usage
+from muster.model import Hold, Quota, Usage
 from muster.scheduling import plan
 
 ONE_NODE = rack("r1", 1)
@@ -43,6 +45,14 @@ def test_gangs_within_the_guarantee_come_before_borrowers_of_a_queue_with_a_smal
     waiting = [gang("borrower", "b", at=0), gang("entitled", "a", at=5)]
     snapshot = world(ONE_NODE, queues, waiting, usage=gpu_hours({"a": 9}))
     assert in_order(plan(snapshot)) == ["entitled"]
+
+
+def test_gangs_of_a_queue_without_any_quota_are_within_no_guarantee() -> None:
+    anything = replace(queue("anything"), quotas=(Quota("h200", "", None, None, None),))
+    waiting = [gang("large", "anything", pods=2, at=0), gang("entitled", "mine", pods=2, at=5)]
+    nodes = rack("r1", 2)
+    assert in_order(plan(world(nodes, [anything, queue("mine", guaranteed=16)], waiting))) == ["entitled"]
+    assert in_order(plan(world(nodes, [anything, queue("mine", guaranteed=0)], waiting))) == ["large"]
 
 
 def test_gangs_within_guarantee_come_before_borrowers_even_behind_one_in_their_leaf() -> None:

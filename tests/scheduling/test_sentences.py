@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.scheduling.builders import told, two_teams, wait_of
 from tests.scheduling.worlds import (
     GIB,
@@ -129,6 +130,31 @@ def test_quota_exceeded_tells_what_is_left_of_the_guarantee_and_what_may_be_borr
         "QuotaExceeded",
         "needs 24 GPUs of h200; queue q has 8 of 24 left and may borrow 8",
     )
+
+
+@pytest.mark.parametrize(
+    ("used", "limit", "size", "sentence"),
+    [
+        (1, 1, 1, "has 0 of 0 left and may borrow 0: its limit of 1 is in use"),
+        (2, 1, 1, "has 0 of 0 left and may borrow 0: its limit of 1 is in use"),  # it was lowered
+        (1, 2, 2, "has 0 of 0 left and may borrow 1: 1 of its limit of 2 in use"),
+        (8, 8, 1, "has 0 of 0 left and may borrow 0"),  # there is nothing more to borrow
+        (8, None, 1, "has 0 of 0 left and may borrow 0"),
+    ],
+)
+def test_quota_exceeded_names_the_limit_of_the_queue_where_that_binds(
+    used: int, limit: int | None, size: int, sentence: str
+) -> None:
+    queues = [queue("team", guaranteed=8), queue("q", "team", limit=limit)]
+    snapshot = world(TWO, queues, [gang("g", size=size)], [run(gang("x", size=used), ["r1-0"])])
+    code, text = whole(snapshot)
+    assert (code, text.partition("; queue q ")[2]) == ("QuotaExceeded", sentence)
+
+
+def test_the_limit_of_a_queue_above_is_not_told_as_that_of_the_queue() -> None:
+    queues = [queue("co", guaranteed=16), queue("team", "co", limit=4), queue("q", "team")]
+    snapshot = world(TWO, queues, [gang("g", size=2)], [run(gang("x", size=4), ["r1-0"])])
+    assert told(snapshot, "g") == "needs 2 GPUs of h200; queue q has 0 of 0 left and may borrow 0"
 
 
 def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:

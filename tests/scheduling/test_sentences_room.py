@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.scheduling.builders import told
+from tests.scheduling.builders import told, wait_of
 from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
 
 from muster.model import Gang, Node, Resources, Running, Taint, Topology
@@ -37,6 +37,28 @@ def busy(node: str, pods: int = 1, **amounts: int) -> Running:
 def said(gang: Gang, *running: Running, nodes: Sequence[Node] = tuple(TWO)) -> str:
     """The whole sentence. The queue names GPUs only, so that there is nothing to say of its quota otherwise."""
     return told(world(nodes, QUEUE, [gang], running), "g")
+
+
+def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
+    nodes = rack("r1", 1, foreign=Resources.of({GPU: 6, "pods": 1}))
+    wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
+    assert wait.code == "NoRoom"
+    assert wait.message == (
+        "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
+        " even without other gangs, pods that are not Muster's take room that it needs"
+    )
+    wait = wait_of(world(nodes, QUEUE, [job(2, gpu=8)]), "g")
+    assert wait.code == "LargerThanCluster"
+    assert "the largest that fits the empty cluster is 1 of its 2 pods, 8 GPUs" in wait.message
+
+
+def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_those_behind_it() -> None:
+    nodes = rack("r1", 2, foreign=Resources.of({GPU: 4, "pods": 1}))
+    running = run(gang("b", size=4, runtime=1000.0), ["r1-0"], since=500.0)
+    kept_out, behind = gang("g", queue="q", size=8), gang("h", queue="q", size=4, pods=2, at=1.0)
+    snapshot = world(nodes, QUEUE, [kept_out, behind], [running])
+    assert wait_of(snapshot, "g").estimated_start is None
+    assert wait_of(snapshot, "h").estimated_start == running.release_bound
 
 
 CORES_TAKEN = (busy("r1-0", cpu=94), busy("r1-1", cpu=90))

@@ -114,6 +114,11 @@ def run(gang: Gang, nodes: Mapping[str, int] | Iterable[str], *, since: float = 
     return Running(gang, on(nodes), admitted_at=since, started_at=more.pop("started_at", since), **more)
 
 
+def returning(running: Running, nodes: Mapping[str, int] | Iterable[str], until: float = 2000.0) -> Running:
+    """A gang that stops, and comes back to these of its nodes, which it keeps under a hold until then."""
+    return replace(running, keeps=on(nodes), kept_until=until, state="evicting")
+
+
 def world(
     nodes: Iterable[Node],
     queues: Iterable[Queue],
@@ -172,7 +177,9 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
             case HoldRoom(uid, placement, victims, expires_at):
                 holds[uid] = Hold(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:
-                running[uid] = replace(running[uid], state="evicting", evicted_for=beneficiary)
+                running[uid] = replace(
+                    running[uid], state="evicting", evicted_for=beneficiary, keeps=(), kept_until=None
+                )
             case Evict(uid):
                 holds.pop(uid, None)
             case Resize(uid, placement, beneficiary):
@@ -201,13 +208,18 @@ def resizing(running: Running, placement: Placement, beneficiary: str | None, no
 
 
 def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
-    """The world some time later: those who were told to leave have left and wait again, resized ones go on."""
-    running, waiting = [], list(snapshot.waiting)
+    """The world some time later: those who were told to leave have left and wait again, with a hold if they come back,
+    and resized ones go on."""
+    running, waiting, holds = [], list(snapshot.waiting), list(snapshot.holds)
     for r in snapshot.running:
         if r.state == "admitted":
             running.append(r)
+        elif r.kept_until is not None:
+            waiting.append(r.gang)
+            holds.append(Hold(r.gang.uid, r.keeps, (), r.kept_until))
         elif r.keeps:
             running.append(replace(r, placement=r.keeps, keeps=(), state="admitted", evicted_for=None))
         elif r.state == "evicting":
             waiting.append(r.gang)
-    return replace(snapshot, now=snapshot.now + after_s, waiting=tuple(waiting), running=tuple(running))
+    now = snapshot.now + after_s
+    return replace(snapshot, now=now, waiting=tuple(waiting), running=tuple(running), holds=tuple(holds))

@@ -7,7 +7,7 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import DRAIN, NodeView, PodView, World
+from muster.cluster import DRAIN, NodeView, PodView, Unreadable, World
 from muster.engine import replay
 from muster.lifecycle import moves, pod_name
 from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Taint, Topology
@@ -86,6 +86,14 @@ def test_quotas_tell_absent_from_zero_and_a_flavor_can_be_named_without_any() ->
 def test_a_queue_in_a_cycle_is_inactive_with_its_reason() -> None:
     ring = (queue("a", parent="b"), queue("b", parent="a"))
     assert [(q.active, "cycle" in q.inactive_reason) for q in snapshot(queues=ring).queues] == [(False, True)] * 2
+
+
+def test_a_queue_that_cannot_be_read_keeps_its_place_and_admits_nothing() -> None:
+    seen = snapshot(queues=(queue("all"), queue("low", parent="all")), unreadable=Unreadable({"all": "spec: odd"}))
+    assert [(q.name, q.active, q.inactive_reason) for q in seen.queues] == [
+        ("all", False, "it cannot be read: spec: odd"),
+        ("low", False, "its parent 'all' is inactive: it cannot be read: spec: odd"),
+    ]
 
 
 # ---- jobs
@@ -198,6 +206,28 @@ def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone
     assert (running.state, running.evicted_for, running.placement, running.keeps) == ("evicting", "b", PLACED, ())
 
 
+@pytest.mark.parametrize(
+    ("reason", "blamed", "keeps", "until"),
+    [
+        ("NodeLost", (), ("n0", "n1"), NOW + 30 + 30 + 600),  # grace; then the hold: grace and start timeout
+        ("Drained", ("n0",), ("n1",), NOW + 660),
+        ("RestartElsewhere", ("n0",), ("n1",), NOW + 660 + 20),  # its third restart waits 20 s
+        ("RestartElsewhere", ("n0", "n1"), (), None),
+        ("Preempted", (), (), None),
+        ("StartTimeout", (), (), None),
+    ],
+)
+def test_a_gang_that_leaves_keeps_its_good_nodes_only_if_it_comes_back_to_them(
+    reason: str, blamed: tuple[str, ...], keeps: tuple[str, ...], until: float | None
+) -> None:
+    one = admitted("a")
+    entries = [spec.BlamedNode(node=name, until=NOW + 100) for name in blamed]
+    status = moves.evict(one.status, reason, "", NOW).model_copy(update={"blamed_nodes": entries, "restarts": 3})
+    running = snapshot(one.model_copy(update={"status": status})).running[0]
+    assert (running.state, running.placement, running.kept_until) == ("evicting", PLACED, until)
+    assert tuple(node for part in running.keeps for node, _ in part.nodes) == keeps
+
+
 def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_are_gone() -> None:
     one = admitted("a", least=1)
     smaller: Placement = (RolePlacement("trainer", "any", (("n1", 1),)),)
@@ -289,3 +319,42 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
     assert [type(hold) for hold in again.holds] == [Hold]
     assert [type(stay) for stay in again.running] == [Running]
     assert build(world(), cache).snapshot == build(world(), Cache()).snapshot
+
+
+# ---- what cannot be read
+
+
+def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() -> None:
+    tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
+    jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
+    cache = Cache()
+    built = build(world(*jobs, queues=tree, unreadable=Unreadable({"all": "spec.weight: odd"})), cache)
+    assert [gang.uid for gang in built.snapshot.waiting] == ["c"]
+    assert {wait.gang: (wait.code, wait.message) for wait in built.refused} == {
+        "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
+        "b": ("QueueInactive", "queue all cannot be read: spec.weight: odd"),
+        "d": ("QueueNotFound", "queue none does not exist; there are: all, low, ok"),
+    }
+    mended = tuple(queue(name, parent=parent) for name, parent in (("all", None), ("low", "all"), ("ok", None)))
+    after = build(world(*jobs, queues=mended), cache)
+    assert sorted(gang.uid for gang in after.snapshot.waiting) == ["a", "b", "c"]
+
+
+def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_other() -> None:
+    entries = [{"flavor": name, "guaranteed": {"nvidia.com/gpu": 8}} for name in ("h200", "any")]
+    jobs = [named("a", flavors=["h200"]), named("b", flavors=["h200", "any"]), named("c")]
+    seen = world(*jobs, queues=(queue(resources=entries),), unreadable=Unreadable(flavors={"h200": "spec: odd"}))
+    built = build(seen, Cache())
+    assert [gang.uid for gang in built.snapshot.waiting] == ["b", "c"]
+    assert [(w.gang, w.code, w.message) for w in built.refused] == [
+        ("a", "UnknownFlavor", "flavor h200 cannot be read: spec: odd")
+    ]
+    both = replace(seen, unreadable=Unreadable(flavors={"h200": "spec: odd", "any": "spec: too"}))
+    assert [wait.gang for wait in build(both, Cache()).refused] == ["a", "b", "c"]
+
+
+def test_who_runs_in_a_queue_that_cannot_be_read_runs_on_and_stays_charged() -> None:
+    one = admitted("a")
+    seen = snapshot(one, unreadable=Unreadable({"default": "spec: odd"}, {"any": "spec: odd"}))
+    assert [(running.gang.uid, running.state) for running in seen.running] == [("a", "admitted")]
+    assert replay(seen) == ()

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from muster.model import Admit, Decision, Evict, Gang, HoldRoom, Placement, Resize, RolePlacement
 from muster.quota import Amounts
 from muster.scheduling.backfill import Promises
-from muster.scheduling.departures import Departure, tie_of
+from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.evict import Freed
 from muster.scheduling.fit import Fit
 from muster.scheduling.grow import Growth
-from muster.scheduling.holds import Held, gone_by, named
+from muster.scheduling.holds import Held, named
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, charge_of, placed_load
 from muster.scheduling.refuse import Refusal
@@ -58,6 +58,10 @@ class Acts:
         """A hold stands: its room is nobody else's."""
         self.held[held.gang.uid] = held
         self._take(held.taken)
+
+    def gets_hold(self, uid: str) -> bool:
+        """Whether this plan holds room for the gang, in place of what was held for it."""
+        return any(hold.gang == uid for hold in self._holds)
 
     def release(self, held: Held) -> None:
         """A hold ends."""
@@ -168,7 +172,7 @@ class Acts:
         """Take somebody's hold away; those who leave for it now leave for somebody else."""
         held = self.held[uid]
         self.release(held)
-        if uid in self.facts.requests:  # else it backs off, and asks for nothing now
+        if uid in self.facts.requests and uid not in self.facts.never:  # else it backs off, or could not use it anyway
             self.refusals[uid] = Refusal("NoRoom", text="the room that was held for it went to a gang that comes first")
         return [victim for victim in held.hold.victims if victim in self.facts.stays]
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from muster.model import WaitCode
 from muster.scheduling.departures import Departure, Departures, Releases
 from muster.scheduling.fit import Fit, fit, fits
 from muster.scheduling.ledger import Ledger, Promised
@@ -103,11 +104,11 @@ class Promises:
     def reserve(self, uid: str, request: Request, root: int) -> None:
         """Promise a place and a time to the first gang of its root, in each flavor, that lacks only room.
 
-        Ask `may_reserve` first. A gang that not even an empty cluster would hold (nodes are down) gets no promise: it
+        A gang that not even an empty cluster would hold (nodes are down) gets no promise: it
         would block others for nothing.
         """
         shape, ledger = request.shape, self.ledger
-        best: tuple[int, int, Fit] | None = None
+        best: tuple[int, int, Fit, Room] | None = None
         for index, option in enumerate(shape.options):
             least = request.least[index]
             taken = any((root, flavor) in self._reserved for flavor in option.flavors)
@@ -119,11 +120,10 @@ class Promises:
             most = len(self.departures()) if best is None else best[0] - 1
             found = self._first_fit(option, request, int(self._look().left[moment]), most)
             if found is not None:
-                best = (found[0], index, found[1])
+                best = (found[0], index, *found[1:])
         if best is None:
             return
-        count, index, place = best
-        spare = self._room_after(count)
+        count, index, place, spare = best
         spare.add(place.load, -1)
         last = self.departures().key_of(count)
         flavors = frozenset(shape.options[index].flavors)
@@ -135,22 +135,30 @@ class Promises:
         outlook = self._look()
         outlook.charge(request.queue, request.least[index], outlook.after(count), None)
 
-    def may_reserve(self, request: Request, root: int) -> bool:
-        """Tell whether no gang that comes first has a reservation already in some option's flavors."""
+    def may_promise(self, request: Request, code: WaitCode) -> bool:
+        """Tell whether a gang that is refused may get a promise: in some option's flavors no gang that comes first has
+        a claim already (in the leaf, when quota is short) or a reservation (in the root)."""
+        if code == "QuotaExceeded":
+            taken, queue = self._claims, request.queue
+        else:
+            taken, queue = self._reserved, self.ledger.charged.tree.path[request.queue][-1]
         for option in request.shape.options:  # asked for every gang that waits: no generator
-            if self._reserved.isdisjoint([(root, flavor) for flavor in option.flavors]):
+            for flavor in option.flavors:
+                if (queue, flavor) in taken:
+                    break
+            else:
                 return True
         return False
 
-    def may_claim(self, request: Request) -> bool:
-        """Tell whether no gang that comes first in the leaf has a claim already in some option's flavors."""
-        for option in request.shape.options:
-            if self._claims.isdisjoint([(request.queue, flavor) for flavor in option.flavors]):
-                return True
-        return False
+    def promise(self, uid: str, request: Request, code: WaitCode) -> None:
+        """Promise quota or room to a gang that lacks it. Ask `may_promise` first."""
+        if code == "QuotaExceeded":
+            self.claim(uid, request)
+        else:
+            self.reserve(uid, request, self.ledger.charged.tree.path[request.queue][-1])
 
     def claim(self, uid: str, request: Request) -> None:
-        """Promise quota to the first gang of its leaf, in each flavor, that is over it. Ask `may_claim` first."""
+        """Promise quota to the first gang of its leaf, in each flavor, that is over it."""
         best: tuple[int, int] | None = None
         for index, option in enumerate(request.shape.options):
             if any((request.queue, flavor) in self._claims for flavor in option.flavors):
@@ -166,14 +174,14 @@ class Promises:
         outlook.charge(request.queue, request.least[index], moment, None)
         self.starts[uid] = float(outlook.times[moment])
 
-    def _first_fit(self, option: Option, request: Request, low: int, high: int) -> tuple[int, Fit] | None:
-        """After how many departures, from `low` to `high`, the gang first fits, and where.
+    def _first_fit(self, option: Option, request: Request, low: int, high: int) -> tuple[int, Fit, Room] | None:
+        """After how many departures, from `low` to `high`, the gang first fits, where, and the room there is then.
 
         The search halves the range. The room after the most that were too few is carried along, so that each step
         looks only at the nodes that come free in between.
         """
         table, sizes = self.ledger.now.table, request.shape.least
-        if low > high or not fits(table, option, sizes, self._room_after(high)):
+        if low > high or not fits(table, option, sizes, enough := self._room_after(high)):
             return None
         releases = self._in_turn()
         left, room = low, self._room_after(low)
@@ -182,16 +190,15 @@ class Promises:
             after = room.fork()
             after.add(releases.between(left, middle, len(room.free)), 1)
             if fits(table, option, sizes, after):
-                high = middle
+                high, enough = middle, after
             else:
                 left, room, low = middle, after, middle + 1
-        place = fit(table, option, sizes, self._room_after(high))
-        return None if place is None else (high, place)
+        place = fit(table, option, sizes, enough)
+        return None if place is None else (high, place, enough)
 
     def _room_after(self, count: int) -> Room:
         """Room once so many have left, what is reserved already aside."""
-        later = self.ledger.later
-        room = Room(later.masks, later.free.copy())
+        room = self.ledger.later.successor()
         room.add(self._in_turn().between(0, count, len(room.free)), 1)
         for reservation in self.reservations:
             room.add(reservation.fit.load, -1)

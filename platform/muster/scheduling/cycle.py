@@ -9,7 +9,7 @@ from muster.model import Decision, Gang, Snapshot, WaitCode
 from muster.quota import Amounts
 from muster.scheduling.acts import Acts
 from muster.scheduling.backfill import Bound, Promises
-from muster.scheduling.departures import Departure, tie_of
+from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.entitle import Entitlement
 from muster.scheduling.estimate import estimates
 from muster.scheduling.evict import Evictions
@@ -17,12 +17,13 @@ from muster.scheduling.explain import waits
 from muster.scheduling.fit import Fit, fit, fits
 from muster.scheduling.futile import Futile
 from muster.scheduling.grow import Wanted, growing
-from muster.scheduling.holds import completed, gone_by, held_room, stands, stands_aside, waits_for
+from muster.scheduling.holds import completed, held_room, stands, stands_aside, waits_for
+from muster.scheduling.leaves import Order, Waiting
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, read
-from muster.scheduling.order import Line, Waiting, leaf_order, line
+from muster.scheduling.order import Line, Shares, line
 from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.refuse import Refusal, refusal, too_high
+from muster.scheduling.refuse import Refusal, refusal
 from muster.scheduling.shape import Option, Request, largest_step
 from muster.scheduling.victims import Victims
 
@@ -91,11 +92,8 @@ class _Cycle:
     def refuse_the_impossible(self) -> None:
         """Gangs that cannot start even if everybody else left, and those whose last pods are still stopping."""
         facts, refusals = self.facts, self.acts.refusals
-        for uid, (gang, request) in facts.requests.items():
-            never = facts.verdicts.of(request) or too_high(facts.tree, gang, request)
-            if never is not None:
-                refusals[uid] = never
-        for uid in self.facts.requests.keys() & self.facts.stays.keys():
+        refusals.update(facts.never)
+        for uid in facts.requests.keys() & facts.stays.keys():
             refusals.setdefault(uid, Refusal("HoldWaiting", text="its pods of the last attempt are still stopping"))
 
     # -- 4
@@ -104,7 +102,7 @@ class _Cycle:
         """A gang with a hold starts on it, or waits for the last to leave it; if its room is lost, it goes first."""
         facts, ledger, acts = self.facts, self.ledger, self.acts
         ready = [h for uid, h in acts.held.items() if uid in facts.requests and uid not in acts.refusals]
-        for held in sorted(ready, key=lambda held: leaf_order((held.gang, held.request))):
+        for held in sorted(ready, key=lambda held: facts.requests[held.gang.uid].order):
             if held.gang.uid not in acts.held:
                 continue  # one that came before took it over
             gang, request = held.gang, held.request
@@ -126,31 +124,39 @@ class _Cycle:
                 acts.refusals[gang.uid] = Refusal("HoldWaiting", text=waits_for(facts, held))
             else:
                 self._decide(gang, request)
+                if gang.uid in acts.refusals and not acts.gets_hold(gang.uid):
+                    acts.set_aside(held)  # it stands in the status until it runs out: what it charges is nobody's
 
     # -- 5
 
     def go_down_the_line(self) -> None:
         """Everyone who may start, in turn."""
         acts = self.acts
-        waiting = [e for uid, e in self.facts.requests.items() if uid not in acts.refusals and uid not in acts.starts]
-        usage = self.facts.snapshot.usage
-        turns = line(waiting, self.facts.tree, self.entitlement, usage, self.policy, self._hopeless)
+        spoken = acts.refusals.keys() | acts.starts.keys()
+        shares = Shares(self.facts.tree, self.facts.snapshot.usage)
+        turns = line(self.facts.leaves, spoken, self.entitlement, shares, self.policy, self._pass_over)
         behind: Refusal | None = None  # what everybody is told once the first one is blocked
-        for gang, request in turns:
+        for gang, request, _ in turns:
             if behind is not None:
                 acts.refusals[gang.uid] = behind
             elif not self._decide(gang, request, turns) and self.policy.behind_head == "none":
                 behind = Refusal("BehindHead", text=f"waits behind {gang.name}, which comes first and cannot start")
 
-    def _hopeless(self, waiting: Waiting) -> bool:
-        """Tell whether a gang's turn changes nothing: it needs no trial and gets no promise."""
-        gang, request = waiting
-        why = self.futile.why(gang, request)
-        if why is None:
-            return False
-        if why.code == "QuotaExceeded":
-            return not self.promises.may_claim(request)
-        return not self.promises.may_reserve(request, self.facts.tree.path[request.queue][-1])
+    def _pass_over(self, entries: list[Waiting], limit: Order | None) -> bool:
+        """Refuse and take off those at the end of a list, up to `limit`, whose turns would change nothing: they need
+        no trial and get no promise. Tell whether it ended at one whose turn may change something."""
+        if self.policy.behind_head != "easy":
+            return True
+        futile, promises, refusals = self.futile, self.promises, self.acts.refusals
+        while entries and (limit is None or entries[-1].order <= limit):
+            gang, request, _ = entries[-1]
+            why = futile.why(gang, request)
+            if why is None or promises.may_promise(request, why.code):
+                return True
+            refusals[gang.uid] = why
+            self.entitlement.waits(request)
+            entries.pop()
+        return False
 
     def _decide(self, gang: Gang, request: Request, turns: Line | None = None) -> bool:
         """Start a gang, or make room for it, or give it a promise; tell whether it starts."""
@@ -172,13 +178,8 @@ class _Cycle:
             outcome = found
         self.acts.refusals[gang.uid] = outcome
         self.entitlement.waits(request)
-        if self.policy.behind_head == "easy":
-            root = self.facts.tree.path[request.queue][-1]
-            if outcome.code == "QuotaExceeded":
-                if self.promises.may_claim(request):
-                    self.promises.claim(gang.uid, request)
-            elif self.promises.may_reserve(request, root):
-                self.promises.reserve(gang.uid, request, root)
+        if self.policy.behind_head == "easy" and self.promises.may_promise(request, outcome.code):
+            self.promises.promise(gang.uid, request, outcome.code)
         return False
 
     def _attempt(
@@ -192,13 +193,12 @@ class _Cycle:
         for index in range(len(request.shape.options)):
             bound = self.promises.touching(request.shape.options[index], binding)
             why = self._known_refusal(request, index, bound)
-            if why is None:
+            if why is None and not self._full_for_sure(request, index, bound):
                 attempt = partial(self._allowed, gang, request, index, until, bound)
                 found = largest_step(self._most_steps(request, index), attempt)
                 if found is not None:
                     return index, found[0], *found[1]
-                why = self._reason(request, index, bound)
-            first = first or why
+            first = first or why or self._reason(request, index, bound)
         assert first is not None
         return first
 
@@ -209,6 +209,12 @@ class _Cycle:
             return refusal("QuotaExceeded", index)
         code = self._full.get((request.shape.options[index], bound))
         return None if code is None else refusal(code, index)
+
+    def _full_for_sure(self, request: Request, index: int, bound: Bound) -> bool:
+        """Tell whether a look at the counts of its one kind of pod is enough to see that there is no room."""
+        option = request.shape.options[index]
+        alike = len(option.spots) == 1 and len(option.spots[0].pods) == 1
+        return alike and not fits(self.facts.table, option, request.shape.least, self.promises.view(bound))
 
     def _reason(self, request: Request, index: int, bound: Bound) -> Refusal:
         """Why the minimum cannot start in one option that quota allows."""

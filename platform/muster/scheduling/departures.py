@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
+from muster.model import Gang
 from muster.quota import Amounts
 from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
 from muster.scheduling.room import Load, distinct
@@ -22,7 +23,7 @@ from muster.scheduling.room import Load, distinct
 @dataclass(frozen=True, slots=True, eq=False)
 class Departure:
     """What a gang takes and charges until it leaves. `by` is infinite when it declares no bound; `settled`: it may be
-    asked to leave sooner; `tie` belongs to its uid (see `tie_of`)."""
+    asked to leave sooner, or to give up what it keeps; `tie` belongs to its uid (see `tie_of`)."""
 
     uid: str
     by: float
@@ -38,6 +39,15 @@ class Departure:
     def key(self) -> tuple[float, float, int]:
         """The order of leaving."""
         return self.by, self.since, self.tie
+
+
+CLEANUP_S = 30.0
+"""Beyond its runtime and grace, a gang's room is free at the latest after so long."""
+
+
+def gone_by(gang: Gang, start: float) -> float:
+    """When a gang is gone at the latest that starts at `start` at the latest; infinite when it does not say."""
+    return math.inf if gang.max_runtime_s is None else start + gang.max_runtime_s + gang.grace_s + CLEANUP_S
 
 
 def tie_of(uid: str) -> int:

@@ -47,14 +47,19 @@ class Entitlement:
     def _add_up(self, leaf: int) -> None:
         path = self.ledger.staying.tree.path[leaf]
         ahead = self._ahead.setdefault(leaf, [{} for _ in path])
+        more = False
         for request in self._behind.pop(leaf):
+            if not any(request.could):
+                continue  # it has to borrow from everybody: nobody's guarantee is for it
+            more = True
             for place, taken in enumerate(ahead):
                 for could, least in zip(request.could, request.least, strict=True):
                     if could >> place & 1:
                         for cell, amount in least:
                             taken[cell] = taken.get(cell, 0) + amount
                         break
-        self._turns[leaf] = self._turns.get(leaf, 0) + 1
+        if more:
+            self._turns[leaf] = self._turns.get(leaf, 0) + 1
 
     def _find(self, request: Request) -> Within:
         staying = self.ledger.staying

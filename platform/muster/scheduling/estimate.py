@@ -9,6 +9,7 @@ has to leave first who does not say when.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,6 @@ from muster.scheduling.backfill import Promises
 from muster.scheduling.departures import Departures
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
-from muster.scheduling.nodes import FloatArray, IntArray
 from muster.scheduling.outlook import Outlook
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.shape import Option, Request
@@ -28,15 +28,24 @@ HOPEFUL = frozenset({"NoRoom", "TopologyNoRoom", "Reserved", "QuotaExceeded", "B
 
 
 def estimates(facts: Memo, ledger: Ledger, promises: Promises, refusals: Mapping[str, Refusal]) -> dict[str, float]:
-    """Expected starts by uid, of those that have one. `refusals` are in the order of the line."""
+    """Expected starts by uid, of those that have one.
+
+    `refusals` are in the order in which they were made: that of the line, but gangs that ask for what somebody before
+    them was refused are passed over, and so refused, a little sooner. That moves estimates, and nothing else.
+    """
     now = facts.snapshot.now
-    waiting = [(uid, facts.requests[uid][1], why) for uid, why in refusals.items() if why.code in HOPEFUL]
+    waiting = [
+        (uid, facts.requests[uid].request, why)
+        for uid, why in refusals.items()
+        if why.code in HOPEFUL and uid not in facts.never  # pods that are not ours do not say when they end
+    ]
     if not waiting:
         return {}
     departures = promises.departures()
     by_room = _by_room(facts, ledger, departures, [(request, why.option) for _, request, why in waiting])
-    quota, soon = _QuotaTimes(ledger.outlook), _soon(facts, now)
+    quota = _QuotaTimes(ledger.outlook, [] if ledger.outlook is None else ledger.outlook.times.tolist())
     found: dict[str, float] = {}
+    soon: float | None = None
     for (uid, request, why), at in zip(waiting, by_room, strict=True):
         promised = promises.starts.get(uid)
         if promised is None:
@@ -45,6 +54,7 @@ def estimates(facts: Memo, ledger: Ledger, promises: Promises, refusals: Mapping
             if at > now and not math.isinf(at):
                 found[uid] = at
         elif promised == -math.inf:
+            soon = _soon(facts, now) if soon is None else soon
             found[uid] = soon
         elif not math.isinf(promised):
             found[uid] = max(promised, now)
@@ -67,7 +77,7 @@ def _by_room(facts: Memo, ledger: Ledger, departures: Departures, line: list[tup
         ways.setdefault(request.shape.options[option], (len(ways), request, option))[0] for request, option in line
     ]
     for name, span in facts.table.flavors.items():
-        asked = np.array([_asked(facts, request, option, name) for _, request, option in ways.values()])
+        asked = np.array([facts.shapes.takes(request.shape, option, name) for _, request, option in ways.values()])
         if not asked.any():
             continue
         need = asked[which]
@@ -84,36 +94,26 @@ def _by_room(facts: Memo, ledger: Ledger, departures: Departures, line: list[tup
     return at.tolist()
 
 
-def _asked(facts: Memo, request: Request, option: int, flavor: str) -> IntArray:
-    """What a gang's minimum takes of one flavor."""
-    shape = request.shape
-    total: IntArray = np.zeros(len(facts.table.columns), dtype=np.int64)
-    for role, size, where in zip(shape.roles, shape.least, shape.options[option].flavors, strict=True):
-        if where == flavor:
-            total += size * facts.table.amounts(role.request)
-    return total
-
-
 @dataclass(slots=True)
 class _QuotaTimes:
     """When quota allows one gang of a leaf after the other. The first of a leaf has a claim, charged already."""
 
     outlook: Outlook | None
-    _sure: dict[tuple[int, int], IntArray] = field(default_factory=dict)  # (queue, cell): from each moment on
+    times: list[float]  # of the outlook
+    _sure: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (queue, cell): from each moment on
     _ahead: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def time_of(self, request: Request, option: int) -> float:
         """When there is quota for this gang too. Ask in the order of the line."""
         if self.outlook is None:
             return math.inf
-        times: FloatArray = self.outlook.times
-        at = -math.inf
+        times, at = self.times, -math.inf
         for cell, amount in request.least[option]:
             key = (request.queue, cell)
             if key not in self._sure:
                 avail = self.outlook.avail(request.queue, cell)
-                self._sure[key] = np.minimum.accumulate(avail[::-1])[::-1]
-            self._ahead[key] = self._ahead.get(key, 0) + amount
-            first = int(np.searchsorted(self._sure[key], self._ahead[key]))
-            at = max(at, float(times[first]) if first < len(times) else math.inf)
+                self._sure[key] = np.minimum.accumulate(avail[::-1])[::-1].tolist()
+            ahead = self._ahead[key] = self._ahead.get(key, 0) + amount
+            first = bisect_left(self._sure[key], ahead)
+            at = max(at, times[first] if first < len(times) else math.inf)
         return at

@@ -14,10 +14,9 @@ import numpy as np
 
 from muster.model import Gang
 from muster.scheduling.backfill import Bound, Promises
-from muster.scheduling.departures import Departure, tie_of
+from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.entitle import Entitlement
 from muster.scheduling.fit import Fit, fit
-from muster.scheduling.holds import gone_by
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
 from muster.scheduling.nodes import BoolArray, IntArray

@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from muster.model import Wait
 from muster.quota import Charges
-from muster.scheduling.fit import fits
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
-from muster.scheduling.order import leaf_order
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.room import Room
-from muster.scheduling.shape import Option, Request, Shape, largest_step
-from muster.scheduling.shortage import Shortage
-from muster.scheduling.units import amount_of, headline, number_of, pods_of
+from muster.scheduling.shape import Option, Request, Shape
+from muster.scheduling.shortage import Barren
+from muster.scheduling.units import number_of
+from muster.scheduling.wording import Wording, blocked_in, of_role
 
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
     """Sentences about the state of things at the end of a plan. What several of them share is worded once."""
 
-    facts: Memo
+    wording: Wording
     charged: Charges
     now: Room
-    _heads: dict[Shape, str] = field(default_factory=dict)
-    _needs: dict[tuple[Option, str], str] = field(default_factory=dict)
     _left: dict[tuple[int, int], str] = field(default_factory=dict)
     _rooms: dict[Option, tuple[str, str]] = field(default_factory=dict)
-
-    def head(self, shape: Shape) -> str:
-        """The resource a person thinks of first."""
-        if shape not in self._heads:
-            self._heads[shape] = headline(name for role in shape.roles for name, _ in role.request)
-        return self._heads[shape]
-
-    def needs(self, shape: Shape, option: int, resource: str | None = None) -> str:
-        """`needs 16 GPUs of h200`."""
-        name = resource or self.head(shape)
-        key = (shape.options[option], name)
-        if key not in self._needs:
-            total: dict[str, int] = {}
-            for role, size, flavor in zip(shape.roles, shape.least, key[0].flavors, strict=True):
-                total[flavor] = total.get(flavor, 0) + size * role.request.get(name)
-            parts = [f"{amount_of(name, amount)} of {flavor}" for flavor, amount in total.items() if amount]
-            at_least = "at least " if shape.steps else ""
-            self._needs[key] = f"needs {at_least}{' and '.join(parts) or amount_of('pods', sum(shape.least))}"
-        return self._needs[key]
+    _barren: Barren = field(default_factory=dict)
 
     def quota(self, request: Request, option: int, flavor: str | None = None) -> str:
         """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`, of the scarcest resource.
@@ -55,38 +35,56 @@ class Explainer:
         Where none is short it is about `flavor`, if that is given.
         """
         least = request.least[option]
+        if len(least) == 1:  # asked for nearly every gang that waits
+            cell = least[0][0]
+            left = self._left.get((request.queue, cell)) or self.left(request.queue, cell)
+            return f"{self.wording.needs_of(request, option, cell)}; {left}"
         if not least:
-            return self.needs(request.shape, option)
-        cell = least[0][0]
-        if len(least) > 1:
-            short = [c for c, amount in least if amount > self.charged.avail(request.queue, c)]
-            asked = [c for c, _ in least if self.facts.tree.cell_names[c][0] == flavor]
-            cell = self._first(request.shape, short or asked or [c for c, _ in least])
-        resource = self.facts.tree.cell_names[cell][1]
-        return f"{self.needs(request.shape, option, resource)}; {self.left(request.queue, cell)}"
+            return self.wording.needs(request.shape, option)
+        names = self.wording.tree.cell_names
+        short = [c for c, amount in least if amount > self.charged.avail(request.queue, c)]
+        asked = [c for c, _ in least if names[c][0] == flavor]
+        cell = self.wording.first(request.shape, short or asked or [c for c, _ in least])
+        return f"{self.wording.needs_of(request, option, cell)}; {self.left(request.queue, cell)}"
 
     def left(self, queue: int, cell: int) -> str:
-        """`queue research has 8 of 24 left and may borrow 4`: of its guarantee, and beyond it."""
+        """`queue research has 8 of 24 left and may borrow 4`: of its guarantee, and beyond it; and its limit, where it
+        is that which keeps it from borrowing more."""
         key = (queue, cell)
         if key not in self._left:
-            tree = self.facts.tree
+            tree = self.wording.tree
             name = tree.cell_names[cell][1]
             guaranteed = tree.guaranteed[queue][cell]
             avail = max(0, self.charged.avail(queue, cell))
             own = min(avail, max(0, guaranteed - self.charged.below[queue * self.charged.width + cell]))
             has = f"{number_of(name, own)} of {number_of(name, guaranteed)} left"
-            self._left[key] = f"queue {tree.queues[queue].name} has {has} and may borrow {number_of(name, avail - own)}"
+            left = f"queue {tree.queues[queue].name} has {has} and may borrow {number_of(name, avail - own)}"
+            self._left[key] = left + self._limited(queue, cell)
         return self._left[key]
+
+    def _limited(self, queue: int, cell: int) -> str:
+        """`: its limit of 4 is in use`, where there would be more to have without it."""
+        tree, charged = self.wording.tree, self.charged
+        at = queue * charged.width + cell
+        limit, below, above = tree.limit[queue][cell], charged.below[at], tree.parent[queue]
+        spare = (tree.total if above < 0 else tree.kept)[queue][cell] - charged.used[at]
+        if above >= 0:
+            spare = max(0, spare) + charged.avail(above, cell)
+        if spare <= limit - below or charged.avail(queue, cell) < limit - below:
+            return ""
+        name = tree.cell_names[cell][1]
+        bound = f"its limit of {number_of(name, limit)}"
+        return f": {bound} is in use" if below >= limit else f": {number_of(name, below)} of {bound} in use"
 
     def room(self, shape: Shape, option: int) -> tuple[str, str]:
         """What the first role lacks that finds no room, and its flavor; "" when each of them does."""
         way = shape.options[option]
-        if way not in self._rooms:
-            blocked = self._blocked(shape, option, self.now)
-            self._rooms[way] = (
-                (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, _of_role(shape, blocked))
-            )
-        return self._rooms[way]
+        known = self._rooms.get(way)
+        if known is None:
+            blocked = blocked_in(self.now, shape, option, self._barren, empty=False)
+            known = (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, of_role(shape, blocked))
+            self._rooms[way] = known
+        return known
 
     def no_room(self, request: Request, option: int, *, reserved: bool) -> str:
         """Quota first, if there is one, then what the nodes have left."""
@@ -99,90 +97,47 @@ class Explainer:
             text = "room for each of its roles, but not for all of them" if several else "room came free just now"
         return f"{self.quota(request, option, flavor)}; {text}"
 
-    def too_large(self, shape: Shape) -> str:
-        """Names the largest that would fit an empty cluster, or what no node has."""
-        blocked = self._blocked(shape, 0, self.facts.ideal)
-        if blocked is None:
-            return f"{self.needs(shape, 0)}; the empty cluster holds each of its roles, but not all of them"
-        span = self.facts.table.flavors[blocked.pod.flavor]
-        inside = f" in one {span.tiers[blocked.tier].name}" if blocked.tier else ""
-        sizes, role = list(shape.least), shape.roles.index(blocked.role)
-
-        def with_pods(pods: int) -> bool:
-            sizes[role] = pods
-            return fits(self.facts.table, shape.options[0], tuple(sizes), self.facts.ideal)
-
-        found = largest_step(blocked.size - 1, lambda pods: with_pods(pods) or None)
-        if found is None or not found[0]:
-            return f"{self.needs(shape, 0)}{inside}; {_of_role(shape, blocked)}"
-        head = headline(name for name, _ in blocked.role.request)
-        largest = f"{found[0]} of its {pods_of(blocked.size)}"
-        if head != "pods":
-            largest += f", {amount_of(head, found[0] * blocked.role.request.get(head))}"
-        whose = f"role {blocked.role.name}: " if len(shape.roles) > 1 else ""
-        return f"{self.needs(shape, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} is {largest}"
-
-    def too_much(self, request: Request, option: int) -> str:
-        """Names the most that the queue could ever use."""
-        empty, least = self.facts.verdicts.empty, request.least[option]
-        cell = self._first(request.shape, [c for c, amount in least if amount > empty.avail(request.queue, c)])
-        resource = self.facts.tree.cell_names[cell][1]
-        most = amount_of(resource, max(0, empty.avail(request.queue, cell)))
-        name = self.facts.tree.queues[request.queue].name
-        flavor = f" of {self.facts.tree.cell_names[cell][0]}" if len(request.shape.options) > 1 else ""
-        needs = self.needs(request.shape, option, resource)
-        return f"{needs}; queue {name} can never use more than {most}{flavor}"
-
-    def _first(self, shape: Shape, cells: Sequence[int]) -> int:
-        """The cell a person asks about first: the gang's headline resource if it is there."""
-        names, head = self.facts.tree.cell_names, self.head(shape)
-        return min(cells, key=lambda cell: (names[cell][1] != head, cell))
-
-    def _blocked(self, shape: Shape, option: int, room: Room) -> Shortage | None:
-        """The first role that finds no room by itself."""
-        for spot in shape.options[option].spots:
-            tier = spot.required or 0
-            named = self.facts.table.flavors[spot.flavor].tiers[tier].named
-            for pod, role in zip(spot.pods, spot.roles, strict=True):
-                size = shape.least[role]
-                if not (named & (room.counts(pod)[tier] >= size)).any():
-                    return Shortage(room, shape.roles[role], pod, tier, size, empty=room is self.facts.ideal)
-        return None
-
-
-def _of_role(shape: Shape, blocked: Shortage) -> str:
-    """What a role lacks, with its name where there are several."""
-    return (f"role {blocked.role.name}: " if len(shape.roles) > 1 else "") + blocked.told()
-
 
 def waits(
     facts: Memo, ledger: Ledger, refusals: Mapping[str, Refusal], expected: Mapping[str, float]
 ) -> Iterator[Wait]:
-    """What to tell every gang that waits, in the order of the snapshot."""
-    explainer = Explainer(facts, ledger.charged, ledger.now)
+    """What to tell every gang that waits, in the order of the snapshot. Who is told what was told before, of the memo,
+    is told it by the same object."""
+    explainer = Explainer(facts.wording, ledger.charged, ledger.now)
     sentences: dict[tuple[Request, str, int], str] = {}
     positions: dict[str, int] = {}
-    ahead: dict[int, int] = {}
-    for gang, request in sorted((facts.requests[uid] for uid in refusals), key=leaf_order):
-        ahead[request.queue] = positions[gang.uid] = ahead.get(request.queue, 0) + 1
-    for uid, (_, request) in facts.requests.items():
+    for leaf in facts.leaves.values():
+        waiting = [w.gang.uid for w in leaf.everyone if w.gang.uid in refusals]
+        positions.update(zip(waiting, count(1), strict=False))
+    requests, told = facts.requests, facts.told
+    for gang in facts.snapshot.waiting:
+        uid = gang.uid
         refusal = refusals.get(uid)
         if refusal is None:
             continue
-        text = refusal.text
+        code, text, position, at = refusal.code, refusal.text, positions.get(uid), expected.get(uid)
         if not text:
-            key = (request, refusal.code, refusal.option)
+            request = requests[uid].request
+            key = (request, code, refusal.option)
             known = sentences.get(key)
-            text = sentences[key] = known or _sentence(explainer, request, refusal)
-        yield Wait(uid, refusal.code, text, positions[uid] if request.queue >= 0 else None, expected.get(uid))
+            if known is None:
+                foreign = facts.verdicts.is_foreign(request)
+                known = sentences[key] = _sentence(explainer, request, refusal, foreign=foreign)
+            text = known
+        wait = told.get(uid)
+        if (
+            wait is None
+            or wait.message != text
+            or wait.position != position
+            or wait.estimated_start != at
+            or wait.code != code
+        ):
+            wait = told[uid] = Wait(uid, code, text, position, at)
+        yield wait
 
 
-def _sentence(explainer: Explainer, request: Request, refusal: Refusal) -> str:
-    code = refusal.code
-    if code == "QuotaExceeded":
+def _sentence(explainer: Explainer, request: Request, refusal: Refusal, *, foreign: bool) -> str:
+    if refusal.code == "QuotaExceeded":
         return explainer.quota(request, refusal.option)
-    if code == "LargerThanCluster":
-        return explainer.too_large(request.shape)
-    if code == "LargerThanQuota":
-        return explainer.too_much(request, refusal.option)
-    return explainer.no_room(request, refusal.option, reserved=code == "Reserved")
+    text = explainer.no_room(request, refusal.option, reserved=refusal.code == "Reserved")
+    return f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if foreign else text

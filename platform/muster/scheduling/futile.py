@@ -34,33 +34,29 @@ class Futile:
     victims: Victims
     _requests: Requests = field(init=False)
     _version: int = -1
-    _last: tuple[Gang, int, Refusal | None] | None = None  # asked twice in a row, at the same version of the ledger
     _in_a_row: int = 0
-    _over: list[bool] = field(default_factory=list)  # over quota
-    _out: list[bool] = field(default_factory=list)  # over quota, or no room; and nobody to take it back from
+    _last: Gang | None = None  # asked twice in a row, at the same version of the ledger, counts once
+    _last_at: int = -1
+    _why: list[Refusal | None] = field(
+        default_factory=list
+    )  # by number of the request, if nobody of its leaf can leave
 
     def __post_init__(self) -> None:
         self._requests = self.facts.shapes.lined_up()
 
     def why(self, gang: Gang, request: Request) -> Refusal | None:
         """Why a gang waits, if it needs no trial."""
-        if self._last is None or self._last[0] is not gang or self._last[1] != self.ledger.version:
-            self._last = gang, self.ledger.version, self._find(gang, request)
-        return self._last[2]
-
-    def _find(self, gang: Gang, request: Request) -> Refusal | None:
         if self._version != self.ledger.version:
             if self._in_a_row < PATIENCE:
-                self._in_a_row += 1
+                if self._last is not gang or self._last_at != self.ledger.version:
+                    self._last, self._last_at = gang, self.ledger.version
+                    self._in_a_row += 1
                 return None
             self._work_out()
         number = self._requests.index.get(request)
-        if number is None or not self._out[number] or self.victims.lower(request.queue, gang.priority) is not None:
+        if number is None or (why := self._why[number]) is None:
             return None
-        if self._over[number]:
-            return refusal("QuotaExceeded")
-        required = any(spot.required is not None for spot in request.shape.options[0].spots)
-        return refusal("TopologyNoRoom" if required else "NoRoom")
+        return None if self.victims.lower(request.queue, gang.priority) else why
 
     def changed(self) -> None:
         """Somebody started, or room is being made for somebody."""
@@ -72,9 +68,11 @@ class Futile:
         avail = self.ledger.charged.available()
         asks = lined_up.amounts > 0
         over = np.any(asks & (lined_up.amounts > avail[lined_up.queue]), axis=1)
-        full = _full(lined_up, self.ledger.now)
-        self._over = over.tolist()
-        self._out = ((over | full[lined_up.option]) & ~self._may_reclaim()).tolist()
+        full = _full(lined_up, self.ledger.now)[lined_up.option]
+        domain = _in_domain(lined_up)[lined_up.option]
+        which = np.select([~(over | full) | self._may_reclaim(), over, domain], [0, 1, 2], 3)
+        reasons = (None, refusal("QuotaExceeded"), refusal("TopologyNoRoom"), refusal("NoRoom"))
+        self._why = [reasons[i] for i in which.tolist()]
 
     def _may_reclaim(self) -> BoolArray:
         """Requests within a guarantee of their path, beside a queue that uses more than its own."""
@@ -97,3 +95,9 @@ def _full(lined_up: Requests, now: Room) -> BoolArray:
     pairs = zip(lined_up.options, lined_up.sizes, strict=True)
     full: BoolArray = np.array([not fits(table, option, sizes, now) for option, sizes in pairs], dtype=np.bool_)
     return full
+
+
+def _in_domain(lined_up: Requests) -> BoolArray:
+    """Options that have to lie in one domain."""
+    inside = [any(spot.required is not None for spot in option.spots) for option in lined_up.options]
+    return np.array(inside, dtype=np.bool_)

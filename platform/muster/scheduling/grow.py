@@ -54,7 +54,7 @@ class Wanted:
     def _find(self) -> set[str]:
         flavors: set[str] = set()
         codes = ("NoRoom", "TopologyNoRoom", "Reserved")
-        for request in {self.facts.requests[uid][1] for uid, why in self.refusals.items() if why.code in codes}:
+        for request in {self.facts.requests[uid].request for uid, why in self.refusals.items() if why.code in codes}:
             for option, least in zip(request.shape.options, request.least, strict=True):
                 self._in_queue.update((request.queue, flavor) for flavor in option.flavors)
                 path = self.facts.tree.path[request.queue]

@@ -6,7 +6,6 @@ have been lost since; a hold that covers a part of the gang is completed beside 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,14 +13,11 @@ import numpy as np
 
 from muster.model import Gang, Hold, Placement
 from muster.quota import Amounts, Charges
-from muster.scheduling.departures import Departure, tie_of
+from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.fit import Fit, Kept, Spread, fit
 from muster.scheduling.memo import Memo, charge_of, placed_load
 from muster.scheduling.room import Less, Room
 from muster.scheduling.shape import Request
-
-CLEANUP_S = 30.0
-"""Beyond its runtime and grace, a gang's room is free at the latest after so long."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +29,7 @@ class Held:
     hold: Hold
     taken: Departure
     whole: bool  # does it cover the gang's minimum?
+    nodes: int  # how many it is on
     there: bool  # do all its nodes exist, none of them blamed for the gang?
 
 
@@ -40,7 +37,7 @@ def held_room(facts: Memo) -> Iterator[Held]:
     """The holds that count: not expired, of gangs that wait, restart or back off."""
     for hold in facts.snapshot.holds:
         if hold.expires_at > facts.snapshot.now and (gang := _holder(facts, hold)) is not None:
-            request = facts.requests[gang.uid][1] if gang.uid in facts.requests else facts.shapes.request(gang)
+            request = facts.requests[gang.uid].request if gang.uid in facts.requests else facts.shapes.request(gang)
             known = facts.held.get(hold.gang)
             if known is None or known.hold is not hold or known.request is not request or known.gang is not gang:
                 known = facts.held[hold.gang] = _held(facts, hold, gang, request)
@@ -57,18 +54,13 @@ def _held(facts: Memo, hold: Hold, gang: Gang, request: Request) -> Held:
         lacking[part.role] = lacking.get(part.role, 0) - part.replicas
     names = {node for part in hold.placement for node, _ in part.nodes}
     there = len(names) == len(load.rows) and gang.avoid.isdisjoint(names)
-    return Held(gang, request, hold, taken, all(pods <= 0 for pods in lacking.values()), there)
-
-
-def gone_by(gang: Gang, start: float) -> float:
-    """When a gang is gone at the latest that starts at `start` at the latest; infinite when it does not say."""
-    return math.inf if gang.max_runtime_s is None else start + gang.max_runtime_s + gang.grace_s + CLEANUP_S
+    return Held(gang, request, hold, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
 
 
 def _holder(facts: Memo, hold: Hold) -> Gang | None:
     """The gang of a hold; None when it runs (its hold is over) or is not known."""
     if hold.gang in facts.requests:
-        return facts.requests[hold.gang][0]
+        return facts.requests[hold.gang].gang
     stay = facts.stays.get(hold.gang)
     if stay is None:
         return hold.holder
@@ -139,8 +131,7 @@ def waits_for(facts: Memo, held: Held) -> str:
     """What a gang with a hold waits for, as a sentence."""
     stays = facts.stays
     victims = [stays[uid].running.gang.name for uid in held.hold.victims if uid in stays and not stays[uid].settled]
-    nodes = len({node for part in held.hold.placement for node, _ in part.nodes})
-    held_nodes = "1 node is held for it" if nodes == 1 else f"{nodes} nodes are held for it"
+    held_nodes = "1 node is held for it" if held.nodes == 1 else f"{held.nodes} nodes are held for it"
     return f"{held_nodes}; waits for {named(victims) or 'what is still on them'} to leave"
 
 

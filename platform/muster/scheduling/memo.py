@@ -8,21 +8,30 @@ changed. That is why a plan with a memo equals the plan without.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from muster.model import Gang, Placement, RolePlacement, Running, Snapshot
+from muster.model import Gang, Placement, RolePlacement, Running, Snapshot, Wait
 from muster.quota import Amounts, Charges, QueueTree, queue_tree
-from muster.scheduling.departures import Departure, Departures, tie_of
+from muster.scheduling.departures import Departure, Departures, gone_by, tie_of
+from muster.scheduling.leaves import Leaf, Waiting, leaves_changed
 from muster.scheduling.nodes import NodeTable, node_table
-from muster.scheduling.refuse import Verdicts
+from muster.scheduling.refuse import Refusal, Verdicts, too_high
 from muster.scheduling.room import Load, Masks, Room
-from muster.scheduling.shape import Request, Shapes
+from muster.scheduling.shape import Shapes
+from muster.scheduling.wording import Wording
 
 if TYPE_CHECKING:
     from muster.scheduling.holds import Held
+
+T = TypeVar("T")
+
+SPARE = 256
+"""So many requests more than twice the gangs that are there are remembered: with more, everything is worked out anew,
+for every plan looks at all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +39,7 @@ class Stay:
     """A running gang: what it takes from the nodes, and what it charges to its queue (-1: its queue is gone).
 
     `later` is the same once those who are leaving have left: all of it when the gang stays, what it goes on with when
-    it is being resized, None when it leaves.
+    it is being resized or comes back, None when it leaves for good.
     """
 
     running: Running
@@ -55,15 +64,20 @@ class Memo:
     tree: QueueTree
     shapes: Shapes
     stays: dict[str, Stay]  # by uid
-    requests: dict[str, tuple[Gang, Request]]  # of waiting gangs, by uid
+    requests: dict[str, Waiting]  # by uid
+    never: dict[
+        str, Refusal
+    ]  # by uid, in the snapshot's order: waiting gangs that could not start even if everybody else left
+    leaves: dict[int, Leaf]  # with somebody who waits, by queue
     now: Room  # free of everyone who runs
     later: Room  # free once those who are leaving have left
-    ideal: Room  # with nobody on the nodes, and all of them up
+    wording: Wording
     verdicts: Verdicts
     charged: Charges
     staying: Charges  # charged once those who are leaving have left
     departures: Departures  # of those who stay for now
     held: dict[str, Held]  # by uid of the gang; holds that were looked at
+    told: dict[str, Wait]  # by uid; what was said last, to be said again by the same object where nothing has changed
 
 
 def read(snapshot: Snapshot, memo: Memo | None = None) -> Memo:
@@ -76,10 +90,12 @@ def read(snapshot: Snapshot, memo: Memo | None = None) -> Memo:
     same_queues = before is not None and _same(before.queues, snapshot.queues)
     table = memo.table if memo and same_nodes else node_table(snapshot.nodes, snapshot.flavors, snapshot.avoid)
     tree = memo.tree if memo and same_queues else queue_tree(snapshot.queues)
-    if memo and same_nodes and same_queues:
+    if memo and same_nodes and same_queues and not _overgrown(snapshot, memo):
         return _carried_over(snapshot, memo)
     masks = Masks(table)
     ideal = Room(masks, table.empty, ideal=True)
+    bare = ideal if table.bare is table.empty else Room(masks, table.bare, ideal=True)
+    wording = Wording(table, tree, bare, Charges(tree))
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
     fresh = Memo(
         snapshot=replace(snapshot, running=(), waiting=(), holds=()),
@@ -88,16 +104,25 @@ def read(snapshot: Snapshot, memo: Memo | None = None) -> Memo:
         shapes=Shapes(table, tree, flavors),
         stays={},
         requests={},
+        never={},
+        leaves={},
         now=Room(masks, table.empty.copy()),
         later=Room(masks, table.empty.copy()),
-        ideal=ideal,
-        verdicts=Verdicts(table, tree, ideal, Charges(tree)),
+        wording=wording,
+        verdicts=Verdicts(wording, ideal),
         charged=Charges(tree),
         staying=Charges(tree),
         departures=Departures.of((), len(table.columns)),
         held={},
+        told={},
     )
     return _carried_over(snapshot, fresh)
+
+
+def _overgrown(snapshot: Snapshot, memo: Memo) -> bool:
+    """Tell whether most of what is remembered is of gangs that are gone."""
+    there = len(snapshot.waiting) + len(snapshot.running) + len(snapshot.holds)
+    return len(memo.shapes) > 2 * there + SPARE
 
 
 def _same(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
@@ -109,12 +134,12 @@ def _is(old: object, new: object) -> bool:
     return old is new
 
 
-def _difference(old: tuple[Running, ...], new: tuple[Running, ...]) -> tuple[list[Running], list[Running]]:
-    """Who is in the old only, and who is in the new only: the very same objects are in both."""
+def _difference(old: Sequence[T], new: Sequence[T]) -> tuple[list[T], list[T]]:
+    """What is in the old only, and what is in the new only: the very same objects are in both."""
     if old is new:
         return [], []
     before, after = set(map(id, old)), set(map(id, new))
-    return [r for r in old if id(r) not in after], [r for r in new if id(r) not in before]
+    return [one for one in old if id(one) not in after], [one for one in new if id(one) not in before]
 
 
 def _carried_over(snapshot: Snapshot, memo: Memo) -> Memo:
@@ -136,22 +161,48 @@ def _carried_over(snapshot: Snapshot, memo: Memo) -> Memo:
         if stay.later is not None:
             arrived.append(stay.later)
     departures = memo.departures.without(ties).plus(Departures.of(arrived, len(memo.table.columns)))
-    requests: dict[str, tuple[Gang, Request]] = {}
-    for gang in snapshot.waiting:
-        seen = memo.requests.get(gang.uid)
-        requests[gang.uid] = seen if seen is not None and seen[0] is gang else (gang, memo.shapes.request(gang))
+    requests, never, leaves = _waiting(snapshot, memo)
     return replace(
         memo,
         snapshot=snapshot,
         stays=stays,
         requests=requests,
+        never=never,
+        leaves=leaves,
         now=now,
         later=later,
         charged=charged,
         staying=staying,
         departures=departures,
+        told=_still(memo.told, requests),
         held={hold.gang: memo.held[hold.gang] for hold in snapshot.holds if hold.gang in memo.held},
     )
+
+
+def _still(told: dict[str, Wait], requests: dict[str, Waiting]) -> dict[str, Wait]:
+    """What was told to those who still wait; a copy to write on."""
+    if len(told) <= len(requests):
+        return told.copy()  # who is gone since is as few as have come: no need to look for them each time
+    return {uid: wait for uid, wait in told.items() if uid in requests}
+
+
+def _waiting(snapshot: Snapshot, memo: Memo) -> tuple[dict[str, Waiting], dict[str, Refusal], dict[int, Leaf]]:
+    """What is known of who waits, brought up to date with who came and went."""
+    if snapshot.waiting is memo.snapshot.waiting:
+        return memo.requests, memo.never, memo.leaves
+    gone, come = _difference(memo.snapshot.waiting, snapshot.waiting)
+    requests, known = memo.requests.copy(), memo.never.copy()
+    left = [requests.pop(gang.uid) for gang in gone]
+    for gang in gone:
+        known.pop(gang.uid, None)
+    new = [Waiting.of(gang, memo.shapes.request(gang)) for gang in come]
+    for waiting in new:
+        requests[waiting.gang.uid] = waiting
+        why = memo.verdicts.of(waiting.request) or too_high(memo.tree, waiting.gang, waiting.request)
+        if why is not None:
+            known[waiting.gang.uid] = why
+    never = {gang.uid: known[gang.uid] for gang in snapshot.waiting if gang.uid in known}
+    return requests, never, leaves_changed(memo.leaves, left, new)
 
 
 def _count(stay: Stay, sign: int, now: Room, later: Room, charged: Charges, staying: Charges) -> None:
@@ -169,19 +220,20 @@ def stay_of(table: NodeTable, tree: QueueTree, running: Running) -> Stay:
     """What a running gang takes and charges."""
     gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
     load, amounts = placed_load(table, gang, running.placement), charge_of(tree, queue, gang, running.placement)
-    later = None
+    later, back = None, running.kept_until
     if running.state == "admitted" or running.keeps:
-        settled = running.state == "admitted"
+        stays = running.state == "admitted"
+        bound = running.release_bound if back is None else gone_by(gang, back)
         later = Departure(
             uid=gang.uid,
-            by=math.inf if running.release_bound is None else running.release_bound,
-            since=running.admitted_at,
+            by=math.inf if bound is None else bound,
+            since=running.admitted_at if back is None else back,
             tie=tie_of(gang.uid),
-            load=load if settled else placed_load(table, gang, running.keeps),
+            load=load if stays else placed_load(table, gang, running.keeps),
             queue=queue,
-            amounts=amounts if settled else charge_of(tree, queue, gang, running.keeps),
+            amounts=amounts if stays else charge_of(tree, queue, gang, running.keeps),
             priority=gang.priority,
-            settled=settled,
+            settled=stays or back is not None,  # what it keeps can be taken over, as a hold can
         )
     elastic = any(role.min_replicas < role.replicas for role in gang.roles)
     return Stay(running, queue, load, amounts, later, elastic)

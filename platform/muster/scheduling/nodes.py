@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import Flavor, Node, NodeRequirement, Resources, Taint, Toleration
+from muster.model import LARGEST, Flavor, Node, NodeRequirement, Resources, Taint, Toleration
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -63,6 +63,7 @@ class NodeTable:
     columns: dict[str, int]
     flavors: dict[str, FlavorNodes]
     empty: IntArray  # [rows, columns] what our pods may use: allocatable minus foreign
+    bare: IntArray  # [rows, columns] allocatable; the same object as `empty` where no foreign pods are
     up: BoolArray  # [rows] schedulable, and not to be avoided by everyone
 
     def amounts(self, resources: Resources) -> IntArray:
@@ -70,7 +71,7 @@ class NodeTable:
         row = np.zeros(len(self.columns), dtype=np.int64)
         for name, amount in resources:
             if name in self.columns:
-                row[self.columns[name]] = amount
+                row[self.columns[name]] = min(amount, LARGEST)
         return row
 
 
@@ -86,12 +87,15 @@ def node_table(nodes: Sequence[Node], flavors: Iterable[Flavor], avoid: frozense
     for name, flavor in known.items():
         start, stop = starts.get(name, (0, 0))
         by_flavor[name] = FlavorNodes(flavor, start, stop, _tiers(flavor, rows[start:stop]))
+    bare = _amounts([n.allocatable for n in rows], columns)
+    foreign = _amounts([n.foreign for n in rows], columns)
     return NodeTable(
         nodes=tuple(rows),
         row_of={n.name: i for i, n in enumerate(rows)},
         columns=columns,
         flavors=by_flavor,
-        empty=_amounts([n.allocatable for n in rows], columns) - _amounts([n.foreign for n in rows], columns),
+        empty=bare - foreign if foreign.any() else bare,
+        bare=bare,
         up=np.array([n.schedulable and n.name not in avoid for n in rows], dtype=np.bool_),
     )
 
@@ -103,7 +107,7 @@ def _amounts(resources: list[Resources], columns: dict[str, int]) -> IntArray:
     for kind, i in kinds.items():
         for name, amount in kind:
             if name in columns:
-                table[i, columns[name]] = amount
+                table[i, columns[name]] = min(amount, LARGEST)
     return table[np.array([kinds[r] for r in resources], dtype=np.int64)]
 
 

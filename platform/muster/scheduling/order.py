@@ -10,28 +10,23 @@ only the path of the gang just decided is ordered again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from muster.model import Gang, Usage
+from muster.model import Usage
 from muster.quota import Amounts, QueueTree
 from muster.scheduling.entitle import Entitlement
+from muster.scheduling.leaves import IN_LEAF, Leaf, Order, Waiting
 from muster.scheduling.policy import Policy
-from muster.scheduling.shape import Request
 
 SHARE_TICK_S = 60.0
 """A gang placed by a plan counts at once with so many seconds of its request: one share tick."""
 
-Waiting: TypeAlias = tuple[Gang, Request]
 
-
-def leaf_order(waiting: Waiting) -> tuple[int, float, str]:
-    """The order inside a leaf."""
-    gang = waiting[0]
-    return -gang.priority, gang.submitted_at, gang.uid
+PassOver: TypeAlias = Callable[[list[Waiting], Order | None], bool]
 
 
 class Line(Protocol):
@@ -45,22 +40,25 @@ class Line(Protocol):
 
 
 def line(
-    waiting: Iterable[Waiting],
-    tree: QueueTree,
+    leaves: Mapping[int, Leaf],
+    spoken: Collection[str],
     entitlement: Entitlement,
-    usage: Iterable[Usage],
+    shares: Shares,
     policy: Policy,
-    hopeless: Callable[[Waiting], bool],
+    pass_over: PassOver,
 ) -> Line:
-    """The line that a policy asks for.
+    """The line that a policy asks for, of all who wait but those whose uids are `spoken` of already.
 
-    `hopeless` tells of a gang that nothing will come of its turn: it has it together with the one before it.
+    `pass_over` refuses, at the end of a list of gangs and up to a place in the order, those of whose turns nothing
+    would come, and tells whether it ended at one whose turn matters: in a fair line they go together with the one
+    before them.
     """
     if policy.order == "fair":
-        return FairLine(waiting, tree, entitlement, usage, hopeless)
+        return FairLine(leaves, spoken, entitlement, shares, pass_over)
+    waiting = [w for leaf in leaves.values() for w in leaf.everyone if w.gang.uid not in spoken]
     if policy.order == "priority":
-        return FlatLine(sorted(waiting, key=leaf_order))
-    return FlatLine(sorted(waiting, key=lambda w: (w[0].submitted_at, w[0].uid)))
+        return FlatLine(sorted(waiting, key=IN_LEAF))
+    return FlatLine(sorted(waiting, key=lambda w: w.order[1:]))
 
 
 class FlatLine:
@@ -81,27 +79,22 @@ class FairLine:
 
     def __init__(
         self,
-        waiting: Iterable[Waiting],
-        tree: QueueTree,
+        leaves: Mapping[int, Leaf],
+        spoken: Collection[str],
         entitlement: Entitlement,
-        usage: Iterable[Usage],
-        hopeless: Callable[[Waiting], bool],
+        shares: Shares,
+        pass_over: PassOver,
     ) -> None:
         self._entitlement = entitlement
-        self._hopeless = hopeless
-        self._tree = tree
+        self._pass_over = pass_over
+        self._shares = shares
+        tree = self._tree = shares.tree
         self._leaves: dict[int, _Leaf] = {}
-        for entry in waiting:
-            queue = entry[1].queue
-            leaf = self._leaves.get(queue)
-            if leaf is None:
-                leaf = self._leaves[queue] = _Leaf([], [])
-            could = any(option & 1 for option in entry[1].could)
-            (leaf.entitled if could else leaf.borrowers).append(entry)
-        for leaf in self._leaves.values():
-            leaf.entitled.sort(key=leaf_order, reverse=True)
-            leaf.borrowers.sort(key=leaf_order, reverse=True)
-        self._shares = Shares(tree, usage)
+        for queue, leaf in leaves.items():
+            entitled = [waiting for waiting in reversed(leaf.entitled) if waiting.gang.uid not in spoken]
+            borrowers = [waiting for waiting in reversed(leaf.borrowers) if waiting.gang.uid not in spoken]
+            if entitled or borrowers:
+                self._leaves[queue] = _Leaf(entitled, borrowers)
         self._shifted = False  # did the last gang handed out get room?
         self._heaps: dict[int, list[tuple[tuple[int, float, str], int]]] = {}
         inside: dict[int, set[int]] = {-1: set()}  # queues with somebody below, by the queue above; -1: above the roots
@@ -120,10 +113,21 @@ class FairLine:
             while queue not in self._leaves:
                 queue = self._heaps[queue][0][1]
             leaf = self._leaves[queue]
-            yield self._next(leaf).pop()
-            while (entries := self._next(leaf)) and self._hopeless(entries[-1]):
-                yield entries.pop()
+            before = len(leaf.entitled) + len(leaf.borrowers)
+            self._pass(leaf)
+            if before == len(leaf.entitled) + len(leaf.borrowers):
+                yield self._next(leaf).pop()
+                self._pass(leaf)
             self._reorder(queue)
+
+    def _pass(self, leaf: _Leaf) -> None:
+        """Pass over those next in a leaf of whose turns nothing would come."""
+        while entries := self._next(leaf):
+            limit = None
+            if leaf.entitled and leaf.borrowers:  # as far as the other list need not be looked at
+                limit = max(leaf.entitled[-1].order, leaf.borrowers[-1].order)
+            if self._pass_over(entries, limit):
+                return
 
     def placed(self, queue: int, amounts: Amounts) -> None:
         """Count the gang that was last handed out towards the shares of its queues."""
@@ -161,14 +165,14 @@ class FairLine:
         """The list whose last gang comes next."""
         if not leaf.borrowers or not leaf.entitled:
             return leaf.entitled or leaf.borrowers
-        first, borrower = leaf.entitled[-1], leaf.borrowers[-1]
-        if leaf_order(first) < leaf_order(borrower):
+        first = leaf.entitled[-1]
+        if first.order < leaf.borrowers[-1].order:
             return leaf.entitled
-        within = any(option & 1 for option in self._entitlement.of(first[1]))
+        within = any(option & 1 for option in self._entitlement.of(first.request))
         return leaf.entitled if within else leaf.borrowers
 
     def _key(self, queue: int, head: Waiting) -> tuple[int, float, str]:
-        request, rank = head[1], 2
+        request, rank = head.request, 2
         place = len(self._tree.path[request.queue]) - len(self._tree.path[queue])
         for option in self._entitlement.of(request):
             if option & 1:
@@ -190,7 +194,7 @@ class Shares:
     """share(q) = max over cells of decayed resource-seconds / (weight x the root's total)."""
 
     def __init__(self, tree: QueueTree, usage: Iterable[Usage]) -> None:
-        self._tree = tree
+        self.tree = tree
         self._seconds = [[0.0] * len(tree.cells) for _ in tree.queues]
         self.of = [0.0] * len(tree.queues)
         for entry in usage:
@@ -204,9 +208,9 @@ class Shares:
             self._add(queue, cell, amount * seconds)
 
     def _add(self, queue: int, cell: int, resource_seconds: float) -> None:
-        total = self._tree.total[self._tree.root(queue)][cell]
-        for q in self._tree.path[queue]:
+        total = self.tree.total[self.tree.root(queue)][cell]
+        for q in self.tree.path[queue]:
             self._seconds[q][cell] += resource_seconds
             if total > 0:
-                share = self._seconds[q][cell] / (self._tree.queues[q].weight * total)
+                share = self._seconds[q][cell] / (self.tree.queues[q].weight * total)
                 self.of[q] = max(self.of[q], share)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from muster.quota import UNLIMITED, Amounts, Charges, QueueTree
 from muster.scheduling.departures import Departure, Departures
@@ -42,12 +41,17 @@ class Outlook:
         for q, parent in enumerate(tree.parent):
             if parent >= 0:
                 own[parent] -= below[q]
-        self._below = np.cumsum(change, axis=2) + own[:, :, None]
+        change[:, :, 0] += own
+        self._below = np.cumsum(change, axis=2, out=change)
         self._used = self._below.copy()
         kept = np.array(tree.kept, dtype=np.int64).reshape(shape[:2])
-        for children, parents in tree.levels:  # the lowest first
-            np.add.at(self._below, parents, self._below[children])
-            np.add.at(self._used, parents, np.maximum(0, self._used[children] - kept[children][:, :, None]))
+        for children, parents in tree.levels:  # the lowest first; those of one parent lie side by side
+            edges = np.flatnonzero(np.diff(parents, prepend=-1))
+            above = parents[edges]
+            self._below[above] += np.add.reduceat(self._below[children], edges)
+            lent = self._used[children]
+            lent -= kept[children][:, :, None]
+            self._used[above] += np.add.reduceat(np.maximum(lent, 0, out=lent), edges)
 
     def until(self, gang: Departure) -> int:
         """Moments at which a gang has not left yet: those before this index.
@@ -89,11 +93,11 @@ class Outlook:
 
     def earliest(self, queue: int, amounts: Amounts) -> int | None:
         """The first moment from which on a request is within quota; None when there is none."""
-        enough: npt.NDArray[np.bool_] = np.ones(len(self.times), dtype=np.bool_)
+        first = 0
         for cell, amount in amounts:
-            enough &= self._avail(queue, cell) >= amount
-        short = np.flatnonzero(~enough)
-        first = int(short[-1]) + 1 if len(short) else 0
+            short = np.flatnonzero(self._avail(queue, cell) < amount)
+            if len(short):
+                first = max(first, int(short[-1]) + 1)
         return first if first < len(self.times) else None
 
     def _avail(self, queue: int, cell: int) -> IntArray:

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from muster.model import Flavor, Gang, Resources, Role, Topology, WaitCode
+from muster.model import LARGEST, Flavor, Gang, Resources, Role, Topology, WaitCode
 from muster.quota import Amounts, QueueTree
 from muster.scheduling.nodes import IntArray, NodeRule, NodeTable
 from muster.scheduling.room import PodKind
@@ -116,7 +116,7 @@ class Requests:
         sizes = []
         for i, request in enumerate(simple):
             for cell, amount in request.least[0]:
-                amounts[i, cell] = amount
+                amounts[i, cell] = min(amount, LARGEST)
             option = request.shape.options[0]
             if option not in options:
                 options[option] = len(options)
@@ -159,8 +159,13 @@ class Shapes:
     _kinds: dict[tuple[str, Resources, NodeRule], PodKind] = field(default_factory=dict)
     _shapes: dict[object, Shape] = field(default_factory=dict)
     _requests: dict[tuple[Shape, int], Request] = field(default_factory=dict)
+    _takes: dict[tuple[Option, str], IntArray] = field(default_factory=dict)
     _lined_up: Requests | None = None
     _lined_up_at: int = 0
+
+    def __len__(self) -> int:
+        """How many requests are remembered, those of gangs that are long gone included."""
+        return len(self._requests)
 
     def request(self, gang: Gang) -> Request:
         """What a gang asks for in its queue."""
@@ -186,13 +191,24 @@ class Shapes:
             self._lined_up_at = len(self._requests)
         return self._lined_up
 
+    def takes(self, shape: Shape, option: int, flavor: str) -> IntArray:
+        """What a shape's minimum takes of one flavor in one of its options, as a row of the node table."""
+        key = (shape.options[option], flavor)
+        total = self._takes.get(key)
+        if total is None:
+            total = self._takes[key] = np.zeros(len(self.table.columns), dtype=np.int64)
+            for role, size, where in zip(shape.roles, shape.least, key[0].flavors, strict=True):
+                if where == flavor:
+                    total += size * self.table.amounts(role.request)
+        return total
+
     def kind(self, flavor: Flavor, role: Role, avoid: frozenset[str]) -> PodKind:
         """The kind of a role's pods in a flavor."""
         rule = NodeRule(role.node_selector, role.affinity, role.tolerations + flavor.tolerations, avoid)
         key = (flavor.name, role.request, rule)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = PodKind(flavor.name, role.request, rule)
+            kind = self._kinds[key] = PodKind(flavor.name, role.request.capped(), rule)
         return kind
 
     def _request(self, shape: Shape, queue: int) -> Request:
@@ -216,6 +232,8 @@ class Shapes:
         least = tuple(request.amounts(o, shape.least) for o in range(len(shape.options)))
         could = tuple(
             sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
+            if any(n for _, n in amounts)
+            else 0  # nothing that it asks for is guaranteed to anybody on its path
             for amounts in least
         )
         return Request(shape, queue, trouble, per_pod, least, could)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,12 +12,17 @@ from muster.scheduling.nodes import BoolArray, FlavorNodes
 from muster.scheduling.room import PodKind, Room
 from muster.scheduling.units import amount_of, headline, noun_of, number_of, pods_of
 
+Barren: TypeAlias = dict[tuple[PodKind, int], tuple[bool, str]]
+"""Why not one pod of a kind fits into the domains of a tier, and whether that is for lack of room: the same for gangs
+of every size, and it takes a look at all nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """One role that is to have `size` pods, all inside one domain of tier `tier`, and the room there is.
 
-    `empty`: the room is what the nodes have when nobody is on them and all are up.
+    `empty`: the room is what the nodes have when nobody is on them and all are up. `barren` belongs to the room as it
+    is, and is shared by all who ask about it.
     """
 
     room: Room
@@ -25,6 +31,7 @@ class Shortage:
     tier: int
     size: int
     empty: bool = False
+    barren: Barren = field(default_factory=dict)
 
     def told(self) -> str:
         """The best domain and what it lacks, nodes that are down included; "" when the pods fit there."""
@@ -41,20 +48,26 @@ class Shortage:
 
     def not_one(self) -> str:
         """Why not even one pod fits."""
+        key = (self.pod, self.tier)
+        if key not in self.barren:
+            self.barren[key] = self._why_not_one()
+        for_room, text = self.barren[key]
+        return f"room for none of its {pods_of(self.size)}: {text}" if for_room and self.size > 1 else text
+
+    def _why_not_one(self) -> tuple[bool, str]:
         span, up = self._span, self.room.usable(self.pod)
         accepted = self.room.masks.accepted(self.pod)
         if span.start == span.stop:
-            return f"there is no node of {self.pod.flavor}"
+            return False, f"there is no node of {self.pod.flavor}"
         if not accepted.any():
-            return f"no node of {self.pod.flavor} accepts its pods: see taints, node selector and affinity"
+            return False, f"no node of {self.pod.flavor} accepts its pods: see taints, node selector and affinity"
         if not up.any():
             total = int(accepted.sum())
-            return f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or blamed"
+            return False, f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or blamed"
         inside = up & span.tiers[self.tier].named[span.tiers[self.tier].of_node]
         if not inside.any():
-            return f"no node that is up has the label of the level {span.tiers[self.tier].name}"
-        none = f"room for none of its {pods_of(self.size)}: " if self.size > 1 and not self.empty else ""
-        return none + self._on_one_node(inside) + self._down()
+            return False, f"no node that is up has the label of the level {span.tiers[self.tier].name}"
+        return not self.empty, self._on_one_node(inside) + self._down()
 
     @property
     def _span(self) -> FlavorNodes:

@@ -18,7 +18,7 @@ import numpy as np
 from muster.model import Gang, Placement, RolePlacement
 from muster.quota import Charges, QueueTree
 from muster.scheduling.departures import Departure
-from muster.scheduling.holds import Held
+from muster.scheduling.holds import Held, held_room
 from muster.scheduling.memo import Memo, Stay, charge_of, placed_load
 from muster.scheduling.nodes import BoolArray
 from muster.scheduling.room import Load
@@ -101,13 +101,13 @@ class Several:
         """What they charge, by cell."""
         total: dict[int, int] = {}
         for member in self.members:
-            for cell, amount in (member.taken if isinstance(member, Held) else member).amounts:
+            for cell, amount in _given(member).amounts:
                 total[cell] = total.get(cell, 0) + amount
         return total
 
     def load(self) -> Load:
         """What they take. Rows may repeat."""
-        loads = [(member.taken if isinstance(member, Held) else member).load for member in self.members]
+        loads = [_given(member).load for member in self.members]
         return Load(np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads]))
 
 
@@ -119,11 +119,12 @@ class Victims:
     held: Mapping[str, Held]  # as it is now; by uid
     asked: Collection[str]  # uids of those who leave or shrink already, as it is now
     _members: dict[int, list[Stay | Held]] = field(default_factory=dict)
+    _holders: dict[int, list[Held]] | None = None
     _grace_s: float | None = None
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
     _above: dict[frozenset[int], tuple[int, dict[int, tuple[int, ...]]]] = field(default_factory=dict)
     _lowest_priority: dict[int, int] | None = None
-    _lower: dict[tuple[int, int], Several | None] = field(default_factory=dict)
+    _lower: dict[tuple[int, int], Several] = field(default_factory=dict)
 
     def of(self, rights: Rights, queues: Iterable[int]) -> Iterator[Victim]:
         """Those of its own and of other queues whom a gang may ask, cheapest first. Elastic gangs come twice: once to
@@ -166,7 +167,7 @@ class Victims:
         return known[1]
 
     def anybody(self, queue: int) -> bool:
-        """Tell whether somebody runs, or holds room, in a queue, or did so when this was first asked."""
+        """Tell whether somebody runs, or held room when the plan began, in a queue."""
         if self._lowest_priority is None:
             self._lowest_priority = self._find_lowest()
         return queue in self._lowest_priority
@@ -177,9 +178,17 @@ class Victims:
         if found is None:
             crowd = self.facts.departures
             uids = crowd.uids[(crowd.queue == queue) & crowd.settled].tolist()
-            holders = [held for held in self.held.values() if held.request.queue == queue]
+            holders = self._holders_of().get(queue, ())
             found = self._members[queue] = [*(self.facts.stays[uid] for uid in uids), *holders]
         return found
+
+    def _holders_of(self) -> Mapping[int, Sequence[Held]]:
+        """Who held room when the plan began, by queue: a hold that is tried, and set aside again, counts as well."""
+        if self._holders is None:
+            self._holders = {}
+            for held in held_room(self.facts):
+                self._holders.setdefault(held.request.queue, []).append(held)
+        return self._holders
 
     def longest_grace_s(self) -> float:
         """The longest anybody may take to leave."""
@@ -192,8 +201,8 @@ class Victims:
         crowd = self.facts.departures
         lowest = np.full(len(self.facts.tree.queues) + 1, FAR, dtype=np.int64)  # the last is of gangs without a queue
         np.minimum.at(lowest, crowd.queue[crowd.settled], crowd.priority[crowd.settled])
-        for held in self.held.values():
-            lowest[held.request.queue] = min(int(lowest[held.request.queue]), held.gang.priority)
+        for queue, holders in self._holders_of().items():
+            lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))
         return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < FAR}
 
     def lower(self, queue: int, priority: int) -> Several | None:
@@ -204,8 +213,7 @@ class Victims:
             return None
         key = (queue, priority)
         if key not in self._lower:
-            members = [m for m in self.members(queue) if _gang(m).priority < priority]
-            self._lower[key] = Several(members) if members else None  # whoever it was only held room, and has used it
+            self._lower[key] = Several([m for m in self.members(queue) if _gang(m).priority < priority])
         return self._lower[key]
 
     def _queue(self, queue: int) -> list[Victim]:
@@ -229,7 +237,7 @@ class Victims:
     def shrunk(self, stay: Stay, region: BoolArray | None, shed: int | None) -> Victim | None:
         """An elastic gang that sheds so many pods, or as many as it can; those in a region of the nodes first."""
         gang = stay.running.gang
-        if not stay.elastic:
+        if not (stay.elastic and stay.settled):
             return None
         rows = self.facts.table.row_of
         inside = frozenset(
@@ -258,6 +266,14 @@ def _gang(member: Stay | Held) -> Gang:
     return member.gang if isinstance(member, Held) else member.running.gang
 
 
+def _given(member: Stay | Held) -> Departure:
+    """What somebody gives up who leaves."""
+    if isinstance(member, Held):
+        return member.taken
+    assert member.later is not None
+    return member.later
+
+
 def _key(victim: Victim) -> tuple[bool, int, float, float, str]:
     return victim.key
 
@@ -276,8 +292,11 @@ def _holder(held: Held) -> Victim:
 
 
 def lost_work_s(stay: Stay, now: float) -> float:
-    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes a pod."""
+    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes a pod. None of a gang whose pods
+    stop already."""
     running = stay.running
+    if not stay.settled:
+        return 0.0
     since = running.checkpoint_at if running.checkpoint_at is not None else running.started_at
     pods = sum(part.replicas for part in running.placement)
     return 0.0 if since is None else pods * min(max(0.0, now - since), LOST_WORK_CAP_S)

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from muster.snapshot.build import Built, Cache, build
 from muster.snapshot.jobs import to_gang, to_roles
-from muster.snapshot.requests import pod_request
+from muster.spec.requests import pod_request
 
 __all__ = ["Built", "Cache", "build", "pod_request", "to_gang", "to_roles"]

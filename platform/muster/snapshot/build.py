@@ -15,7 +15,7 @@ from typing import TypeVar
 from muster import model, spec
 from muster.admission import QueueVerdict, namespace_allowed, queue_verdicts
 from muster.changes import Alarms, Changes
-from muster.cluster import NodeView, PodView, World
+from muster.cluster import NOTHING_UNREADABLE, NodeView, PodView, Unreadable, World
 from muster.lifecycle.failure import shared_blame
 from muster.model import Snapshot, Usage, Wait
 from muster.snapshot.jobs import FOREVER, JobView, Surroundings, to_gang, to_roles, view
@@ -23,6 +23,7 @@ from muster.snapshot.nodes import overlaps, to_flavor, to_node
 from muster.snapshot.queues import to_queue
 
 T = TypeVar("T")
+_MOST_SPECS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Cache:
     overlaps: Mapping[str, str] = field(default_factory=dict)
     flavor_of: Mapping[str, str] = field(default_factory=dict)
     queues_in: tuple[object, ...] = ()
+    unreadable: Unreadable = NOTHING_UNREADABLE
     queues: tuple[model.Queue, ...] = ()
     verdicts: Mapping[str, QueueVerdict] = field(default_factory=dict)
     namespaces: Mapping[str, Mapping[str, str]] | None = None
@@ -73,6 +75,7 @@ class Cache:
     changes: Changes = field(default_factory=Changes)
     alarms: Alarms = field(default_factory=Alarms)
     observed: dict[str, spec.TrainingJob] = field(default_factory=dict)
+    roles_of: dict[int, tuple[spec.TrainingJobSpec, tuple[model.Role, ...]]] = field(default_factory=dict)
     jobs: dict[str, _KnownJob] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
     waiting: dict[str, model.Gang] = field(default_factory=dict)
@@ -137,10 +140,10 @@ def _look_at_queues(world: World, cache: Cache) -> None:
     key = tuple(
         item for queue in world.queues for item in (queue.spec, queue.metadata.name, queue.metadata.deletion_timestamp)
     )
-    if _identical(key, cache.queues_in):
+    if _identical(key, cache.queues_in) and world.unreadable == cache.unreadable:
         return
-    cache.queues_in = key
-    cache.verdicts = queue_verdicts(world.queues)
+    cache.queues_in, cache.unreadable = key, world.unreadable
+    cache.verdicts = queue_verdicts(world.queues, world.unreadable.queues)
     before = {queue.name: queue for queue in cache.queues}
     fresh = [to_queue(queue, cache.verdicts[queue.metadata.name]) for queue in world.queues]
     cache.queues = _same([_keep(before.get(queue.name), queue) for queue in fresh], cache.queues)
@@ -180,8 +183,7 @@ def _look_at_jobs(world: World, cache: Cache, newest: Mapping[str, spec.Training
 
 def _note(job: spec.TrainingJob, pods: tuple[PodView, ...], world: World, cache: Cache) -> None:
     uid = job.metadata.uid
-    assert cache.around is not None
-    known = cache.jobs[uid] = _look_at_job(job, pods, world.now, cache.around, cache.jobs.get(uid))
+    known = cache.jobs[uid] = _look_at_job(job, pods, world.now, cache, cache.jobs.get(uid))
     seen, rejection = known.view, world.rejections.get(uid)
     if seen.waiting is not None and rejection is not None:
         seen = replace(seen, waiting=None, refused=Wait(uid, "PodRejected", rejection))
@@ -216,6 +218,7 @@ def _surroundings(world: World, cache: Cache) -> Surroundings:
         queues={queue.metadata.name: queue for queue in world.queues},
         allowed=_Allowed(world.queues, world.namespaces),
         priorities=world.priority_classes,
+        unreadable=world.unreadable,
     )
     return cache.around
 
@@ -236,13 +239,15 @@ class _Allowed(dict[tuple[str, str], bool]):
 
 
 def _look_at_job(
-    job: spec.TrainingJob, pods: tuple[PodView, ...], now: float, around: Surroundings, known: _KnownJob | None
+    job: spec.TrainingJob, pods: tuple[PodView, ...], now: float, cache: Cache, known: _KnownJob | None
 ) -> _KnownJob:
+    around = cache.around
+    assert around is not None
     if known is None:
-        roles = to_roles(job.spec)
+        roles = _roles(job.spec, cache)
         gang = to_gang(job, now, around.priorities, roles)
         return _KnownJob(job, view(job, pods, now, around, gang), gang, roles)
-    roles = known.roles if known.job.spec is job.spec else _keep(known.roles, to_roles(job.spec))
+    roles = known.roles if known.job.spec is job.spec else _keep(known.roles, _roles(job.spec, cache))
     gang = _keep(known.gang, to_gang(job, now, around.priorities, roles))
     fresh, old = view(job, pods, now, around, gang), known.view
     kept = JobView(
@@ -253,6 +258,17 @@ def _look_at_job(
         until=fresh.until,
     )
     return _KnownJob(job, kept, gang, roles)
+
+
+def _roles(wanted: spec.TrainingJobSpec, cache: Cache) -> tuple[model.Role, ...]:
+    """The roles of a spec, worked out once for all jobs that share it."""
+    written, roles = cache.roles_of.get(id(wanted), (None, ()))
+    if written is not wanted:  # the entry keeps the spec, so that nothing else has its identity
+        roles = to_roles(wanted)
+        if len(cache.roles_of) >= _MOST_SPECS:
+            cache.roles_of.clear()  # only costs working them out again
+        cache.roles_of[id(wanted)] = (wanted, roles)
+    return roles
 
 
 def _keep(old: T | None, new: T) -> T:

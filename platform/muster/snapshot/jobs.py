@@ -11,14 +11,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster import model, spec
-from muster.cluster import PodView
-from muster.lifecycle import LIVE_PHASES, from_status, is_admitted, is_finished, is_leaving, max_grace
+from muster.admission import fault_around
+from muster.cluster import NOTHING_UNREADABLE, PodView, Unreadable
+from muster.lifecycle import (
+    LIVE_PHASES,
+    Bounds,
+    from_status,
+    is_admitted,
+    is_finished,
+    is_leaving,
+    kept_places,
+    kept_until,
+    max_grace,
+)
 from muster.lifecycle.conditions import SUSPENDED, is_true
 from muster.model import Gang, Hold, Placement, Resources, RolePlacement, Running, Wait
-from muster.snapshot.requests import node_affinity, pod_request, tolerations
+from muster.snapshot.requests import most_of_one, node_affinity, tolerations
+from muster.spec.requests import pod_request
 
 FOREVER = float("inf")
 _SLOT = Resources.of({"pods": 1})
+_MOST_THAT_LEAVES = 2**56  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
+_BOUNDS = Bounds()  # for how long room is kept is a guess until the hold is written, whatever the engine's own are
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,7 @@ class Surroundings:
     queues: Mapping[str, spec.Queue]
     allowed: Mapping[tuple[str, str], bool]  # by (queue, namespace)
     priorities: Mapping[str, int]  # value of priority classes
+    unreadable: Unreadable = NOTHING_UNREADABLE
 
 
 def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Surroundings, gang: Gang) -> JobView:
@@ -49,7 +64,7 @@ def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Sur
     hold_until = FOREVER if hold is None else hold.expires_at
     deleted = job.metadata.deletion_timestamp is not None
     if is_admitted(status) and not (is_finished(status) or deleted):
-        return JobView(running=_running(job, pods, gang))
+        return JobView(running=_running(job, pods, gang, now))
     if any(pod.phase in LIVE_PHASES for pod in pods):
         gang, left = _what_is_left(pods, gang, around.flavor_of)
         admitted_at = status.admitted_at if status.admitted_at is not None else now
@@ -88,19 +103,21 @@ def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], ro
 
 def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
     """The roles of a gang, each with what one of its pods asks for."""
+    requests = [pod_request(role.template.spec) for role in wanted.roles]
+    most = most_of_one((role.replicas, request) for role, request in zip(wanted.roles, requests, strict=True))
     return tuple(
         model.Role(
             name=role.name,
             replicas=role.replicas,
             min_replicas=role.replicas if role.min_replicas is None else role.min_replicas,
-            request=pod_request(role.template.spec),
+            request=request.capped(most),
             flavors=tuple(role.flavors),
             topology=_topology(role.topology),
             node_selector=tuple(sorted(role.template.spec.node_selector.items())),
             affinity=node_affinity(role.template.spec.affinity),
             tolerations=tolerations(role.template.spec.tolerations),
         )
-        for role in wanted.roles
+        for role, request in zip(wanted.roles, requests, strict=True)
     )
 
 
@@ -109,7 +126,7 @@ def namespace(job: spec.TrainingJob) -> str:
     return job.metadata.namespace or "default"
 
 
-def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang) -> Running:
+def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang, now: float) -> Running:
     status = job.status
     roles = {role.name for role in gang.roles}
     # Who edits roles away under an admitted gang has it torn down; what its pods asked for nobody knows any more.
@@ -117,6 +134,7 @@ def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang) -> Runn
     stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in LIVE_PHASES]
     taken = _union(placement, stale) if stale else placement
     resizing = taken != placement
+    kept = tuple(part for part in from_status(kept_places(status, job.spec, now)) if part.role in roles)
     checkpoint = status.last_checkpoint
     return Running(
         gang=gang,
@@ -127,7 +145,8 @@ def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang) -> Runn
         resized_at=status.resized_at,
         state="evicting" if is_leaving(status) or resizing else "admitted",
         evicted_for=None if status.eviction is None else status.eviction.beneficiary or None,
-        keeps=placement if resizing and not is_leaving(status) else (),
+        keeps=placement if resizing and not is_leaving(status) else kept,
+        kept_until=kept_until(job, _BOUNDS) if kept else None,
     )
 
 
@@ -171,6 +190,8 @@ def _as_asked(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, s
     """
     now = {role.name: role.request for role in gang.roles}
     asked = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
+    most = most_of_one(((1, request) for request in asked.values()), _MOST_THAT_LEAVES)
+    asked = {name: request.capped(most) for name, request in asked.items()}
     if all(asked[pod.name] == now.get(pod.role) for pod in pods):
         return gang, {pod.name: pod.role for pod in pods}
     sizes = Counter((pod.role, asked[pod.name]) for pod in pods)
@@ -195,6 +216,9 @@ def _refused(job: spec.TrainingJob, around: Surroundings) -> Wait | None:
         known = ", ".join(sorted(around.queues)[:8]) or "none"
         message = f"queue {queue} does not exist; there are: {known}"
         return Wait(job.metadata.uid, "QueueNotFound", message)
+    fault = fault_around(job, around.queues, around.unreadable.queues, around.unreadable.flavors)
+    if fault is not None:
+        return Wait(job.metadata.uid, *fault)
     if not around.allowed[queue, namespace(job)]:
         message = f"queue {queue} does not admit jobs of namespace {namespace(job)} (its namespaceSelector)"
         return Wait(job.metadata.uid, "QueueNotAllowed", message)

@@ -1,37 +1,26 @@
-"""What one pod asks for, by the rules of Kubernetes.
-
-The containers' sum, or the peak while init containers run one after the other, whichever is larger, plus overhead and
-a pod slot. An init container with restartPolicy Always (a native sidecar) keeps running and so counts beside everything
-that starts after it. A limit without a request is also the request.
-"""
+"""What pods ask of nodes, in the planner's form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from muster.model import NodeRequirement, Resources, Toleration
-from muster.quantity import parse_quantity, parse_resources
-from muster.spec import Container, PodSpec
+from muster.model import LARGEST, NodeRequirement, Resources, Toleration
 
 _NOWHERE = (NodeRequirement("kubernetes.io/hostname", "In", ()),)
 
 
-def pod_request(spec: PodSpec) -> Resources:
-    """The request of one pod, `pods: 1` included."""
-    running: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    for container in spec.init_containers:
-        request = _container_request(container)
-        if container.restart_policy == "Always":
-            running = _sum(running, request)
-            peak = _max(peak, running)
-        else:
-            peak = _max(peak, _sum(running, request))
-    for container in spec.containers:
-        running = _sum(running, _container_request(container))
-    total = _sum(_max(peak, running), dict(parse_resources(spec.overhead)))
-    return Resources.of({**total, "pods": 1})
+def most_of_one(pods: Iterable[tuple[int, Resources]], together: int = LARGEST) -> int:
+    """As how much of anything one pod of a gang may count, so that all its pods, given as (how many, what each asks
+    for), are no more than `together`: sums over a gang can be counted, whatever its pods ask for."""
+    totals: dict[str, int] = {}
+    pods = tuple(pods)
+    for count, request in pods:
+        for name, amount in request:
+            totals[name] = totals.get(name, 0) + count * amount
+    if all(amount <= together for amount in totals.values()):
+        return together
+    return together // sum(count for count, _ in pods)
 
 
 def tolerations(raw: list[dict[str, Any]]) -> tuple[Toleration, ...]:
@@ -62,16 +51,3 @@ def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[NodeRequirement, .
         if lines:
             terms.append(tuple(NodeRequirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in lines))
     return tuple(terms) or (_NOWHERE,)
-
-
-def _container_request(container: Container) -> dict[str, int]:
-    asked = {**container.resources.limits, **container.resources.requests}
-    return {name: parse_quantity(value, name) for name, value in asked.items()}
-
-
-def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
-
-
-def _max(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}

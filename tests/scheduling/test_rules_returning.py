@@ -1,0 +1,115 @@
+"""A gang that lost a node stops and comes back to its others: what it keeps is nobody else's meanwhile, except for
+those who could take a hold. Once its pods are gone it has such a hold. The clock stands at 1000."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.scheduling.builders import in_order, two_teams, wait_of
+from tests.scheduling.worlds import (
+    carried_out,
+    evicted,
+    gang,
+    held,
+    left,
+    nodes_of,
+    queue,
+    rack,
+    refused,
+    resized,
+    returning,
+    run,
+    started,
+    world,
+)
+
+from muster.model import Running, Snapshot
+from muster.scheduling import plan
+
+QUEUE = [queue("q", guaranteed=1000)]
+
+
+def lost_a_node(priority: int = 5, **more: object) -> Running:
+    """It ran on two nodes, lost one that is no more, and stops on the other."""
+    return returning(run(gang("back", pods=2, priority=priority, **more), ["gone-0", "r1-0"]), ["r1-0"])  # type: ignore[arg-type]
+
+
+def test_nobody_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> None:
+    low = run(gang("low"), ["r1-1"])
+    snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
+    result = plan(snapshot)
+    assert (evicted(result), held(result), refused(result)["wide"].code) == ({}, {}, "NoRoom")
+
+
+def test_who_may_have_somebody_elses_room_does_not_wait_for_what_another_keeps() -> None:
+    low = run(gang("low"), ["r1-1"])
+    snapshot = world(rack("r1", 2), QUEUE, [gang("mid", priority=3)], [lost_a_node(), low])
+    assert evicted(plan(snapshot)) == {"low": "mid"}
+    for_good = replace(lost_a_node(), keeps=(), kept_until=None)
+    assert evicted(plan(replace(snapshot, running=(for_good, low)))) == {}, "it fits as soon as the other has left"
+
+
+def test_no_place_is_promised_that_another_keeps_and_so_nobody_is_kept_off_for_it() -> None:
+    # `wide` gets r1-1 and r1-2 at 2060; were r1-0 to come free at once, `small` would have to leave r1-1 alone.
+    long = run(gang("long", runtime=2000.0, priority=9), ["r1-2"], since=0.0)
+    small = gang("small", at=2, runtime=900.0)
+    result = plan(world(rack("r1", 3), QUEUE, [gang("wide", pods=2, at=1), small], [lost_a_node(), long]))
+    assert refused(result)["wide"].estimated_start == 2060.0
+    assert nodes_of(started(result)["small"]) == {"r1-1": 1}
+
+
+def test_what_it_keeps_comes_free_when_its_next_stay_is_over() -> None:
+    back = lost_a_node(runtime=100.0)  # by 2000 it has begun, and is gone at 2000 + 100 + 30 (grace) + 30
+    assert wait_of(world(rack("r1", 1), QUEUE, [gang("next")], [back]), "next").estimated_start == 2160.0
+
+
+def test_what_it_keeps_stays_charged_to_its_queue() -> None:
+    low, back = run(gang("low"), ["r1-1"]), returning(run(gang("back", priority=5), ["r1-0"]), ["r1-0"])
+    snapshot = world(rack("r1", 3), [queue("q", guaranteed=16)], [gang("mid", priority=3)], [back, low])
+    assert evicted(plan(snapshot)) == {"low": "mid"}, "there is room on r1-2, and no quota beside what is kept"
+
+
+def test_a_higher_priority_takes_what_it_keeps_rather_than_the_room_of_one_who_works() -> None:
+    low = run(gang("low"), ["r1-1"])
+    snapshot = world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [lost_a_node(priority=0), low])
+    result = plan(snapshot)
+    assert evicted(result) == {"back": "high"}
+    assert (held(result)["high"].victims, nodes_of(held(result)["high"].placement)) == (("back",), {"r1-0": 1})
+    after = left(carried_out(snapshot, result.decisions))
+    assert (in_order(plan(after)), evicted(plan(after))) == (["high"], {})
+
+
+@pytest.mark.parametrize(("guaranteed", "taken"), [(8, {"back": "owner"}), (16, {})])
+def test_another_queue_takes_it_only_from_borrowed_quota(guaranteed: int, taken: dict[str, str]) -> None:
+    own = run(gang("own", "a", priority=9), ["r1-1"])
+    back = returning(run(gang("back", "a"), ["r1-0"]), ["r1-0"])
+    snapshot = world(rack("r1", 2), two_teams(guaranteed, 8), [gang("owner", "b")], [own, back])
+    assert evicted(plan(snapshot)) == taken
+
+
+def test_it_is_not_asked_to_shrink_since_it_stops_already() -> None:
+    back = returning(run(gang("back", pods=2, least=1), ["r1-0", "r1-1"]), ["r1-0", "r1-1"])
+    result = plan(world(rack("r1", 2), QUEUE, [gang("high", priority=9)], [back]))
+    assert (resized(result), evicted(result)) == ({}, {"back": "high"})
+
+
+def test_it_comes_back_where_it_was_although_others_waited_longer() -> None:
+    snapshot = world(rack("r1", 1), QUEUE, [gang("first", at=0)], [_on_one_node()])
+    assert in_order(plan(snapshot)) == []
+    assert in_order(plan(left(snapshot))) == ["back"]
+
+
+def _on_one_node() -> Running:
+    return returning(run(gang("back", at=9), ["r1-0"]), ["r1-0"])
+
+
+def test_a_memo_follows_a_gang_that_stops_and_comes_back() -> None:
+    runs = world(rack("r1", 2), QUEUE, [gang("wide", pods=2)], [run(gang("back", at=9), ["r1-0"])])
+    stops = replace(runs, running=(_on_one_node(),))
+    gone: Snapshot = left(stops)
+    memo = None
+    for snapshot in (runs, stops, gone):
+        result = plan(snapshot, memo)
+        assert result.decisions == plan(snapshot).decisions
+        memo = result.memo
