@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from muster import model
-from muster.admission import check_apply, check_size, check_submit, namespace_allowed, queue_verdicts
+from muster.admission import (
+    apply_notices,
+    check_apply,
+    check_readable,
+    check_size,
+    check_submit,
+    namespace_allowed,
+    queue_verdicts,
+)
 from muster.errors import Refused
 from muster.spec import Flavor, Queue, TrainingJob
 
@@ -71,6 +79,19 @@ def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None
     assert (verdicts["team"].reason, verdicts["leaf"].reason) == ("ParentNotFound", "ParentInactive")
     assert verdicts["team"].message == "its parent 'company' does not exist; create it or remove spec.parent"
     assert "parent 'company' does not exist" in verdicts["leaf"].message
+
+
+def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> None:
+    tree = [*COMPANY, queue("other")]
+    verdicts = queue_verdicts(tree, {"company": "spec.weight: -1 is too small", "gone": "whatever"})
+    assert {name: verdict.reason for name, verdict in verdicts.items()} == {
+        "company": "InvalidSpec",
+        "research": "ParentInactive",
+        "other": "Ready",
+    }
+    told = "it cannot be read: spec.weight: -1 is too small"
+    assert verdicts["company"].message == told
+    assert verdicts["research"].message == f"its parent 'company' is inactive: {told}"
 
 
 def test_a_queue_that_is_being_deleted_admits_nothing() -> None:
@@ -197,6 +218,16 @@ def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
     check_submit(job(queue="a", priority=5), tree)
 
 
+def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() -> None:
+    tree = {one.metadata.name: one for one in COMPANY}
+    check_readable(job(queue="research"), tree, {"other": "odd"}, {"a100": "odd"})
+    check_readable(job(queue="research", flavors=["a100", "h200"]), tree, {}, {"a100": "odd"})
+    told = refused("QueueInactive", check_readable, job(queue="research"), tree, {"company": "spec.x: odd"}, {})
+    assert told == "spec.queue: queue company, above queue research, cannot be read: spec.x: odd"
+    told = refused("UnknownFlavor", check_readable, job(queue="research"), tree, {}, {"h200": "spec.x: odd"})
+    assert told == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
+
+
 def test_an_unknown_flavor_is_refused_with_the_nearest_one() -> None:
     told = refused("UnknownFlavor", check_submit, job(queue="research", flavors=["h20"]), COMPANY, [flavor()])
     assert told == "spec.flavors: flavor 'h20' does not exist; did you mean 'h200'?"
@@ -250,6 +281,11 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     assert told.endswith("not even one pod fits; the largest node has 8 nvidia.com/gpu")
 
 
+def test_a_queue_that_names_no_flavor_has_no_node_for_a_job() -> None:
+    told = refused("UnknownFlavor", check_size, gang(1), [queue("research", namespaceSelector={})], (), NODES)
+    assert told.startswith("queue research and those above it name no flavor")
+
+
 def test_a_job_larger_than_every_required_domain_is_refused() -> None:
     levels = [model.Flavor("h200", ("rack",))]
     check_size(gang(2, required="rack"), COMPANY, levels, NODES)
@@ -297,6 +333,14 @@ def test_a_resource_that_no_queue_on_the_path_names_is_not_limited() -> None:
     check_size(gang(10**6), [queue("research", resources=[{"flavor": "h200", "guaranteed": {"cpu": 1}}])])
 
 
+def test_what_nobody_guarantees_is_refused_with_that_reason() -> None:
+    queues = [queue("top"), queue("a", "top", resources=gpus(limit=8))]
+    assert refused("LargerThanQuota", check_size, gang(1, 1, "a"), queues) == (
+        "role trainer needs 1 nvidia.com/gpu of h200 (1 pod); queue a can never have more than 0, since neither it nor"
+        " a queue above it guarantees any: not even one pod fits"
+    )
+
+
 # ---- apply
 
 
@@ -334,3 +378,38 @@ def test_an_apply_that_mends_a_cycle_passes() -> None:
 def test_a_quota_of_a_flavor_that_does_not_exist_is_refused() -> None:
     told = refused("UnknownFlavor", check_apply, [queue("x", resources=gpus("h20", guaranteed=1))], [flavor()])
     assert told == "queue 'x': spec.resources[0].flavor: flavor 'h20' does not exist; did you mean 'h200'?"
+
+
+# ---- notices of an apply
+
+
+@pytest.mark.parametrize("parent", [None, "default"])
+def test_a_limit_of_what_nobody_guarantees_is_noticed(parent: str | None) -> None:
+    default = queue("default", resources=[{"flavor": "h200", "guaranteed": {"pods": 110}}])
+    below = [queue("other", "default")]
+    told = apply_notices([queue("small", parent, resources=gpus(limit=8))], [default, *below])
+    whom = "it" if parent is None else "it or queue 'default'"
+    (notice,) = told.pop("small")
+    assert told == {}
+    assert notice == (
+        "spec.resources[0].limit: nvidia.com/gpu of h200: neither this queue nor one above it guarantees any, so that"
+        f" it can use 0; give {whom} a guaranteed"
+    )
+
+
+def test_a_limit_that_a_root_can_never_reach_is_noticed() -> None:
+    told = apply_notices([queue("top", resources=gpus(guaranteed=8, limit=16))], [])
+    of = "spec.resources[0].limit: nvidia.com/gpu of h200"
+    assert told == {"top": [f"{of}: 16 is never reached: a root borrows from nobody, and 8 is guaranteed"]}
+
+
+def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:
+    told = apply_notices([queue("a", "default"), queue("b", "default")], [queue("default")])
+    assert told == {"a": ["jobs can no longer be submitted to 'default': only queues without children take jobs"]}
+    assert apply_notices([queue("c", "default")], [queue("default"), queue("a", "default")]) == {}
+
+
+def test_a_quota_that_can_be_used_is_not_noticed() -> None:
+    company = [queue("top", resources=gpus(guaranteed=8, limit=8)), queue("none", "top", resources=gpus(limit=0))]
+    assert apply_notices([*company, queue("small", "top", resources=gpus(limit=1))], []) == {}
+    assert apply_notices([queue("a", "new"), queue("new")], []) == {}

@@ -256,6 +256,29 @@ def test_a_wrong_queue_is_told_so(spec: str, told: str) -> None:
     assert told in str(refusal(f"{QUEUE}spec: {spec}\n"))
 
 
+def test_all_wrong_amounts_of_a_mapping_are_told_at_once_each_at_its_line() -> None:
+    limits = "{limits: {nvidia.com/gpu: 8}}"
+    written = (
+        "\n            limits:\n              cpu: two\n              memory: 4GiB\n              nvidia.com/gpu: -1"
+    )
+    assert str(refusal(changed(limits, written))).splitlines() == [
+        f"jobs.yaml:{line}: spec.roles[0].template.spec.containers[0].resources.limits{told}"
+        for line, told in (
+            (15, ".cpu: 'two' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
+            (16, ".memory: '4GiB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
+            (17, '["nvidia.com/gpu"]: -1 is negative; write 0 or more'),
+        )
+    ]
+
+
+def test_all_guarantees_above_a_limit_are_told_at_once() -> None:
+    quota = "guaranteed: {cpu: 8, memory: 2Gi, pods: 1}, limit: {cpu: 4, memory: 1Gi, pods: 1}"
+    assert str(refusal(f"{QUEUE}spec: {{resources: [{{flavor: x, {quota}}}]}}\n")).splitlines() == [
+        f"jobs.yaml:4: spec.resources[0].guaranteed: {told}; raise the limit or lower the guarantee"
+        for told in ("cpu 8 is above limit 4", "memory 2Gi is above limit 1Gi")
+    ]
+
+
 def test_everything_wrong_in_a_text_is_told_at_once_in_the_order_of_lines() -> None:
     text = changed("replicas: 4", "replicas: 0\n    minReplica: 1") + f"---\n{QUEUE}spec: {{weight: 0}}\n"
     error = refusal(text)

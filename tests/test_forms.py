@@ -40,9 +40,13 @@ def test_a_window_is_half_open() -> None:
         (read_duration, "9" * 5000, "is too long for a duration"),
         (read_window, "1:" + "9" * 5000, "is no range of steps"),
         (read_window, "0:5", "begins before the first step; steps count from 1"),
-        (read_window, "25:20", "ends before it begins; write FIRST:END, as 20:26"),
+        (
+            read_window,
+            "25:20",
+            "so that END has to be above FIRST; write for example 25:30",
+        ),
         (read_window, "20", "is no range of steps; write FIRST:END, as 20:25"),
-        (read_window, "20:20", "ends before it begins"),
+        (read_window, "20:20", "holds no step: FIRST:END ends before step END"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:

@@ -87,6 +87,23 @@ def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -
             {"replicas": 100_000, "template": {"spec": {"containers": [{"resources": {"limits": {"memory": "1Ei"}}}]}}},
             "replicas: 100000 pods of memory 1Ei are more than anything can have",
         ),
+        (
+            {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": "4E"}}}] * 3}}},
+            "replicas: 1 pod of memory 11444091796875Mi, all containers together, are more than anything can have",
+        ),
+        (
+            {
+                "replicas": 100,
+                "template": {
+                    "spec": {
+                        "containers": [{}],
+                        "initContainers": [{"resources": {"limits": {"memory": "50P"}}}],
+                        "overhead": {"memory": "1E"},
+                    }
+                },
+            },
+            "replicas: 100 pods of memory 1025390625000000Ki, all containers together, are more than anything can have",
+        ),
     ],
 )
 def test_a_role_that_shows_it_wrong_is_refused(role: dict[str, Any], told: str) -> None:

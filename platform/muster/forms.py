@@ -35,5 +35,6 @@ def read_window(text: str) -> tuple[int, int]:
     if int(first) < 1:
         raise ValueError("begins before the first step; steps count from 1, as in 1:6")
     if int(end) <= int(first):
-        raise ValueError(f"ends before it begins; write FIRST:END, as {int(end)}:{int(first) + 1} or 20:25")
+        told = "holds no step: FIRST:END ends before step END, so that END has to be above FIRST"
+        raise ValueError(f"{told}; write for example {int(first)}:{int(first) + 5}")
     return int(first), int(end) - int(first)

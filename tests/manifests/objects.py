@@ -75,6 +75,10 @@ GOOD: tuple[Object, ...] = (
     job(role={"replicas": 100_000, "minReplicas": 100_000}),
     job(pod=_asks({"cpu": "1500m", "memory": "16Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e12", "x/y": "+1e0"})),
     job(pod=_asks({"memory": "4611686018427387904"})),
+    job(pod=_asks({"a/a": "2000m", "a/b": "1009000m", "a/c": "1.5k", "a/d": "3.0", "a/e": "9007199254740993"})),
+    job(pod=_asks({"a/a": "9007199254740993000m", "a/b": "4Ei", "a/c": "1e18", "a/d": "0.5Ki", "a/e": "0.9999999999"})),
+    _quota(limit={"a/a": "4611686018427387903", "a/b": "4611.686018427387904P", "a/c": "4503599627370497.0"}),
+    job(role={"replicas": 3}, pod=_asks({"memory": "1537228672809129301"})),
     job(
         pod={
             "initContainers": [
@@ -96,6 +100,22 @@ GOOD: tuple[Object, ...] = (
             "overhead": {"cpu": "10m"},
             "terminationGracePeriodSeconds": 0,
             "restartPolicy": "Never",
+        }
+    ),
+    job(
+        pod={
+            "containers": [
+                {
+                    "name": "main",
+                    "ports": [{"name": "http", "containerPort": 80, "protocol": "TCP"}],
+                    "volumeMounts": [{"name": "runs", "mountPath": "/data", "subPathExpr": "$(A)", "readOnly": False}],
+                    "securityContext": {"runAsUser": 1000, "seLinuxOptions": {"level": "s0"}, "privileged": False},
+                }
+            ],
+            "volumes": [{"name": "runs", "emptyDir": {"sizeLimit": "1Gi"}}, {"name": "etc", "hostPath": {"path": "/"}}],
+            "securityContext": {"fsGroup": 5},
+            "hostNetwork": True,
+            "serviceAccountName": "trainer",
         }
     ),
     {key: value for key, value in queue().items() if key != "spec"},
@@ -216,11 +236,46 @@ BAD: tuple[Bad, ...] = (
         "Required",
         "required",
     ),
+    Bad(
+        "a mount that is a word",
+        job(pod={"containers": [{"name": "main", "volumeMounts": ["x"]}]}),
+        f"{_POD}.containers[0].volumeMounts[0]",
+        "must be of type object",
+        "valid dictionary",
+    ),
+    Bad(
+        "a user by name",
+        job(pod={"securityContext": {"runAsUser": "root"}}),
+        f"{_POD}.securityContext.runAsUser",
+        "must be of type integer",
+        "valid integer",
+    ),
     Bad("a debt", job(pod=_asks({"cpu": "-1"})), f"{_POD}.containers[0].resources.limits", "should match", "negative"),
     Bad("a debt in numbers", job(pod=_asks({"cpu": -1})), "resources.limits.cpu", "equal to 0", "negative"),
     Bad(
         "part of a GPU",
         job(pod=_asks({"nvidia.com/gpu": "0.5"})),
+        "resources.limits",
+        "whole number",
+        "no whole number",
+    ),
+    Bad(
+        "part of more than a float tells apart",
+        _quota(limit={"nvidia.com/gpu": "4503599627370497.5"}),
+        "spec.resources[0].limit",
+        "whole number",
+        "no whole number",
+    ),
+    Bad(
+        "the smallest part of a GPU of many",
+        job(pod=_asks({"nvidia.com/gpu": "16777216.000000001"})),
+        "resources.limits",
+        "whole number",
+        "no whole number",
+    ),
+    Bad(
+        "part of nearly as many as can be",
+        job(pod=_asks({"nvidia.com/gpu": "4611686018427387903.999"})),
         "resources.limits",
         "whole number",
         "no whole number",
@@ -243,6 +298,13 @@ BAD: tuple[Bad, ...] = (
     Bad(
         "more pods than can be counted",
         job(role={"replicas": 100_000}, pod=_asks({"memory": "1Ei"})),
+        "spec.roles[0].replicas",
+        "more than anything can have",
+        "more than anything can have",
+    ),
+    Bad(
+        "a byte more than can be counted",
+        job(role={"replicas": 3}, pod=_asks({"memory": "1537228672809129302"})),
         "spec.roles[0].replicas",
         "more than anything can have",
         "more than anything can have",

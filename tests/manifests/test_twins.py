@@ -28,6 +28,8 @@ VALIDATORS = sorted(
         *(name for name, field in model.model_fields.items() if field.annotation is type(None)),
     )
 )
+TOO_DEEP = [("PodTemplate", "_can_be_followed_down"), ("TrainingJob", "_can_be_followed_down")]
+"""No rule of an API server counts levels: the operator tells in the job's status."""
 TWINS = {(model.__name__, rule.validator) for model, rules in RULES.items() for rule in rules if rule.validator}
 
 
@@ -44,7 +46,7 @@ def test_what_is_wrong_is_refused(bad: Bad) -> None:
 
 
 def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
-    assert sorted(TWINS) == VALIDATORS
+    assert sorted([*TWINS, *TOO_DEEP]) == VALIDATORS
 
 
 def test_every_amount_has_a_bound() -> None:

@@ -7,22 +7,29 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 
 from __future__ import annotations
 
-from muster.admission.applying import check_apply, check_no_children
-from muster.admission.editing import check_edit, check_unfinished
+from muster.admission.applying import check_apply, check_flavor_unused, check_no_children
+from muster.admission.editing import check_edit, check_unfinished, ending
 from muster.admission.namespaces import namespace_allowed
+from muster.admission.notices import apply_notices
 from muster.admission.queues import QueueVerdict, queue_verdicts
+from muster.admission.readable import check_readable, fault_around
 from muster.admission.scaling import with_replicas
 from muster.admission.size import check_size
 from muster.admission.submitting import check_submit
 
 __all__ = [
     "QueueVerdict",
+    "apply_notices",
     "check_apply",
     "check_edit",
+    "check_flavor_unused",
     "check_no_children",
+    "check_readable",
     "check_size",
     "check_submit",
     "check_unfinished",
+    "ending",
+    "fault_around",
     "namespace_allowed",
     "queue_verdicts",
     "with_replicas",

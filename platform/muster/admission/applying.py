@@ -14,6 +14,7 @@ from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
 _REASONS = {"Cycle": "QueueCycle", "ParentNotFound": "ParentNotFound", "Overcommitted": "Overcommitted"}
+_NAMED = 8
 
 
 def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> None:
@@ -63,6 +64,15 @@ def check_no_children(name: str, queues: Iterable[Queue]) -> None:
             " another spec.parent",
             reason="HasChildren",
         )
+
+
+def check_flavor_unused(name: str, users: Iterable[str]) -> None:
+    """Raise `Conflict` FlavorInUse for a flavor that is to be deleted while pods of these jobs are on its nodes."""
+    jobs = sorted(users)
+    if jobs:
+        more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
+        told = f"flavor {name!r} is in use by {', '.join(jobs[:_NAMED])}{more}; let them end first"
+        raise Conflict(told, reason="FlavorInUse")
 
 
 def _fault(verdict: QueueVerdict) -> tuple[str, str] | None:

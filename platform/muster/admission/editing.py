@@ -6,6 +6,7 @@ from typing import Any
 
 from muster.errors import Conflict, InvalidSpec
 from muster.lifecycle import is_admitted, is_finished
+from muster.lifecycle.conditions import FAILED
 from muster.spec import TrainingJob
 
 _FROZEN_WHILE_ADMITTED = ("queue", "flavors", "topology")
@@ -35,7 +36,13 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
 def check_unfinished(job: TrainingJob) -> None:
     """Raises `Conflict` when the job is finished: nothing can be changed about it any more."""
     if is_finished(job.status):
-        raise Conflict(f"job {job.metadata.name!r} is finished ({job.status.phase}); submit it anew under another name")
+        raise Conflict(f"job {job.metadata.name!r} is finished ({ending(job)}); submit it anew under another name")
+
+
+def ending(job: TrainingJob) -> str:
+    """How a finished job ended, in one word: its phase, or that it was cancelled, which is no failure of its own."""
+    failed = next((item for item in job.status.conditions if item.type == FAILED and item.status == "True"), None)
+    return "Cancelled" if failed is not None and failed.reason == "Cancelled" else str(job.status.phase)
 
 
 def _shapes(job: TrainingJob) -> list[dict[str, Any]]:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from muster.quantity import format_quantity, parse_quantity
 from muster.spec import Queue
+
+UNREADABLE = "it cannot be read: "
+"""How the message of a queue begins that cannot be read."""
 
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
@@ -25,13 +29,20 @@ class QueueVerdict:
     overcommitted_message: str | None = None
 
 
-def queue_verdicts(queues: Iterable[Queue]) -> dict[str, QueueVerdict]:
-    """A verdict for every queue, by name.
+def queue_verdicts(
+    queues: Iterable[Queue], unreadable: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, QueueVerdict]:
+    """A verdict for every queue, by name. `unreadable` says why some cannot be read, as they are in `queues` only in
+    part or as they were before.
 
-    Reasons: Ready, Cycle, ParentNotFound, ParentInactive, Deleting.
+    Reasons: Ready, InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
-    verdicts: dict[str, QueueVerdict] = {}
+    verdicts = {
+        name: QueueVerdict(False, "InvalidSpec", f"{UNREADABLE}{complaint}")
+        for name, complaint in unreadable.items()
+        if name in by_name
+    }
     for name in by_name:
         _judge(name, by_name, verdicts)
     for name, message in _overcommitted(by_name, verdicts).items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster.admission.notices import guaranteed_to_nobody
 from muster.admission.tree import quota_tree
 from muster.errors import Refused
 from muster.model import Flavor, Gang, Node, Resources, Role, Topology
@@ -19,14 +20,21 @@ from muster.spec import Queue
 def check_size(
     gang: Gang, queues: Iterable[Queue], flavors: Iterable[Flavor] = (), nodes: Sequence[Node] | None = None
 ) -> None:
-    """Raise `Refused` LargerThanQuota or LargerThanCluster; `nodes` None leaves the cluster unchecked.
+    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none.
 
-    `flavors` give the topology levels. The queue must exist and be active (`check_submit`).
+    `nodes` None leaves the cluster unchecked. `flavors` give the topology levels. The queue must exist and be active
+    (`check_submit`).
     """
     tree = quota_tree(queues)
     levels = {flavor.name: flavor.levels for flavor in flavors}
     for role in gang.roles:
         candidates = role.flavors or gang.flavors or tree.flavors[tree.index[gang.queue]]
+        if not candidates:
+            raise Refused(
+                f"queue {gang.queue} and those above it name no flavor, so no node is theirs; name one in resources",
+                field="spec.queue",
+                reason="UnknownFlavor",
+            )
         _check_quota(role, gang.queue, candidates, tree)
         if nodes is not None:
             _check_nodes(role, role.topology or gang.topology, candidates, levels, nodes)
@@ -53,6 +61,8 @@ def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QueueT
     flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
     each, shown = role.request.get(resource), format_quantity(limit, resource)
     asked = format_quantity(each * role.min_replicas, resource)
+    if guaranteed_to_nobody(tree, tree.index[queue], tree.cells[flavor, resource]):
+        shown += ", since neither it nor a queue above it guarantees any"
     raise Refused(
         f"role {role.name} needs {asked} {resource} of {flavor} ({_pods(role)}); "
         f"queue {queue} can never have more than {shown}: {_largest(pods)}",
@@ -99,9 +109,8 @@ def _domain(node: Node, required: str | None, levels: Sequence[str]) -> str | No
 
 
 def _fitting(request: Resources, node: Node) -> int:
-    """Pods of this request that fit the node when it is empty of ours."""
-    free = node.allocatable.minus(node.foreign)
-    return min((max(0, free.get(name)) // amount for name, amount in request), default=0)
+    """Pods of this request that fit the node when it is empty: pods that are not ours may leave, too."""
+    return min((node.allocatable.get(name) // amount for name, amount in request), default=0)
 
 
 def _lacking(request: Resources, candidates: Sequence[str], nodes: Sequence[Node]) -> str:

@@ -69,12 +69,12 @@ def explain(finding: Any, document: Located) -> Complaint:
     message = _message(finding["type"], value, finding.get("ctx") or {}, finding["msg"])
     if finding["type"].endswith("_type") and path and path[-1] in _FORMS:
         message = f"{message}, such as {_FORMS[path[-1]]}"
-    line = document.line(path)
-    resource = message.partition(": ")[0]
-    if isinstance(value, dict) and resource in value:  # a quantity: name the resource as part of the path
-        path, message = (*path, resource), message.partition(": ")[2]
-        line = document.line(path)
-    return Complaint(path, line, message)
+    field, _, rest = message.partition(": ")
+    if path and field == path[-1]:  # of several that a validator found together, each begins with its field
+        message = rest
+    elif isinstance(value, dict) and field in value:
+        path, message = (*path, field), rest
+    return Complaint(path, document.line(path), message)
 
 
 def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:

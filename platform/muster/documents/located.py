@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import yaml
 
 from muster.errors import InvalidSpec
+from muster.spec.depth import MAX_DEPTH
 
 MAX_BYTES = 4 * 2**20
-MAX_DEPTH = 64
 MAX_VALUES = 400_000
 
 Path: TypeAlias = tuple[str | int, ...]

@@ -94,6 +94,7 @@ KINDS = (
         (
             Column("Widest-Level", ".spec.topology[0].name"),
             Column("Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."),
+            Column("Readable", _condition("Readable", "status"), "string", "False: the operator cannot read it."),
             _AGE,
             Column("Message", _condition("Overlapping", "message"), wide=True),
         ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -23,11 +25,12 @@ _CHART_METADATA = """\
 """
 
 
+@cache
 def files() -> Mapping[str, str]:
     """Text by path."""
     chart = {f"helm/muster/templates/crds/{kind.plural}.yaml": _in_chart(crd(kind)) for kind in KINDS}
     plain = _PLAIN + "---\n".join(_yaml(crd(kind)) for kind in KINDS)
-    return {**chart, "helm/crds.yaml": plain, "docs/api.md": api_page()}
+    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/api.md": api_page()})
 
 
 def _in_chart(manifest: dict[str, Any]) -> str:

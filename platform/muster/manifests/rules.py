@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
-from muster.quantity import FRACTIONAL, HUGE_PAGES, LARGEST
+from muster.model import LARGEST
+from muster.quantity import FRACTIONAL, HUGE_PAGES
 from muster.spec import (
     MAX_JOB_NAME,
     FailureRule,
@@ -47,14 +48,16 @@ class Rule:
         return {"rule": self.holds, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
 
 
-_ADMITTED = (
-    "has(oldSelf.status) && has(oldSelf.status.conditions) && "
-    "oldSelf.status.conditions.exists(c, c.type == 'Admitted' && c.status == 'True')"
+_WRITTEN = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
+_ADMITTED = f"({_WRITTEN}.exists(c, c.type == 'Admitted' && c.status == 'True'))"
+_FINISHED = f"({_WRITTEN}.exists(c, c.type in ['Complete', 'Failed'] && c.status == 'True'))"
+_MOVES_ON = (
+    "(has(self.status) && has(oldSelf.status) && has(self.status.phase) && has(oldSelf.status.phase) && "
+    "self.status.phase != oldSelf.status.phase)"
 )
-_FINISHED = (
-    "has(oldSelf.status) && has(oldSelf.status.conditions) && "
-    "oldSelf.status.conditions.exists(c, c.type in ['Complete', 'Failed'] && c.status == 'True')"
-)
+"""A write of the status. As long as the CRD has the status as a subresource, it leaves the spec as it is, and no other
+write changes a status: no need to compare all of the spec, the dearest of all that the API server does here."""
+
 _SUSPEND_FIRST = "cannot be changed while the job is admitted; suspend it first"
 
 
@@ -63,8 +66,8 @@ def _same(field: str, new: str, old: str) -> str:
     return f"has({new}.{field}) == has({old}.{field}) && (!has({new}.{field}) || {new}.{field} == {old}.{field})"
 
 
-def _frozen_while_admitted(field: str, same: str) -> Rule:
-    return Rule(f"!({_ADMITTED}) || ({same})", f"{field} {_SUSPEND_FIRST}", f"spec.{field}")
+def _frozen_while_admitted(field: str, same: str, but: str = "") -> Rule:
+    return Rule(f"{_MOVES_ON} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{but}", f"spec.{field}")
 
 
 def _refused(field: str, instead: str) -> Rule:
@@ -92,9 +95,22 @@ def _amount(place: str) -> str:
 
 
 def _countable(amounts: str) -> str:
-    unit = "(k == 'cpu' ? 1000.0 : 1.0)"
-    all_of_them = f"{_amount(amounts + '[k]')}.asApproximateFloat() * {unit} * double(self.replicas)"
-    return f"!has({amounts}) || {amounts}.all(k, {all_of_them} <= {float(LARGEST)!r})"
+    """All replicas of an amount can be counted: what one of several may ask for is compared, not a product of floats.
+    Of CPUs it is a whole number of cores here, so up to one core less than the validator takes."""
+    most = f"quantity('0').add({LARGEST} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
+    return f"!has({amounts}) || [{amounts}].all(m, m.all(k, {_amount('m[k]')}.compareTo({most}) <= 0))"
+
+
+def _whole(amount: str) -> str:
+    """Whether a quantity is a whole number, exactly: floats tell no halves apart from 2^52 on, and `isInteger` says no
+    to 2000m. What is left of the amount once its float is taken away is small, and compared as a quantity again."""
+    rest = f"q.sub(int(q.asApproximateFloat())).add({_FLOATS_ERR_BY})"
+    same = "r.compareTo(quantity('0').add(int(r.asApproximateFloat() + 0.5))) == 0"
+    return f"[{amount}].all(q, q.isInteger() || [{rest}].all(r, {same}))"
+
+
+_FLOATS_ERR_BY = 8192
+"""The float of a quantity of at most 2^62 is at most eight units in the last place from it."""
 
 
 AMOUNTS = (
@@ -104,9 +120,8 @@ AMOUNTS = (
         validator="Quantities",
     ),
     Rule(
-        f"self.all(k, k in {list(FRACTIONAL)} || k.startsWith('{HUGE_PAGES}') || "
-        f"{_amount('self[k]')}.asApproximateFloat() == "
-        f"double(int({_amount('self[k]')}.asApproximateFloat())))",
+        f"self.all(k, k in {list(FRACTIONAL)} || k.startsWith('{HUGE_PAGES}') || type(self[k]) == int || "
+        f"{_whole(_amount('self[k]'))})",
         "a resource that is counted in whole numbers has a part of one; write a whole number",
         validator="Quantities",
     ),
@@ -130,18 +145,18 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             validator="_pod_names_fit_into_host_names",
         ),
         Rule(
-            f"!({_FINISHED}) || self.spec == oldSelf.spec",
+            f"{_MOVES_ON} || !{_FINISHED} || self.spec == oldSelf.spec",
             "the job is finished; submit it anew under another name",
             "spec",
         ),
         _frozen_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
         _frozen_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
         _frozen_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
-        Rule(
-            f"!({_ADMITTED}) || (self.spec.roles.size() == oldSelf.spec.roles.size() && self.spec.roles.all(r, "
-            f"oldSelf.spec.roles.exists(o, {_SAME_ROLE})))",
-            f"roles {_SUSPEND_FIRST}; only replicas and minReplicas can",
-            "spec.roles",
+        _frozen_while_admitted(
+            "roles",
+            "self.spec.roles.size() == oldSelf.spec.roles.size() && "
+            f"self.spec.roles.all(r, oldSelf.spec.roles.exists(o, {_SAME_ROLE}))",
+            "; only replicas and minReplicas can",
         ),
     ),
     TrainingJobSpec: (
@@ -167,8 +182,8 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             validator="_min_within_replicas",
         ),
         Rule(
-            f"self.template.spec.containers.all(c, !has(c.resources) || (({_countable('c.resources.limits')}) && "
-            f"({_countable('c.resources.requests')})))",
+            "self.replicas == 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
+            f"({_countable('r.limits')}) && ({_countable('r.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",

@@ -6,6 +6,7 @@ written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -16,10 +17,11 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainSerializer,
+    ValidationError,
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from muster.quantity import check_whole
 
@@ -54,12 +56,44 @@ Time = Annotated[
 """Unix seconds in Python, RFC 3339 with microseconds outside."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """One thing that a validator finds wrong: the sentence, which begins with the field, and the field's value."""
+
+    told: str
+    value: Any
+
+    @property
+    def field(self) -> str:
+        """The field's name outside."""
+        return self.told.partition(": ")[0]
+
+
+def refuse(found: Iterable[Wrong]) -> None:
+    """Raise all that a validator has found, each at its own field: a ValueError would tell the first one only."""
+    details = [
+        InitErrorDetails(
+            type=PydanticCustomError("value_error", "{told}", {"told": one.told}), loc=(one.field,), input=one.value
+        )
+        for one in found
+    ]
+    if details:
+        raise ValidationError.from_exception_data("fields", details)
+
+
 def _check_quantities(amounts: Any) -> Any:
     if isinstance(amounts, dict):
-        for name, value in amounts.items():
-            check_whole(value, str(name))
+        refuse(_no_quantities(amounts))
         return {name: str(value) for name, value in amounts.items()}
     return amounts
+
+
+def _no_quantities(amounts: dict[Any, Any]) -> Iterator[Wrong]:
+    for name, value in amounts.items():
+        try:
+            check_whole(value, str(name))
+        except ValueError as error:
+            yield Wrong(str(error), value)
 
 
 _QUANTITY_SCHEMA = {

@@ -40,10 +40,11 @@ class FlavorSpec(Strict):
 
 
 class FlavorStatus(Observed):
-    """Condition Overlapping: a node that matches two flavors belongs to neither."""
+    """Conditions: Overlapping, a node that matches two flavors belongs to neither; Readable, if it ever was not."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
-    """Overlapping: True while some nodes match this flavor and another; they are used for neither."""
+    """Overlapping: True while some nodes match this flavor and another; they are used for neither. Readable: False
+    while the operator cannot read the flavor, which takes nothing then."""
 
 
 class Flavor(Strict):

@@ -78,6 +78,32 @@ class CheckpointStatus(Observed):
     """When."""
 
 
+class ProgressStatus(Observed):
+    """How far the job was when it last said so; at most once a minute, and only where it cannot be read live."""
+
+    step: int
+    """Steps made."""
+    steps: int | None = None
+    """The last step."""
+    loss: float | None = None
+    """The loss at this step."""
+    tokens_per_second: float | None = None
+    """Of the whole job."""
+    attempt: int = 0
+    """The attempt that said so."""
+    at: Time
+    """When it said so."""
+
+
+class FinishedPods(Observed):
+    """Pods of a role whose work is done."""
+
+    role: str
+    """The role."""
+    indexes: str
+    """Which pods: "0-3,7"."""
+
+
 class BlamedNode(Observed):
     """A node this job avoids for a time."""
 
@@ -91,9 +117,12 @@ class TraceStatus(Observed):
     """Where the traces and their report lie."""
 
     report: str = ""
-    """The report."""
+    """The report, where one was built."""
     files: int = 0
-    """Number of traces."""
+    """Number of traces that were collected, as far as it is known; once all pods have ended, all."""
+    location: str = ""
+    """The run's folder with its traces: of a store, as s3://bucket/muster/NAMESPACE/JOB-UID, or of a volume, as
+    pvc://CLAIM/NAMESPACE/JOB-UID. Empty: they are on this host, or go with their pods."""
 
 
 Phase: TypeAlias = Literal["Pending", "Admitted", "Running", "Suspended", "Succeeded", "Failed"]
@@ -126,8 +155,10 @@ class TrainingJobStatus(Observed):
     """Start of the current stay."""
     started_at: Time | None = None
     """When all pods of the attempt were ready."""
+    ran_seconds: int = 0
+    """How long earlier attempts ran together; the present one has run since startedAt."""
     finished_at: Time | None = None
-    """The end."""
+    """When its last process had ended; since when it was complete, failed or cancelled, its condition tells."""
     resized_at: Time | None = None
     """When an elastic job last changed its size."""
     requeue_after: Time | None = None
@@ -142,11 +173,15 @@ class TrainingJobStatus(Observed):
     """Pods of the attempt."""
     pods_ready: int = 0
     """Pods of the attempt that are ready."""
+    finished_pods: list[FinishedPods] = []
+    """Pods of the attempt that have done their work while others run on; they may be deleted."""
     blamed_nodes: list[BlamedNode] = []
     """Nodes that are avoided."""
     last_failure: LastFailure | None = None
     """What failed last."""
     last_checkpoint: CheckpointStatus | None = None
     """What the job resumes from."""
+    progress: ProgressStatus | None = None
+    """How far it is."""
     traces: TraceStatus | None = None
     """Traces and report."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from muster.quantity import LARGEST, parse_quantity
+from muster.model import LARGEST
+from muster.quantity import format_quantity, parse_quantity
+from muster.spec.depth import check_spec_depth
 from muster.spec.fields import MAX_JOB_NAME, MAX_REPLICAS, MAX_SECONDS, Keyed, Name, ObjectName, Seconds
 from muster.spec.job_status import TrainingJobStatus
 from muster.spec.meta import ObjectMeta, Strict
 from muster.spec.pods import PodTemplate
+from muster.spec.requests import pod_request
 
 MAX_POD_NAME = 63  # it is a host's name too
 BESIDE_NAMES = len("---") + 5  # of <job>-<role>-<index>-<hash5>
@@ -74,6 +77,13 @@ class RoleSpec(Strict):
                         f"replicas: {self.replicas} pods of {name} {value} are more than anything can have; "
                         "lower replicas or the request"
                     )
+        for name, amount in pod_request(self.template.spec):
+            if amount * self.replicas > LARGEST:
+                pods = "1 pod" if self.replicas == 1 else f"{self.replicas} pods"
+                raise ValueError(
+                    f"replicas: {pods} of {name} {format_quantity(amount, name)}, all containers together, are more "
+                    "than anything can have; lower replicas or the requests"
+                )
         return self
 
 
@@ -170,6 +180,11 @@ class TrainingJob(Strict):
     """What the user wants."""
     status: TrainingJobStatus = TrainingJobStatus()
     """What became of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_followed_down(cls, document: Any) -> Any:
+        return check_spec_depth(document)
 
     @field_validator("metadata")
     @classmethod

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
+from muster.spec.depth import check_depth
 from muster.spec.fields import Quantities
 from muster.spec.meta import Checked, Open
+
+_ABOVE_TEMPLATES = 4  # job, spec, roles, role
 
 
 class Toleration(Open):
@@ -23,7 +26,14 @@ class Toleration(Open):
     """The taint's effect; left out: all three."""
 
 
-Tolerations: TypeAlias = Annotated[list[Annotated[dict[str, Any], Checked(Toleration)]], Field(max_length=64)]
+def _of_a_flavor(tolerations: Any) -> Any:
+    check_depth(tolerations, above=2)
+    return tolerations
+
+
+Tolerations: TypeAlias = Annotated[
+    list[Annotated[dict[str, Any], Checked(Toleration)]], Field(max_length=64), BeforeValidator(_of_a_flavor)
+]
 """As in Kubernetes: key, operator, value, effect."""
 
 
@@ -86,6 +96,59 @@ class ContainerResources(Open):
     """What it may use at most."""
 
 
+class VolumeMount(Open):
+    """Where a container has a volume."""
+
+    name: str = ""
+    """The volume's name."""
+    mount_path: str = ""
+    """The folder in the container."""
+    sub_path: str = ""
+    """A folder of the volume that is mounted instead of all of it."""
+    sub_path_expr: str = ""
+    """The same, with variables of the container."""
+
+
+class ContainerPort(Open):
+    """A port at which a container listens."""
+
+    name: str = ""
+    """Its name in the pod."""
+    container_port: int | None = None
+    """Its number."""
+
+
+class SecurityContext(Open):
+    """As whom a pod or a container runs; the collector runs as the same."""
+
+    run_as_user: int | None = None
+    """The user's number."""
+    run_as_group: int | None = None
+    """The group's number."""
+    se_linux_options: dict[str, Any] | None = None
+    """Labels of SELinux."""
+
+
+class ClaimedVolume(Open):
+    """A volume that outlives its pods."""
+
+    claim_name: str = ""
+    """The PersistentVolumeClaim."""
+
+
+class Volume(Open):
+    """A volume: what keeps a run folder is looked for among those of the template."""
+
+    name: str = ""
+    """Its name in the pod."""
+    persistent_volume_claim: ClaimedVolume | None = None
+    """A claim of the job's namespace."""
+    empty_dir: dict[str, Any] | None = None
+    """A folder that goes with the pod."""
+    ephemeral: dict[str, Any] | None = None
+    """A volume that goes with the pod."""
+
+
 class Container(Open):
     """A container, as far as it is read."""
 
@@ -105,6 +168,12 @@ class Container(Open):
     """What it asks for."""
     restart_policy: str | None = None
     """Of an init container: Always makes it a sidecar that runs beside the others."""
+    ports: list[Annotated[dict[str, Any], Checked(ContainerPort)]] = []
+    """Ports; one that the collector needs is refused."""
+    volume_mounts: list[Annotated[dict[str, Any], Checked(VolumeMount)]] = []
+    """Where it has the pod's volumes; one of the run folder is kept."""
+    security_context: Annotated[dict[str, Any], Checked(SecurityContext)] = {}
+    """As whom it runs."""
 
 
 class PodSpec(Open):
@@ -120,8 +189,14 @@ class PodSpec(Open):
     """Required node affinity is obeyed by the planner; the rest is Kubernetes' matter."""
     tolerations: Tolerations = []
     """Taints that the pod accepts, beside those of its flavor."""
-    volumes: list[dict[str, Any]] = []
+    volumes: list[Annotated[dict[str, Any], Checked(Volume)]] = []
     """Volumes."""
+    security_context: Annotated[dict[str, Any], Checked(SecurityContext)] = {}
+    """As whom its containers run that say nothing else."""
+    host_network: bool | None = None
+    """The pod is on the network of its node: then it meets others at ports of its own."""
+    service_account_name: str | None = None
+    """The account by which the pod may ask the API server; left out: none."""
     overhead: Quantities = {}
     """What the pod takes beside its containers."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
@@ -152,3 +227,9 @@ class PodTemplate(Open):
     """Labels and annotations of the pods."""
     spec: PodSpec
     """The pods' spec."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_followed_down(cls, template: Any) -> Any:
+        check_depth(template, above=_ABOVE_TEMPLATES)
+        return template

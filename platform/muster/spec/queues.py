@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from muster.quantity import parse_quantity
-from muster.spec.fields import Keyed, ObjectName, Quantities, Seconds, Time
+from muster.spec.fields import Keyed, ObjectName, Quantities, Seconds, Time, Wrong, refuse
 from muster.spec.meta import Condition, LabelSelector, ObjectMeta, Observed, Strict
 
 
@@ -25,12 +25,14 @@ class QueueResources(Strict):
 
     @model_validator(mode="after")
     def _guaranteed_within_limit(self) -> QueueResources:
-        for name, value in self.guaranteed.items():
-            if name in self.limit and parse_quantity(self.limit[name], name) < parse_quantity(value, name):
-                raise ValueError(
-                    f"guaranteed: {name} {value} is above limit {self.limit[name]}; "
-                    "raise the limit or lower the guarantee"
-                )
+        refuse(
+            Wrong(
+                f"guaranteed: {name} {value} is above limit {self.limit[name]}; raise the limit or lower the guarantee",
+                value,
+            )
+            for name, value in self.guaranteed.items()
+            if name in self.limit and parse_quantity(self.limit[name], name) < parse_quantity(value, name)
+        )
         return self
 
 
@@ -75,8 +77,8 @@ class QueueStatus(Observed):
     """Conditions (Active, Overcommitted) and fair-share usage."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
-    """Active: False in a cycle or under a missing parent, and admits nothing. Overcommitted: the children's
-    guarantees are more than the queue's."""
+    """Active: False in a cycle, under a missing parent or where it cannot be read, and admits nothing. Overcommitted:
+    the children's guarantees are more than the queue's."""
     fair_share: FairShareStatus | None = None
     """What the queue has used, for the order among siblings."""
 

@@ -1,0 +1,61 @@
+"""What is right, and still hardly meant: told at `muster apply`, refused nowhere.
+
+A quota that can never be used looks like one that can: a queue with a limit alone may borrow, but only what a queue of
+its tree guarantees. Pure: objects in, sentences out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from muster.admission.tree import quota_tree
+from muster.quantity import format_quantity, parse_quantity
+from muster.quota import QueueTree
+from muster.spec import Flavor, Queue, TrainingJob
+
+_Object = TrainingJob | Queue | Flavor
+
+
+def apply_notices(documents: Sequence[_Object], existing: Iterable[_Object]) -> dict[str, list[str]]:
+    """Sentences about the queues among the documents, by name; those of which there is nothing to say are left out.
+
+    The documents are ones that `check_apply` accepts.
+    """
+    new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
+    before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
+    tree = quota_tree((before | new).values())
+    parents_before = {queue.spec.parent for queue in before.values()}
+    told = {name: _of_limits(queue, tree) for name, queue in new.items()}
+    for name, queue in new.items():
+        parent = queue.spec.parent
+        if parent in before and parent not in parents_before:
+            told[name].append(f"jobs can no longer be submitted to {parent!r}: only queues without children take jobs")
+            parents_before.add(parent)
+    return {name: sentences for name, sentences in told.items() if sentences}
+
+
+def guaranteed_to_nobody(tree: QueueTree, queue: int, cell: int) -> bool:
+    """Whether no queue of this queue's tree guarantees any of a cell that its path names: then it can use none."""
+    return cell in tree.named[queue] and not tree.guaranteed[tree.root(queue)][cell]
+
+
+def _of_limits(queue: Queue, tree: QueueTree) -> list[str]:
+    told, number = [], tree.index[queue.metadata.name]
+    root = tree.queues[tree.root(number)].name
+    for index, entry in enumerate(queue.spec.resources):
+        for resource, text in sorted(entry.limit.items()):
+            cell, limit = tree.cells[entry.flavor, resource], parse_quantity(text, resource)
+            place, what = f"spec.resources[{index}].limit", f"{resource} of {entry.flavor}"
+            guaranteed = tree.guaranteed[number][cell]
+            if limit and guaranteed_to_nobody(tree, number, cell):
+                above = "it" if root == queue.metadata.name else f"it or queue {root!r}"
+                told.append(
+                    f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
+                    f" give {above} a guaranteed"
+                )
+            elif root == queue.metadata.name and 0 < guaranteed < limit:
+                most = format_quantity(guaranteed, resource)
+                told.append(
+                    f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {most} is guaranteed"
+                )
+    return told

@@ -1,0 +1,71 @@
+"""JSON of others, nested deeper than a decoder can follow.
+
+Decoders go down by recursion, also through what they skip, and refuse a whole text for one value in it: a list of a
+thousand objects for a field that nobody reads. Such a text is shorn of what is too deep, without recursion, and read
+then; what is left is still deeper than `muster.spec` takes, so that nothing shorn is ever mistaken for the real thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from muster.spec.depth import MAX_DEPTH
+
+LEVELS = 2 * MAX_DEPTH
+T = TypeVar("T")
+
+
+def decoded(decode: Callable[[bytes], T], text: bytes) -> T:
+    """`decode(text)`; where the text is nested too deep for it, of the shorn text. Raises what `decode` raises else."""
+    try:
+        return decode(text)
+    except RecursionError:
+        pass  # its frames are let go first
+    return decode(shorn(text))
+
+
+def shallow(value: Any, levels: int = LEVELS) -> Any:
+    """The same of what is decoded already: some decoders go deeper than encoders do."""
+    if not isinstance(value, dict | list):
+        return value
+    if levels == 0:
+        return 0
+    if isinstance(value, dict):
+        return {key: shallow(inner, levels - 1) for key, inner in value.items()}
+    return [shallow(inner, levels - 1) for inner in value]
+
+
+def shorn(text: bytes, levels: int = LEVELS, piece_bytes: int = 1 << 20) -> bytes:
+    """The text with 0 in place of every list and object that lies more than `levels` deep. Linear, in little memory
+    beside the text, and without meaning for what is no JSON."""
+    pieces: list[bytes] = []
+    whole, inside, depth = True, False, 0  # of a string, and how deep, where the next piece begins
+    for piece in _pieces(text, piece_bytes):
+        # Backslashes stand in strings only. Without pairs of them, and escaped quotes, each quote begins or ends one.
+        plain = np.frombuffer(piece.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
+        outside = np.logical_xor.accumulate(plain == ord('"')) == inside
+        opens = outside & ((plain == ord("{")) | (plain == ord("[")))
+        closes = outside & ((plain == ord("}")) | (plain == ord("]")))
+        depths = depth + np.cumsum(opens.view(np.int8) - closes.view(np.int8), dtype=np.int32)
+        kept = depths <= levels
+        if not kept.all() or depth > levels:
+            out = np.frombuffer(piece, np.uint8).copy()
+            out[closes & (depths == levels)] = ord("0")  # the end of what is cut out
+            piece, whole = out[kept].tobytes(), False
+        pieces.append(piece)
+        inside, depth = not outside[-1], int(depths[-1])
+    return text if whole else b"".join(pieces)
+
+
+def _pieces(text: bytes, most: int) -> Iterator[bytes]:
+    """The text in order; no piece ends between a backslash and what it escapes."""
+    begin = 0
+    while begin < len(text):
+        end = begin + most
+        while end < len(text) and text[end - 1] == ord("\\"):
+            end += 1
+        yield text[begin:end]
+        begin = end

@@ -1,0 +1,75 @@
+"""How deep an object may be nested.
+
+Kubernetes keeps fields of a pod template that nobody knows, 10,000 levels deep if need be. Whoever reads such an object
+goes down into it step by step, and no stack of a program reaches that far: so what is deeper than any true object is
+refused before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+MAX_DEPTH = 64
+"""Mappings and lists inside each other, the object itself included."""
+_PATH = 10  # of so many names a field is told,
+_NAME = 64  # of each so many characters
+
+Path = tuple[str | int, ...]
+
+
+def check_depth(value: Any, above: int, path: Path = ()) -> None:
+    """Raise pydantic's ValidationError, which names the field, where `value` is nested too deep; `above` are the levels
+    that it lies below, `path` what its place is called."""
+    found = too_deep(value, MAX_DEPTH - above)
+    if found is not None:
+        told = f"nested more than {MAX_DEPTH} levels deep; no object of ours is: write at most {MAX_DEPTH}"
+        detail = InitErrorDetails(
+            type=PydanticCustomError("too_deep", "{told}", {"told": told}), loc=_short((*path, *found)), input=None
+        )
+        raise ValidationError.from_exception_data("depth", [detail])
+
+
+def _short(path: Path) -> Path:
+    return tuple(f"{part[:_NAME]}..." if isinstance(part, str) and len(part) > _NAME else part for part in path[:_PATH])
+
+
+def check_spec_depth(document: Any) -> Any:
+    """The document of an object, unless its spec is nested too deep. Raises as `check_depth` does."""
+    if isinstance(document, dict):
+        check_depth(document.get("spec"), 1, ("spec",))
+    return document
+
+
+def too_deep(value: Any, levels: int) -> Path | None:
+    """Where `value` has more than so many levels of mappings and lists inside each other; None where it has not."""
+    layer = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        layer = [inner for outer in layer for _, inner in _inner(outer)]
+        if not layer:
+            return None
+    return _place(value, levels) if layer else None
+
+
+def _place(value: Any, levels: int) -> Path:
+    """The first place so many levels down, without going down by recursion."""
+    path: list[str | int] = []
+    ways: list[Iterator[tuple[str | int, Any]]] = [iter(_inner(value))]
+    while len(ways) <= levels:
+        step = next(ways[-1], None)
+        if step is None:
+            ways.pop()
+            path.pop()
+        else:
+            path.append(step[0])
+            ways.append(iter(_inner(step[1])))
+    return tuple(path)
+
+
+def _inner(value: Any) -> Iterable[tuple[str | int, Any]]:
+    """The mappings and lists right inside a mapping or a list."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    return [(key, inner) for key, inner in entries if isinstance(inner, dict | list)]

@@ -1,0 +1,47 @@
+"""What one pod asks for, by the rules of Kubernetes.
+
+The containers' sum, or the peak while init containers run one after the other, whichever is larger, plus overhead and
+a pod slot. An init container with restartPolicy Always (a native sidecar) keeps running and so counts beside everything
+that starts after it. A limit without a request is also the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from muster.model import Resources
+from muster.quantity import parse_quantity
+from muster.spec.pods import Container, PodSpec
+
+Read = Callable[[str, str], int]
+"""From the text of an amount, and the resource it is of, to a whole number."""
+
+
+def pod_request(pod: PodSpec, read: Read = parse_quantity) -> Resources:
+    """The request of one pod, `pods: 1` included. Raises as `read` does."""
+    running: dict[str, int] = {}
+    peak: dict[str, int] = {}
+    for container in pod.init_containers:
+        request = _container_request(container, read)
+        if container.restart_policy == "Always":
+            running = _sum(running, request)
+            peak = _max(peak, running)
+        else:
+            peak = _max(peak, _sum(running, request))
+    for container in pod.containers:
+        running = _sum(running, _container_request(container, read))
+    total = _sum(_max(peak, running), {name: read(value, name) for name, value in pod.overhead.items()})
+    return Resources.of({**total, "pods": 1})
+
+
+def _container_request(container: Container, read: Read) -> dict[str, int]:
+    asked = {**container.resources.limits, **container.resources.requests}
+    return {name: read(value, name) for name, value in asked.items()}
+
+
+def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
+
+
+def _max(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
