@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
 from tests.engine.watched import Killed, Watched, cluster_of, workloads
@@ -70,7 +69,6 @@ def check_troubled(arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
     assert max(losses, default=0) <= len(troubles)
 
 
-@settings(max_examples=25)
 @given(workloads(), KILLS)
 def test_killed_between_any_two_writes_everything_still_ends_and_nothing_runs_twice(
     arrivals: Arrivals, kills: list[int]
@@ -78,7 +76,6 @@ def test_killed_between_any_two_writes_everything_still_ends_and_nothing_runs_tw
     check_killed(arrivals, kills)
 
 
-@settings(max_examples=25)
 @given(workloads(), KILLS, TROUBLES)
 def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
     arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
@@ -86,24 +83,12 @@ def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
     check_troubled(arrivals, kills, troubles)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@settings(max_examples=400)
-@given(workloads(), KILLS, TROUBLES)
-def test_whatever_is_lost_or_killed_many_times_over(
-    arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
-) -> None:
-    check_troubled(arrivals, kills, troubles)
-
-
-@settings(max_examples=25)
 @given(workloads(), st.lists(st.tuples(st.integers(3, 60), st.integers(0, 11)), min_size=1, max_size=4))
 def test_roles_edited_while_pods_stop_take_room_from_nobody(arrivals: Arrivals, edits: list[tuple[int, int]]) -> None:
     crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exits=())) for _, wanted, work in arrivals]
     check_troubled(crowd, [], [(float(at), "roles", number) for at, number in edits])
 
 
-@settings(max_examples=15)
 @given(workloads(), st.dictionaries(st.integers(0, 60), st.tuples(st.integers(0, 5), st.booleans()), max_size=4))
 def test_a_user_who_edits_between_two_writes_is_never_overruled(
     arrivals: list[tuple[float, spec.TrainingJob, Work]], edits: dict[int, tuple[int, bool]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import DRAIN
+from muster.cluster import DRAIN, OUT_OF_SERVICE
 from muster.engine import Engine, assess
 from muster.model import Taint
 from muster.simulate import SimCluster, Work
@@ -64,3 +64,54 @@ def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     drain(cluster, "n0")
     assert assess(job("a"), cluster.observe()) is None
+
+
+def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_comes_back_to() -> None:
+    cluster = SimCluster(nodes(4), [flavor()], [queue(gpus=32)])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", priority=5), Work(1000, stop_s=10))
+    low = cluster.submit(job("low", pods=1), Work(1000))
+    settle(engine, cluster, until=40)
+    wide = cluster.submit(job("wide", pods=3, priority=3), Work(1000))  # the idle node and that of `low` are too few
+    settle(engine, cluster, until=45)
+    first = nodes_of(cluster.job(uid))
+    drain(cluster, min(first))
+    settle(engine, cluster, until=100)
+    assert nodes_of(cluster.job(uid)) - first == set(cluster.nodes) - first - nodes_of(cluster.job(low))
+    assert (cluster.job(low).status.phase, cluster.job(low).status.attempt) == ("Running", 0)
+    assert cluster.job(wide).status.phase == "Pending"
+    assert {event.reason for event in cluster.events} == {"Admitted", "Drained"}
+
+
+def test_a_higher_priority_takes_the_room_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a"), Work(1000, stop_s=10))
+    settle(engine, cluster, until=40)
+    drain(cluster, "n0")
+    settle(engine, cluster, until=45)
+    high = cluster.submit(job("high", pods=1, priority=9), Work(1000))
+    settle(engine, cluster, until=100)
+    assert nodes_of(cluster.job(high)) == {"n1"}
+    status = cluster.job(uid).status
+    assert (status.phase, status.attempt, status.hold) == ("Pending", 1, None)
+    assert [event.reason for event in cluster.events if event.job_uid == uid] == ["Admitted", "Drained", "Preempted"]
+
+
+def test_a_gang_that_tolerates_every_taint_is_lost_once_with_a_node_out_of_service_and_waits_for_another() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    document = job("a", 1).model_dump(mode="json", by_alias=True, include={"metadata": {"name"}, "spec": True})
+    document["spec"]["roles"][0]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
+    wanted = spec.TrainingJob.model_validate(document)
+    uid = cluster.submit(wanted, Work(100, stop_s=1))
+    settle(engine, cluster, until=10)
+    (name,) = nodes_of(cluster.job(uid))
+    node = cluster.nodes[name]
+    cluster.bring_back(replace(node, taints=(Taint(OUT_OF_SERVICE, effect="NoExecute"),)))
+    settle(engine, cluster, until=60)
+    status = cluster.job(uid).status
+    assert (status.phase, status.node_losses) == ("Pending", 1)
+    cluster.bring_back(node)
+    settle(engine, cluster, until=400)
+    assert cluster.job(uid).status.phase == "Succeeded"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.test_crashes import KILLS, Arrivals, may_fail
 from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
@@ -45,8 +45,10 @@ def shuffled(part: ObjectWrites, random: Random) -> list:  # type: ignore[type-a
 
 
 def run(cluster: Watched, kills: list[int], random: Random) -> None:
-    """Until everything has ended; users and other clients change about every tenth job just before it is written."""
-    engine = Engine(cluster)
+    """Until everything has ended; users and other clients change about every tenth job just before it is written. What
+    may be written afterwards is, half of the time, and else stays for a later round.
+    """
+    engine, left = Engine(cluster), dict[str, ObjectWrites]()
     cluster.writes_left = kills.pop(0) if kills else None
     wake_at: float | None = 0.0
     for _ in range(5000):
@@ -62,16 +64,21 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
                 cluster.edit(uid, priority=random.choice([0, 5, 9]))
         try:
             undone = carry_out(cluster, round_.phases, random)
+            for part in (part for phase in round_.phases for part in phase):
+                left.pop(part.job_uid, None)
+            left |= {part.job_uid: part for part in round_.afterwards}
+            now = [uid for uid in left if random.random() < 0.5]
+            undone |= carry_out(cluster, [tuple(left.pop(uid) for uid in now)], random)
         except Killed:
             engine, wake_at = Engine(cluster), cluster.now
+            left.clear()
             cluster.writes_left = kills.pop(0) if kills else None
             continue
         engine.recheck(undone)
-        wake_at = cluster.now if undone else round_.wake_at
+        wake_at = cluster.now if undone or left else round_.wake_at
     raise AssertionError("never ends")
 
 
-@settings(max_examples=40)
 @given(workloads(), KILLS, TROUBLES, st.integers(0, 9999))
 def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_nothing_runs_twice(
     arrivals: Arrivals, kills: list[int], troubles: list[Trouble], seed: int
@@ -80,6 +87,30 @@ def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_
     plan_trouble(cluster, troubles)
     run(cluster, list(kills), Random(seed))
     check_end(cluster, [wanted.metadata.name for _, wanted, _ in arrivals], may_fail(arrivals))
+
+
+def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_once() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", 1), Work(100, start_delay_s=3))
+    settle(engine, cluster, until=2)
+    cluster.advance(3)
+    running = engine.decide(cluster.observe())
+    assert running.phases == ()
+    assert [part.job_uid for part in running.afterwards] == [uid]
+    cluster.edit(uid, cancel=True)
+    cancelled = engine.decide(cluster.observe())
+    assert cancelled.afterwards == ()
+    assert [part.job_uid for phase in cancelled.phases for part in phase] == [uid]
+
+
+def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first, second = (cluster.submit(job(name, 1), Work(100)) for name in ("a", "b"))
+    round_ = engine.decide(cluster.observe())
+    assert [part.job_uid for phase in round_.phases for part in phase if part.job_uid] == [first]
+    assert [part.job_uid for part in round_.afterwards] == [second]
 
 
 def preemption() -> tuple[SimCluster, Engine, list[str], str]:

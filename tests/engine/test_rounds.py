@@ -52,6 +52,25 @@ def test_a_round_after_which_nothing_changed_writes_nothing() -> None:
     assert engine.step().writes == ()
 
 
+def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after_the_first() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a"), Work(100))
+
+    def told(why: str) -> tuple[str, float | None]:
+        round_ = engine.decide(replace(cluster.observe(), rejections={uid: why}))
+        cluster.apply(round_.writes)
+        condition = find(cluster.job(uid).status, "Admitted")
+        assert condition is not None
+        return condition.message, round_.wake_at
+
+    assert told("not tried yet")[0] == "not tried yet"
+    cluster.advance(1)
+    assert told("image: required") == ("not tried yet", 5.0)
+    cluster.advance(5)
+    assert told("image: required")[0] == "image: required"
+
+
 def test_room_of_a_finished_gang_is_given_away_in_the_same_round() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)

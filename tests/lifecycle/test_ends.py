@@ -22,6 +22,7 @@ from tests.lifecycle.cases import (
 from muster import spec
 from muster.cluster import Beat, DeletePod, PodView, RemoveJob
 from muster.lifecycle import moves
+from muster.lifecycle.conditions import with_fields
 from muster.model import Placement, RolePlacement, Wait
 
 DONE: Any = "Succeeded"
@@ -49,7 +50,7 @@ def test_complete_when_all_essential_pods_exit_0_and_the_others_are_stopped_gent
     assert look(one, with_phases(pods, DONE, "Running", "Running")).status.phase == "Running"
     verdict = look(one, with_phases(pods, DONE, DONE, "Running"), now=NOW + 9)
     assert verdict.status.phase == "Succeeded"
-    assert verdict.status.finished_at == NOW + 9
+    assert verdict.status.finished_at is None
     stops = [action for action in verdict.actions if isinstance(action, DeletePod)]
     assert [(stop.name, stop.grace_s) for stop in stops] == [(pods[2].name, 7.0)]
 
@@ -162,6 +163,20 @@ def test_suspend_releases_everything_and_resume_waits_again() -> None:
     assert again.status.submitted_at == one.status.submitted_at
 
 
+def test_the_time_that_earlier_attempts_ran_is_kept_through_restarts_suspension_and_the_end() -> None:
+    one = running()
+    restarted = with_status(one, moves.restart(one.status, "Failed", "", NOW + 5, 1.0))
+    assert (restarted.status.started_at, restarted.status.ran_seconds) == (None, 5)
+    ready = moves.restart(restarted.status, "Failed", "never ready", NOW + 50, 1.0)
+    assert ready.ran_seconds == 5
+    second = with_status(one, one.status.model_copy(update={"ran_seconds": 5, "started_at": NOW + 60}))
+    suspended = moves.suspend(second.status, NOW + 100)
+    assert suspended.ran_seconds == 45
+    third = moves.resume(suspended, NOW + 200).model_copy(update={"started_at": NOW + 300})
+    over = moves.finish(third, "Complete", "Succeeded", "", NOW + 310)
+    assert (over.ran_seconds, over.started_at) == (45, NOW + 300)
+
+
 def test_a_suspended_job_gives_its_hold_back() -> None:
     one = job()
     waiting = look(one).status
@@ -265,6 +280,61 @@ def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
     along = with_status(one, moves.evict(told, "Preempted", "", NOW + 31))
     gone = look(along, now=NOW + 31, beat=next_one).status
     assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
+
+
+def test_a_checkpoint_dated_ahead_counts_as_of_now_is_told_once_and_keeps_no_later_one_from_being_told() -> None:
+    one = running()
+    ahead = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
+    told = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
+    assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
+    one = with_status(one, told)
+    assert look(one, pods_of(one), now=NOW + 500, beat=ahead).status is told
+    true = replace(ahead, checkpoint_step=20, checkpoint_at=NOW + 100)
+    assert look(one, pods_of(one), now=NOW + 101, beat=true).status.last_checkpoint == spec.CheckpointStatus(
+        step=20, at=NOW + 100
+    )
+
+
+def test_a_checkpoint_that_a_status_dates_ahead_keeps_no_true_one_from_being_told() -> None:
+    wrong = with_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
+    one = with_status(running(), wrong)
+    true = Beat(at=NOW + 1, step=20, step_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
+    told = look(one, pods_of(one), now=NOW + 1, beat=true).status
+    assert told.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
+
+
+def test_the_checkpoint_that_a_job_writes_as_it_is_told_to_stop_is_told_at_once() -> None:
+    one = running()
+    last = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
+    told = look(one, pods_of(one), now=NOW + 1, beat=last).status
+    saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
+    cancelled = moves.finish(told, "Failed", "Cancelled", "", NOW + 2)
+    for left in (cancelled, moves.suspend(told, NOW + 2)):
+        after = look(with_status(one, left), now=NOW + 6, beat=saved).status
+        assert after.last_checkpoint == spec.CheckpointStatus(step=12, at=NOW + 6)
+
+
+def test_a_cancelled_job_has_finished_when_its_last_process_has_ended_and_its_condition_tells_since_when() -> None:
+    one = running()
+    asked = with_status(job(cancel=True), one.status)
+    pods = pods_of(one)
+    cancelled = look(asked, pods, now=NOW + 5).status
+    assert (cancelled.phase, cancelled.finished_at) == ("Failed", None)
+    asked = with_status(asked, cancelled)
+    stopping = tuple(replace(pod, deleting=True) for pod in pods)
+    assert look(asked, stopping[1:], now=NOW + 20).status is cancelled
+    ended = look(asked, now=NOW + 35).status
+    assert ended.finished_at == NOW + 35
+    (why,) = [entry for entry in ended.conditions if entry.type == "Failed"]
+    assert (why.reason, why.last_transition_time) == ("Cancelled", NOW + 5)
+    assert look(with_status(asked, ended), now=NOW + 99).status is ended
+
+
+def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_ended() -> None:
+    wanted = job(cancel=True, ttlSecondsAfterFinished=60)
+    asked = with_status(wanted, look(with_status(wanted, running().status), pods_of(running()), now=NOW + 5).status)
+    verdict = look(asked, now=NOW + 90)
+    assert (verdict.wake_at, verdict.actions) == (NOW + 150, ())
 
 
 def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:

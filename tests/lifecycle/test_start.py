@@ -99,6 +99,16 @@ def test_a_gang_that_is_late_is_torn_down_whole_and_only_nodes_without_a_ready_p
     assert gone.status.requeue_after == NOW + 70 + 10
 
 
+def test_a_node_whose_room_somebody_else_took_before_the_pods_were_bound_is_not_blamed() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    pods = pods_of(one)
+    refused = [replace(pod, phase="Pending", ready=False, unschedulable=True) for pod in pods[2:]]
+    assert {pod.node for pod in refused} == {"n1"}
+    verdict = look(one, (*pods[:2], *refused), now=NOW + 60)
+    assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
+    assert verdict.status.blamed_nodes == []
+
+
 def test_when_no_pod_gets_ready_the_job_is_at_fault_and_no_node_is_blamed() -> None:
     one = admitted(job(startTimeoutSeconds=60))
     assert look(one, pods_of(one, "Pending"), now=NOW + 60).status.blamed_nodes == []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from muster import lifecycle
-from muster.cluster import NodeView, PodView, RecordEvent, World
+from muster.cluster import CreatePod, NodeView, PodView, RecordEvent, World
 from muster.engine.drafts import Draft, Rank
 from muster.lifecycle import Bounds, Sight, is_admitted, is_leaving, max_grace, moves
 from muster.lifecycle.places import describe
@@ -18,6 +18,10 @@ SHUT_OUT: Final[frozenset[WaitCode]] = frozenset(
 )
 """Why a gang cannot start until somebody edits something: whoever holds room meanwhile gives it back. A cluster that is
 too small is none of these, since room is kept for a gang whose node is about to come back."""
+
+
+MISFIT = "NoLongerFits"
+"""Why a gang lost the place that it had on paper only."""
 
 
 class Desk:
@@ -44,7 +48,9 @@ class Desk:
         self.wakes[uid] = verdict.wake_at
         if draft is None and verdict.status is job.status and not verdict.actions:
             return
-        draft = self._draft(uid, Rank.LIFE)
+        draft = self._draft(
+            uid, Rank.LIFE if draft is not None or verdict.actions else _rank(job.status, verdict.status)
+        )
         draft.status = verdict.status
         events = [action for action in draft.actions if isinstance(action, RecordEvent)]
         draft.actions = [*events, *verdict.actions]
@@ -186,6 +192,26 @@ class Desk:
                 self._event(wait.gang, "HoldLost", f"the room held for it was given back: {wait.message}")
                 self.unsettled = True
 
+    # ---- placements that were written in an earlier round
+
+    def about_to_start(self) -> frozenset[str]:
+        """Gangs that got their place in an earlier round and get their first pod in this one."""
+        return frozenset(
+            uid
+            for uid, draft in self.drafts.items()
+            if draft.rank is Rank.LIFE
+            and is_admitted(draft.job.status)
+            and not self._world.pods.get(uid)
+            and any(isinstance(action, CreatePod) for action in draft.actions)
+        )
+
+    def take_back(self, uid: str, why: str) -> None:
+        """Its place is of no use to it any more: it waits for another, before it has a pod."""
+        self._put(uid, moves.evict(self._draft(uid, Rank.LIFE).status, MISFIT, why, self._world.now), Rank.LIFE)
+        self._event(uid, MISFIT, f"its place was taken back before it had a pod: {why}")
+        self.live(uid)
+        self.unsettled = True
+
     # ---- drafts
 
     def _eviction(self, job: TrainingJob, beneficiary: str, reason: str) -> EvictionStatus:
@@ -218,6 +244,19 @@ class Desk:
     def _name(self, uid: str) -> str:
         job = self._jobs.get(uid)
         return uid if job is None else f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+
+
+def _rank(before: TrainingJobStatus, after: TrainingJobStatus) -> Rank:
+    """Of a life that went on without any pod or event."""
+    if _starts_to_run(before, after):
+        return Rank.READY
+    arrives = before.submitted_at is None and after.phase == "Pending" and not after.conditions
+    return Rank.NEWS if arrives else Rank.LIFE
+
+
+def _starts_to_run(before: TrainingJobStatus, after: TrainingJobStatus) -> bool:
+    """Whether all that happened is that the pods of an admitted gang are ready now."""
+    return before.phase == "Admitted" and after.phase == "Running" and before.placement is after.placement
 
 
 def _with_status(job: TrainingJob, status: TrainingJobStatus) -> TrainingJob:

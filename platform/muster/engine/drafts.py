@@ -22,7 +22,8 @@ class Rank(IntEnum):
     LIFE = 1  # its own life went on: ended, restarts, releases
     VICTIM = 2  # told to leave, to shrink, or that its hold went to somebody
     ADMIT = 3  # takes room: admitted, or grows
-    NEWS = 4  # why it waits
+    NEWS = 4  # why it waits: nothing waits for this to be written,
+    READY = 5  # nor for this: that it runs
 
 
 @dataclass(slots=True)
@@ -44,17 +45,19 @@ class Draft:
 
         A new promise comes first whatever else is written along, since those who leave for it wait for it.
         """
-        if rank is Rank.HOLD or self.rank is Rank.NEWS:
+        if rank is Rank.HOLD or self.rank in (Rank.NEWS, Rank.READY):
             self.rank = rank
-        elif rank is not Rank.NEWS:
+        elif rank not in (Rank.NEWS, Rank.READY):
             self.rank = max(self.rank, rank)
 
 
-def in_phases(drafts: Iterable[Draft]) -> list[Phase]:
-    """All writes of the jobs: a phase for each rank, but victims all told in one before the next stops their pods."""
+def in_phases(drafts: Iterable[Draft]) -> tuple[list[Phase], Phase]:
+    """All writes of the jobs: a phase for each rank, but victims all told in one before the next stops their pods; and,
+    apart, what may be written afterwards."""
     groups: dict[Rank, list[Draft]] = {rank: [] for rank in Rank}
     for draft in drafts:
         groups[draft.rank].append(draft)
+    later = [*groups.pop(Rank.NEWS), *groups.pop(Rank.READY)]
     phases: list[Phase] = []
     for rank, group in groups.items():
         if rank is Rank.VICTIM:
@@ -62,7 +65,7 @@ def in_phases(drafts: Iterable[Draft]) -> list[Phase]:
             phases.append(_phase((draft, draft.actions) for draft in group))
         else:
             phases.append(_phase((draft, [*_status(draft), *draft.actions]) for draft in group))
-    return [phase for phase in phases if phase]
+    return [phase for phase in phases if phase], _phase((draft, [*_status(draft), *draft.actions]) for draft in later)
 
 
 def _phase(parts: Iterable[tuple[Draft, list[Write]]]) -> Phase:

@@ -16,6 +16,7 @@ from muster.cluster import Cluster, NodeView, ObjectWrites, Phase, World, Write
 from muster.engine.desk import Desk
 from muster.engine.drafts import in_phases
 from muster.engine.news import News
+from muster.engine.refit import misfits
 from muster.engine.reports import flavor_writes, queue_writes
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
@@ -32,10 +33,11 @@ NEWS_S = 60.0  # positions, estimates and usage are written at most this often
 class Round:
     """What one round decided. `waits` is by job uid. `wake_at`: when to decide again though nothing changed.
 
-    `muster.cluster` says how to carry out `phases` several writes at a time.
+    `muster.cluster` says how to carry out `phases` several writes at a time, and when to write what is `afterwards`.
     """
 
     phases: tuple[Phase, ...]
+    afterwards: Phase  # why gangs wait, and that they run
     decisions: tuple[Decision, ...]
     waits: Mapping[str, Wait]
     wake_at: float | None
@@ -43,7 +45,7 @@ class Round:
     @property
     def writes(self) -> tuple[Write, ...]:
         """All writes in one order that is always right."""
-        return tuple(write for phase in self.phases for part in phase for write in part.writes)
+        return tuple(write for phase in (*self.phases, self.afterwards) for part in phase for write in part.writes)
 
 
 @dataclass(slots=True)
@@ -125,12 +127,14 @@ class Engine:
         planned = plan(built.snapshot, self._plan_memo, self._policy)
         self.snapshot, self._plan_memo = built.snapshot, planned.memo
         desk.carry_out(planned.decisions)
+        for uid, why in misfits(built.snapshot, desk.about_to_start()).items():
+            desk.take_back(uid, why)
         waits = {wait.gang: wait for wait in built.refused}
         waits.update((wait.gang, wait) for wait in planned.decisions if isinstance(wait, Wait))
         desk.give_back(waits.values())
         news_at = self._tell(desk, waits, now)
         self._charge(desk, changed, now)
-        phases = in_phases(desk.drafts.values())
+        phases, afterwards = in_phases(desk.drafts.values())
         reports: list[Write] = []
         reports += queue_writes(world.queues, built.verdicts, self._shares, now, self._news.every_s)
         reports += flavor_writes(world.flavors, built.overlaps, now)
@@ -141,7 +145,7 @@ class Engine:
         tick_at = (now // TICK_S + 1) * TICK_S if self._shares.busy and self._news.every_s <= NEWS_S else None
         times = (at for at in (memory.alarms.next(), built.wake_at, news_at, tick_at) if at is not None)
         wake_at = now if desk.unsettled else min(times, default=None)
-        return Round(tuple(phases), tuple(planned.decisions), waits, wake_at)
+        return Round(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
 
     def _look(self, world: World) -> list[str]:
         """Jobs to look at: what changed about them, or their time has come."""

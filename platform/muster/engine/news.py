@@ -1,4 +1,5 @@
-"""When a waiting job's status is written: the first verdict, a new reason, and else at most once a minute.
+"""When a waiting job's status is written: the first verdict, a new reason, and else at most once a minute; what is
+wrong with a job itself every five seconds.
 
 Positions and estimates shift with every plan; writing them all down would cost more than planning. Whoever wants them
 live reads the round's `waits`.
@@ -17,6 +18,7 @@ from muster.spec import TrainingJobStatus
 
 _Words: TypeAlias = tuple[str, int | None, float | None]
 REFRESHED = 100  # positions of a queue that are refreshed
+_FAULT_S = 5.0  # what is wrong with a job that stands in no line: whoever mends it looks at the answer
 
 
 @dataclass(slots=True)
@@ -37,9 +39,10 @@ class News:
         uid = wait.gang
         code, words = self._written(uid, status)
         if not anyway and code == wait.code:
-            if words == _words(wait) or wait.position is None or wait.position > REFRESHED:
+            if words == _words(wait) or (wait.position is not None and wait.position > REFRESHED):
                 return status, None
-            due = self._written_at.setdefault(uid, now) + self.every_s
+            every_s = self.every_s if wait.position is not None else min(self.every_s, _FAULT_S)
+            due = self._written_at.setdefault(uid, now) + every_s
             if now < due:
                 return status, due if due < inf else None
         self._written_at[uid] = now

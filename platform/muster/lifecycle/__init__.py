@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import find, is_admitted, is_finished, is_leaving, is_true, phase_of, set_condition
+from muster.lifecycle.keeping import kept_places, kept_until
 from muster.lifecycle.live import live
 from muster.lifecycle.places import from_status, pod_name, seats, to_status
 from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
@@ -24,6 +25,8 @@ __all__ = [
     "is_finished",
     "is_leaving",
     "is_true",
+    "kept_places",
+    "kept_until",
     "live",
     "max_grace",
     "phase_of",

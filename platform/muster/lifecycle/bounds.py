@@ -16,6 +16,8 @@ class Bounds:
     blame_s: float = 3600.0  # a job avoids a blamed node for so long
     blame_entries: int = 10
     checkpoint_news_s: float = 60.0  # newest checkpoint into the status at most this often
+    progress_news_s: float | None = None  # how far a job is into the status at most this often; None: never
+    finished_news_s: float = 5.0  # until it is written that pods of a gang are done while others run on
     log_tail_bytes: int = 4096
 
     def backoff(self, restarts: int) -> float:

@@ -17,7 +17,6 @@ from muster.spec import BlamedNode, FailurePolicy, LastFailure
 Action = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 
 SHARED_WITHIN_S = 600.0
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _NOT_THE_JOBS_FAULT = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
                                  "UnexpectedAdmissionError", "DisruptionTarget"})  # fmt: skip
 
@@ -75,16 +74,19 @@ def blame(blamed: list[BlamedNode], nodes: Iterable[str], now: float, bounds: Bo
     return [*kept, *new][-bounds.blame_entries :]
 
 
-def slow_starters(wanted_nodes: Iterable[str], ready: Iterable[PodView]) -> list[str]:
-    """Nodes to blame for a start that took too long: those where no pod got ready, if any got ready elsewhere."""
+def slow_starters(late_nodes: Iterable[str], ready: Iterable[PodView]) -> list[str]:
+    """Nodes to blame for a start that took too long: those where no pod got ready, if any got ready elsewhere.
+
+    A node that had no room left, as somebody else's pod came first, is not to blame and not among `late_nodes`.
+    """
     good = {pod.node for pod in ready}
-    bad = sorted(set(wanted_nodes) - good)
+    bad = sorted(set(late_nodes) - good)
     return bad if good else []
 
 
 def is_gone(node: NodeView | None, now: float, bounds: Bounds) -> bool:
     """True when what ran on the node cannot run any more: deleted, out of service, or unknown for too long."""
-    if node is None or any(taint.key == OUT_OF_SERVICE for taint in node.taints):
+    if node is None or node.out_of_service:
         return True
     return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + bounds.force_after_s
 

@@ -9,7 +9,7 @@ vanish.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from muster.cluster import PodView
@@ -27,6 +27,7 @@ from muster.lifecycle.failure import (
     sentence,
     slow_starters,
 )
+from muster.lifecycle.finished import SeatKey, recorded
 from muster.lifecycle.places import from_status, pod_name, seats, size
 from muster.lifecycle.sight import Sight, max_grace
 from muster.model import Placement, RolePlacement
@@ -52,6 +53,7 @@ class _Case:
     bounds: Bounds
     pods: tuple[PodView, ...]  # of the present attempt
     cleared: bool  # nothing is left of older attempts
+    finished: frozenset[SeatKey]  # pods that did their work and are gone
 
 
 def judge(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling:
@@ -68,7 +70,8 @@ def judge(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bou
 
 def _case(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> _Case:
     pods = tuple(pod for pod in sight.pods if pod.attempt == status.attempt)
-    return _Case(job, status, sight, bounds, pods, cleared=len(pods) == len(sight.pods))
+    finished = recorded(status) - {(pod.role, pod.index) for pod in pods}
+    return _Case(job, status, sight, bounds, pods, len(pods) == len(sight.pods), finished)
 
 
 def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling | None:
@@ -80,7 +83,8 @@ def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds:
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
     done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
-    if wanted == 0 or len(done) < wanted:
+    gone = sum(role in essential for role, _ in case.finished)
+    if wanted == 0 or len(done) + gone < wanted:
         return None
     now = case.sight.now
     message = f"all {wanted} essential pods exited with code 0" if wanted > 1 else "the pod exited with code 0"
@@ -115,7 +119,8 @@ def _lost(case: _Case) -> Ruling | None:
     gone = sorted(name for name in places if is_gone(nodes.get(name), now, case.bounds))
     sick = sorted(name for name in places if name not in gone and not nodes[name].ready)
     pods = [pod for pod in case.pods if _is_lost(case, pod)]
-    missing = 0 if case.status.started_at is None else size(case.status.placement) - len(case.pods)
+    there = len(case.pods) + len(case.finished)
+    missing = 0 if case.status.started_at is None else size(case.status.placement) - there
     collateral = bool(sick) and cause(case.pods) is not None
     if not (gone or pods or missing > 0 or collateral):
         return None
@@ -177,10 +182,11 @@ def _late(case: _Case) -> Ruling | None:
         return None
     ready = {(pod.role, pod.index): pod for pod in case.pods if _is_up(pod)}
     wanted = list(seats(case.status.placement))
-    late = [seat for seat in wanted if (seat.role, seat.index) not in ready]
+    late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | case.finished]
     who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
     message = f"{who} not ready within {case.job.spec.start_timeout_seconds} s"
-    blamed = slow_starters((seat.node for seat in late), ready.values())
+    refused = {(pod.role, pod.index) for pod in case.pods if pod.unschedulable}
+    blamed = slow_starters((seat.node for seat in late if (seat.role, seat.index) not in refused), ready.values())
     meta = case.job.metadata
     failure = LastFailure(
         pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, case.status.attempt),
@@ -198,7 +204,7 @@ def _ready(case: _Case) -> Ruling | None:
     if is_true(case.status, PODS_READY) or not case.cleared:
         return None
     wanted = size(case.status.placement)
-    if sum(_is_up(pod) for pod in case.pods) < wanted:
+    if sum(_is_up(pod) for pod in case.pods) + len(case.finished) < wanted:
         return None
     status = with_fields(_started(case, case.status), {"pods_ready": wanted, "requeue_after": None})
     status = set_condition(
@@ -253,7 +259,7 @@ def _after_failure(
 def _restarted(restarts: int, most: int) -> str:
     """Why no restart is left, as the end of a sentence about the failure."""
     if most == 0:
-        return "it may not be restarted (maxRestarts is 0)"
+        return "no restarts are allowed (maxRestarts is 0)"
     times = "once" if restarts == 1 else f"{restarts} times"
     return f"it was restarted {times} already, maxRestarts is {most}"
 
@@ -278,7 +284,7 @@ def _started(case: _Case, status: TrainingJobStatus) -> TrainingJobStatus:
 
 
 def _replace_status(case: _Case, status: TrainingJobStatus) -> _Case:
-    return _Case(case.job, status, case.sight, case.bounds, case.pods, case.cleared)
+    return replace(case, status=status)
 
 
 def _cordoned(case: _Case) -> list[str]:

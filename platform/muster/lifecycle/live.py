@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from muster.beats import SKEW_S
 from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
 from muster.lifecycle import moves
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import (
-    EVICTED,
     FAILED,
     SUSPENDED,
-    find,
     is_admitted,
     is_finished,
     is_leaving,
@@ -24,10 +23,12 @@ from muster.lifecycle.conditions import (
     with_fields,
 )
 from muster.lifecycle.failure import is_gone
+from muster.lifecycle.finished import record, recorded, unrecorded
 from muster.lifecycle.judge import Ruling, completed, judge
+from muster.lifecycle.keeping import hold_s, kept_places
 from muster.lifecycle.places import Seat, is_wanted, pod_name, seats, without_nodes
-from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
-from muster.spec import CheckpointStatus, RoleStatusPlacement, TrainingJob
+from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, role_grace
+from muster.spec import CheckpointStatus, ProgressStatus, RoleStatusPlacement, TrainingJob
 
 
 def live(job: TrainingJob, sight: Sight, bounds: Bounds) -> Verdict:
@@ -66,6 +67,8 @@ class _Life:
             else:
                 self._stand_in_line()
         self._note_checkpoint()
+        self._note_progress()
+        self._note_finished_pods()
         wake_at = min((at for at in self.wakes if at > self.sight.now), default=None)
         return Verdict(self.status, (*self.actions, *self.events, *self.last), wake_at)
 
@@ -115,9 +118,12 @@ class _Life:
             self._event(*ruling.event)
 
     def _clear_up(self) -> None:
-        """Stop what still runs; keep ended pods for their logs until the job itself goes."""
+        """Stop what still runs; the job has finished once nothing does. Keep ended pods for their logs until the job
+        itself goes."""
         alive = [pod for pod in self.sight.pods if pod.phase in LIVE_PHASES]
         self._delete(alive)
+        if not alive and self.status.finished_at is None:
+            self.status = with_fields(self.status, {"finished_at": self.sight.now})
         ttl, finished_at = self.job.spec.ttl_seconds_after_finished, self.status.finished_at
         if ttl is not None and finished_at is not None and not alive:
             if self.sight.now >= finished_at + ttl:
@@ -130,20 +136,16 @@ class _Life:
         if self.sight.pods:
             return
         now = self.sight.now
-        hold_s = max_grace(self.job) + self.job.spec.start_timeout_seconds
-        self.status = moves.requeue(self.status, now, self.bounds, self._kept_room(), hold_s)
+        self.status = moves.requeue(self.status, now, self.bounds, self._kept_room(), hold_s(self.job))
         self._stand_in_line()
 
     def _kept_room(self) -> list[RoleStatusPlacement]:
         """What a gang keeps while its lost nodes are replaced: its places on nodes that are still good."""
-        evicted = find(self.status, EVICTED)
-        if evicted is None or evicted.reason not in moves.ROOM_KEEPERS:
-            return []
-        blamed = {entry.node for entry in self.status.blamed_nodes if entry.until > self.sight.now}
-        names = {share.node for part in self.status.placement for share in part.nodes}
+        places = kept_places(self.status, self.job.spec, self.sight.now)
+        names = {share.node for part in places for share in part.nodes}
         views = {name: self.sight.nodes.get(name) for name in names}
-        good = {n for n, v in views.items() if v is not None and v.takes_pods and n not in blamed}
-        return without_nodes(self.status.placement, frozenset(names - good))
+        good = {n for n, v in views.items() if v is not None and v.takes_pods}
+        return without_nodes(places, frozenset(names - good))
 
     def _staff(self) -> None:
         """Create what is missing of the present attempt, once nothing is left of older ones."""
@@ -155,7 +157,7 @@ class _Life:
         if status.requeue_after is not None and now < status.requeue_after:
             self.wakes.append(status.requeue_after)
             return
-        have = {(pod.role, pod.index) for pod in self.sight.pods}
+        have = recorded(status) | {(pod.role, pod.index) for pod in self.sight.pods}
         self.actions.extend(
             self._create(seat) for seat in seats(status.placement) if (seat.role, seat.index) not in have
         )
@@ -177,16 +179,63 @@ class _Life:
         self.wakes.extend(entry.until for entry in status.blamed_nodes)
 
     def _note_checkpoint(self) -> None:
-        """The newest checkpoint goes along with any other news, and on its own at most once a minute."""
-        beat, old = self.sight.beat, self.status.last_checkpoint
+        """The newest checkpoint goes along with any other news, and on its own at most once a minute; at once where the
+        job's stay is over, since it may not be seen again.
+
+        One that is dated ahead, by a clock that was wrong, counts as of now, and is told once; one that a status dates
+        ahead keeps no other from being told.
+        """
+        beat, old, now = self.sight.beat, self.status.last_checkpoint, self.sight.now
         if beat is None or beat.checkpoint_at is None or beat.checkpoint_step is None:
             return
-        if old is not None and beat.checkpoint_at <= old.at + 1e-3:
+        ahead = beat.checkpoint_at > now + SKEW_S
+        at = now if ahead else beat.checkpoint_at
+        if old is not None and old.at > now + SKEW_S:
+            old = None
+        if old is not None and (at <= old.at + 1e-3 or (ahead and beat.checkpoint_step == old.step)):
             return
-        due = 0.0 if old is None else old.at + self.bounds.checkpoint_news_s
-        if self.status is not self.job.status or max(self.sight.now, beat.checkpoint_at) >= due:
-            news = CheckpointStatus(step=beat.checkpoint_step, at=beat.checkpoint_at)
+        over = is_finished(self.status) or not is_admitted(self.status)
+        due = 0.0 if old is None or over else old.at + self.bounds.checkpoint_news_s
+        if self.status is not self.job.status or max(now, at) >= due:
+            news = CheckpointStatus(step=beat.checkpoint_step, at=at)
             self.status = with_fields(self.status, {"last_checkpoint": news})
+        else:
+            self.wakes.append(due)
+
+    def _note_progress(self) -> None:
+        """How far the present attempt is, where statuses are to tell: as a checkpoint, along with any other news."""
+        beat, old, every_s = self.sight.beat, self.status.progress, self.bounds.progress_news_s
+        started_at, attempt = self.job.status.started_at, self.job.status.attempt  # before what is decided just now
+        if every_s is None or beat is None or started_at is None or beat.at < started_at:
+            return
+        if is_finished(self.job.status) or (old is not None and (old.attempt, old.step) == (attempt, beat.step)):
+            return
+        due = 0.0 if old is None or old.at > self.sight.now + SKEW_S else old.at + every_s
+        if self.status is not self.job.status or max(self.sight.now, beat.at) >= due:
+            news = ProgressStatus(
+                step=beat.step,
+                steps=beat.steps,
+                loss=beat.loss,
+                tokens_per_second=beat.tokens_per_s,
+                attempt=attempt,
+                at=beat.at,
+            )
+            self.status = with_fields(self.status, {"progress": news})
+        else:
+            self.wakes.append(due)
+
+    def _note_finished_pods(self) -> None:
+        """Which pods are done while others run on, along with any other news, and on its own after a while: most
+        gangs are whole at their end, and one write tells that."""
+        if not is_admitted(self.status) or is_finished(self.status) or is_leaving(self.status):
+            return
+        pods = unrecorded(self.status, self.sight.pods)
+        if not pods:
+            return
+        due = min(pod.finished_at or 0.0 for pod in pods) + self.bounds.finished_news_s
+        if self.status is not self.job.status or self.sight.now >= due:
+            seats = recorded(self.status) | {(pod.role, pod.index) for pod in pods}
+            self.status = with_fields(self.status, {"finished_pods": record(seats)})
         else:
             self.wakes.append(due)
 

@@ -103,17 +103,16 @@ def requeue(
 COUNTED_EVICTIONS = frozenset({"StartTimeout", "RestartElsewhere"})
 """Evictions that are the job's own doing: they count as restarts and back off."""
 
-ROOM_KEEPERS = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
-"""Evictions after which the gang keeps its good nodes under a hold while the others are replaced."""
-
 
 def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
     """Start the whole gang anew on its own nodes after `delay_s`; the stay goes on."""
-    fields = {
+    fields: dict[str, object] = {
         "attempt": status.attempt + 1,
         "started_at": None,
+        "ran_seconds": _ran_seconds(status, now),
         "requeue_after": now + delay_s,
         "pods_ready": 0,
+        "finished_pods": [],
     }
     return set_condition(with_fields(status, fields), PODS_READY, False, reason, message, now)
 
@@ -145,10 +144,10 @@ def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
 
 
 def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now: float) -> TrainingJobStatus:
-    """End the job for good; `kind` is Complete or Failed. The placement stays as a record."""
+    """Decide that the job ends for good; `kind` is Complete or Failed, and its condition tells since when. It has
+    finished once its last process has ended, which may take its grace. The placement stays as a record."""
     assert kind in (COMPLETE, FAILED)
     fields = {
-        "finished_at": now,
         "hold": None,
         "eviction": None,
         "requeue_after": None,
@@ -162,14 +161,22 @@ def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now:
 
 
 def _out(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
-    fields = {
+    fields: dict[str, object] = {
         "attempt": status.attempt + 1,
         "placement": [],
         "eviction": None,
         "admitted_at": None,
         "started_at": None,
+        "ran_seconds": _ran_seconds(status, now),
         "pods_wanted": 0,
         "pods_ready": 0,
+        "finished_pods": [],
     }
     status = set_condition(with_fields(status, fields), PODS_READY, False, reason, "", now)
     return set_condition(status, ADMITTED, False, reason, message, now)
+
+
+def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
+    """Of the attempts up to the present one, which ends now."""
+    present = 0.0 if status.started_at is None else max(0.0, now - status.started_at)
+    return status.ran_seconds + round(present)

@@ -1,0 +1,24 @@
+"""Which part of a replica's log is asked for: the same question on this host and on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """One attempt (None: the newest one that has a log), of that the lines between two times, of those the last.
+
+    `since` and `until` are Unix seconds, `tail` a number of lines. `follow`: lines to come as well, until the replica's
+    attempt is over.
+    """
+
+    attempt: int | None = None
+    since: float | None = None
+    until: float | None = None
+    tail: int | None = None
+    follow: bool = False
+
+
+WHOLE = Excerpt()
+"""All that there is of the newest log."""

@@ -1,0 +1,61 @@
+"""How far a job is, where its status is the only place that can tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, look, pods_of, running, with_status
+
+from muster import spec
+from muster.cluster import Beat, PodView
+from muster.lifecycle import Bounds, Sight, Verdict, live
+
+EVERY_MINUTE = replace(BOUNDS, progress_news_s=60.0)
+BEAT = Beat(at=NOW + 1, step=10, step_at=NOW + 1, steps=60, loss=2.5, tokens_per_s=99.0)
+TOLD = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
+
+
+def seen(
+    one: spec.TrainingJob,
+    beat: Beat,
+    *,
+    now: float,
+    pods: tuple[PodView, ...] | None = None,
+    bounds: Bounds = EVERY_MINUTE,
+) -> Verdict:
+    return live(one, Sight(now, pods_of(one) if pods is None else pods, beat, NODES), bounds)
+
+
+def test_it_goes_along_with_other_news_and_alone_once_a_minute() -> None:
+    one = running()
+    told = seen(one, BEAT, now=NOW + 1).status
+    assert told.progress == TOLD
+    one = with_status(one, told)
+    later = replace(BEAT, at=NOW + 30, step=20, step_at=NOW + 30)
+    verdict = seen(one, later, now=NOW + 30)
+    assert verdict.status is told
+    assert verdict.wake_at == NOW + 61
+    progress = seen(one, later, now=NOW + 61).status.progress
+    assert progress is not None
+    assert (progress.step, progress.at) == (20, NOW + 30)
+    pods = pods_of(one)
+    restarted = seen(one, later, now=NOW + 31, pods=(failed(pods[0]), *pods[1:])).status
+    assert restarted.restarts == 1
+    assert restarted.progress is not None
+    assert (restarted.progress.step, restarted.progress.attempt) == (20, 0)
+
+
+def test_the_same_step_is_no_news() -> None:
+    one = with_status(running(), seen(running(), BEAT, now=NOW + 1).status)
+    verdict = seen(one, replace(BEAT, at=NOW + 500), now=NOW + 500)
+    assert (verdict.status, verdict.wake_at) == (one.status, None)
+
+
+def test_what_was_said_before_the_attempt_began_is_not_its_progress() -> None:
+    one = running()
+    assert seen(one, replace(BEAT, at=NOW - 1), now=NOW + 1).status.progress is None
+
+
+def test_where_it_can_be_read_live_the_status_does_not_tell() -> None:
+    one = running()
+    assert look(one, pods_of(one), now=NOW + 1, beat=BEAT).status is one.status
