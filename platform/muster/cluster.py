@@ -6,7 +6,7 @@ writes is what makes a crash at any point harmless.
 
 Some orders matter and others do not. A round comes as phases (`Round.phases`), each of writes to objects that do not
 depend on one another (`ObjectWrites`); `Round.writes` is the same in one order that is always right. Whoever carries
-out several writes at a time keeps to four rules:
+out several writes at a time keeps to five rules:
 
 1. A phase begins once the one before it is over. Within a phase objects may be written in any order and side by side;
    begin them in the order given where not all can be on their way at once, since the first are the most pressing.
@@ -17,7 +17,11 @@ out several writes at a time keeps to four rules:
    of a victim is stopped before all victims are told, and nobody is admitted to room that was not given back.
 4. Then tell the engine whose writes did not all happen (`Engine.recheck`), observe, and decide again at once. Statuses
    of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that is
-   gone, and an event that cannot be recorded, are no refusal either.
+   gone, and an event that cannot be recorded, are no refusal either. Nor is a pod that the cluster does not create or
+   stop: its job is looked at again after a pause, and nobody else waits for it.
+5. `Round.afterwards` tells why gangs wait, and that they run; no other write waits for it. It may be written any time
+   later, guarded like every status; a round that writes the same job voids it, and one that is refused is told to the
+   engine (rule 4).
 
 Whoever stops at the first refused write, of the flat order, keeps the rules too: this host and the simulation do.
 """
@@ -34,6 +38,8 @@ from muster.model import Resources, Taint
 DRAIN = "muster.dev/drain"
 """The key of the taint on a node that is drained: gangs on it checkpoint, leave and are queued again, and none comes,
 whatever its pods tolerate."""
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""The key of the taint that Kubernetes has for a node that is down for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,14 @@ class NodeView:
         return any(taint.key == DRAIN for taint in self.taints)
 
     @property
+    def out_of_service(self) -> bool:
+        """Whether it was declared dead: what ran there runs no more, whatever its conditions say."""
+        return any(taint.key == OUT_OF_SERVICE for taint in self.taints)
+
+    @property
     def takes_pods(self) -> bool:
-        """Whether a gang may be placed on it."""
-        return self.ready and not self.cordoned and not self.draining
+        """Whether a gang may be placed on it, whatever its pods tolerate."""
+        return self.ready and not self.cordoned and not self.draining and not self.out_of_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,7 @@ class PodView:
     cluster can tell: the pod itself ends after its other ranks, and is shown with `failed_at`, `exit_code` and
     `log_tail` even before that once another pod of its attempt has failed. `request` is what this very pod asks for,
     its slot included, whatever the job's roles say by now; empty where that is not known: then the role's is meant.
+    `unschedulable`: its node has no room for it, since a pod of somebody else came first.
     """
 
     name: str
@@ -86,6 +98,7 @@ class PodView:
     log_tail: str = ""
     failed_at: float | None = None
     request: Resources = Resources()
+    unschedulable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,24 @@ class Beat:
     step_at: float  # when the step last changed
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
+    steps: int | None = None  # the last step, as far as it is known
+    loss: float | None = None
+    tokens_per_s: float | None = None  # of the whole job
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Why queues and flavors cannot be read, by name. Such a queue is in the world as far as is known of it, and admits
+    nothing; such a flavor is not."""
+
+    queues: Mapping[str, str] = field(default_factory=dict)
+    flavors: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.queues or self.flavors)
+
+
+NOTHING_UNREADABLE = Unreadable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +144,7 @@ class World:
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
     rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
+    unreadable: Unreadable = field(default_factory=lambda: NOTHING_UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.admission import check_apply, check_submit, with_replicas
+from muster.admission import apply_notices, check_apply, check_submit, with_replicas
 from muster.documents import Object
 from muster.errors import Conflict, MusterError, NotFound
+from muster.excerpt import WHOLE, Excerpt
+from muster.listing import Listing, Unreadable
 from muster.spec import Queue, TrainingJob, TrainingJobStatus
 
 NOW = 1_790_000_000.0
@@ -28,20 +30,24 @@ class MemoryClient:
     kept_beats: list[dict[str, Any]] = field(default_factory=list)
     films: dict[str, list[TrainingJobStatus]] = field(default_factory=dict)
     logs: dict[tuple[str, int], list[str]] = field(default_factory=dict)
+    logged: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest attempt that has a log
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
+    unreadable: list[Unreadable] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
         return {"running": True}
 
     def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
         check_apply(documents, list(self.kept_queues.values()))
+        told = apply_notices(documents, list(self.kept_queues.values()))
         rows = []
         for item in documents:
             result = "configured" if item.metadata.name in self.kept_queues else "created"
             if isinstance(item, Queue):
                 self.kept_queues[item.metadata.name] = item
-            rows.append({"kind": item.kind, "namespace": None, "name": item.metadata.name, "result": result})
+            row: dict[str, Any] = {"kind": item.kind, "namespace": None, "name": item.metadata.name, "result": result}
+            rows.append(row | ({"notices": told[item.metadata.name]} if item.metadata.name in told else {}))
         return rows
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
@@ -53,6 +59,14 @@ class MemoryClient:
         del kept[name]
         space = namespace if kind == "TrainingJob" else None
         return {"kind": kind, "namespace": space, "name": name, "result": "deleted"}
+
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        missing = [
+            name for kind, name, _ in targets if name not in (self.kept_queues if kind == "Queue" else self.kept_jobs)
+        ]
+        if missing:
+            raise NotFound(f"there is no {', '.join(missing)}; nothing was deleted")
+        return [self.delete(kind, name, namespace) for kind, name, namespace in targets]
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         for job in jobs:
@@ -70,6 +84,9 @@ class MemoryClient:
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         jobs = self.kept_jobs.values()
         return [job for job in jobs if namespace in (None, job.metadata.namespace or "default")]
+
+    def listing(self, namespace: str | None = None) -> Listing:
+        return Listing(self.jobs(namespace), self.unreadable)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         found = self.kept_jobs.get(name)
@@ -126,19 +143,10 @@ class MemoryClient:
     def snapshot(self) -> bytes:
         return b"{}"
 
-    def log_lines(
-        self,
-        name: str,
-        namespace: str,
-        role: str,
-        index: int,
-        *,
-        attempt: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        tail: int | None = None,
-        follow: bool = False,
-    ) -> Iterator[str]:
-        self.asked.append(("logs", role, index, attempt, since, until, follow))
+    def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
+        return self.logged
+
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+        self.asked.append(("logs", role, index, excerpt.attempt, excerpt.since, excerpt.until, excerpt.follow))
         lines = self.logs.get((role, index), [])
-        yield from lines if tail is None else lines[len(lines) - tail :]
+        yield from lines if excerpt.tail is None else lines[len(lines) - excerpt.tail :]

@@ -24,6 +24,7 @@ apiVersion: muster.dev/v1alpha1
 kind: Queue
 metadata: {name: research}
 """
+FAILURE = {"pod": "llama-trainer-1", "exitCode": 3, "logTail": "step 1\nValueError: [red]bad[/red] loss\x1b[0m\n\n"}
 
 
 def job(name: str = "llama", status: TrainingJobStatus | None = None, **spec: Any) -> TrainingJob:

@@ -1,181 +1,16 @@
-"""submit, jobs, describe, cancel, suspend, resume."""
+"""Jobs in tables and one by one, and the verbs on them."""
 
 from __future__ import annotations
 
-import io
 import json
-from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
-from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, placement, queue, status
+from tests.cli.objects import FAILURE, job, placement, status
 
-from muster.cli.views.job_words import last_words
-
-FAILURE = {"pod": "llama-trainer-1", "exitCode": 3, "logTail": "step 1\nValueError: [red]bad[/red] loss\x1b[0m\n\n"}
-
-
-@pytest.fixture
-def file(tmp_path: Path, cluster: MemoryClient) -> Path:
-    cluster.kept_queues["research"] = queue("research")
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB_YAML)
-    return path
-
-
-def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("submit", str(file))
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.splitlines() == [
-        "trainingjob default/llama submitted to queue research",
-        "follow it with: muster watch llama",
-    ]
-    assert list(cluster.kept_jobs) == ["llama"]
-
-
-def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:
-    (row,) = muster("submit", str(file), "--json").rows
-    assert (row["kind"], row["metadata"]["name"], row["spec"]["queue"]) == ("TrainingJob", "llama", "research")
-
-
-def test_submit_takes_a_file_from_stdin(
-    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
-    assert muster("submit", "-").code == 0
-    assert list(cluster.kept_jobs) == ["llama"]
-
-
-def test_a_dry_run_submits_nothing(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("submit", str(file), "--dry-run")
-    assert (ended.code, ended.out) == (0, "trainingjob default/llama would be submitted to queue research\n")
-    assert cluster.kept_jobs == {}
-
-
-def test_when_one_job_of_several_is_refused_none_is_submitted(
-    file: Path, cluster: MemoryClient, muster: Muster
-) -> None:
-    file.write_text(
-        JOB_YAML + "---\n" + JOB_YAML.replace("llama", "other").replace("queue: research", "queue: reserch")
-    )
-    ended = muster("submit", str(file))
-    assert ended.code == 3
-    assert ended.err == (
-        f"error: {file}:15: job other: spec.queue: queue 'reserch' does not exist;"
-        " did you mean 'research'? (QueueNotFound)\n"
-    )
-    assert cluster.kept_jobs == {}
-
-
-def test_a_name_that_is_there_twice_is_invalid_and_none_is_submitted(
-    file: Path, cluster: MemoryClient, muster: Muster
-) -> None:
-    other = file.with_name("other.yaml")
-    other.write_text(file.read_text())
-    ended = muster("submit", str(file), str(other))
-    assert ended.code == 2
-    assert f"error: metadata.name: two of the jobs are default/llama ({file}:3 and {other}:3);" in ended.err
-    assert cluster.kept_jobs == {}
-
-
-def test_a_refusal_as_json_goes_to_stderr(file: Path, muster: Muster) -> None:
-    file.write_text(JOB_YAML.replace("queue: research", "queue: nope"))
-    ended = muster("submit", str(file), "--json")
-    assert (ended.code, ended.out) == (3, "")
-    error = json.loads(ended.err)["error"]
-    assert (error["reason"], error["field"]) == ("QueueNotFound", "spec.queue")
-
-
-def test_malformed_yaml_is_invalid_input_with_line_and_column(file: Path, muster: Muster) -> None:
-    file.write_text("a: [1\nb: 2\n")
-    ended = muster("submit", str(file))
-    assert ended.code == 2
-    assert f"{file}:2:2: malformed YAML" in ended.err
-
-
-def test_an_unknown_field_is_invalid_input_with_the_field_in_the_json(file: Path, muster: Muster) -> None:
-    file.write_text(JOB_YAML.replace("roles:", "rolls:"))
-    ended = muster("submit", str(file), "--json")
-    assert ended.code == 2
-    assert '"field": "spec.rolls"' in ended.err
-    assert "did you mean 'roles'?" in ended.err
-
-
-def test_a_missing_file_is_invalid_input(cluster: MemoryClient, muster: Muster) -> None:
-    ended = muster("submit", "nowhere.yaml")
-    assert (ended.code, ended.err) == (2, "error: nowhere.yaml: No such file or directory (FileError)\n")
-
-
-def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) -> None:
-    file.write_text(QUEUE_YAML)
-    ended = muster("submit", str(file))
-    assert ended.code == 2
-    assert "Queue 'research' is no job; `muster apply" in ended.err
-
-
-def test_options_count_instead_of_what_the_file_says(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    muster("submit", str(file), "--priority", "7", "--max-runtime", "2h", "--trace-steps", "20:25", "-n", "team-a")
-    made = cluster.kept_jobs["llama"]
-    assert (made.spec.priority, made.spec.max_runtime_seconds, made.metadata.namespace) == (7, 7200, "team-a")
-    assert made.spec.trace is not None
-    assert (made.spec.trace.start_step, made.spec.trace.steps) == (20, 5)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "told"),
-    [
-        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write one such as 2h"),
-        ("--max-runtime", "0", "--max-runtime: '0' lasts no time; write at least 1s"),
-        ("--trace-steps", "25:20", "--trace-steps: '25:20' ends before it begins; write FIRST:END, as 20:26 or 20:25"),
-        ("--queue", "A B", "spec.queue: 'A B' is no name"),
-        ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
-    ],
-)
-def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:
-    ended = muster("submit", str(file), option, value)
-    assert ended.code == 2
-    assert told in ended.err
-    error = json.loads(muster("submit", str(file), option, value, "--json").err)["error"]
-    assert error["field"] in (option, told.partition(":")[0])
-
-
-def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    cluster.films["llama"] = [status("Running"), status("Succeeded")]
-    assert muster("submit", str(file), "--wait").code == 0
-    cluster.kept_jobs.clear()
-    cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
-    ended = muster("submit", str(file), "--wait")
-    assert (ended.code, ended.out.splitlines()[2:]) == (
-        1,
-        ["default/llama Failed", "  Error: pod 0 ended with 1", "  see: muster describe llama"],
-    )
-
-
-def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    waits = status("Pending", "QuotaExhausted", "needs 8 GPUs, 4 are free", queuePosition=2)
-    cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]
-    told = muster("submit", str(file), "--wait").out
-    assert told.count("needs 8 GPUs, 4 are free") == 1
-
-
-def test_below_the_rule_that_closes_torchruns_summary_the_exception_is_what_was_said_last() -> None:
-    tail = "RuntimeError: no room\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
-    ended = job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail}))
-    assert last_words(ended) == "RuntimeError: no room"
-
-
-def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:
-    cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
-    ended = muster("submit", str(file), "--wait", "-n", "team-a")
-    assert ended.out.splitlines()[2:] == [
-        "team-a/llama Failed",
-        "  TooManyRestarts: no restart is left",
-        "  exit code 3",
-        "  last line of the log: ValueError: [red]bad[/red] loss",
-        "  see: muster describe team-a/llama",
-    ]
-
+from muster.listing import Unreadable
+from muster.spec import TrainingJobStatus
 
 # ---- jobs
 
@@ -206,12 +41,111 @@ def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
     assert [row["metadata"]["name"] for row in muster("jobs", "--json").rows] == ["runs", "first", "second", "done"]
 
 
+def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs = {
+        "older": job("older", status("Succeeded", finishedAt=NOW + 5)),
+        "stops": job("stops", status("Failed", "Cancelled", "cancelled by the user", startedAt=NOW)),
+        "newer": job("newer", status("Failed", finishedAt=NOW + 9)),
+    }
+    lines = muster("jobs").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["JOB", "stops", "newer", "older"]
+
+
 def test_jobs_can_be_narrowed_by_queue_and_phase(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", queue="x"), "b": job("b", status("Running"))}
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "--phase", "running").rows] == ["b"]
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x").rows] == ["a"]
-    ended = muster("jobs", "--phase", "runing")
-    assert (ended.code, "'runing' is not known; write one of Pending" in ended.err) == (2, True)
+
+
+def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs = {"runs": job("runs", status("Running"))}
+    document = {"kind": "TrainingJob", "metadata": {"name": "half", "namespace": "team"}, "spec": {"queue": "x"}}
+    cluster.unreadable = [Unreadable(document, "spec.roles: missing; write it")]
+    ended = muster("jobs")
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["JOB", "runs"]
+    assert ended.err == "warning: job team/half cannot be read: spec.roles: missing; write it\n"
+    rows = muster("jobs", "--json").rows
+    assert (rows[0]["metadata"]["name"], rows[1]) == (
+        "runs",
+        document | {"unreadable": "spec.roles: missing; write it"},
+    )
+    assert muster("jobs", "--json").err == ""
+
+
+def test_jobs_that_cannot_be_read_are_narrowed_by_queue_and_phase_too(cluster: MemoryClient, muster: Muster) -> None:
+    meta = {"name": "half", "namespace": "team"}
+    cluster.unreadable = [Unreadable({"metadata": meta, "spec": {"queue": "x"}, "status": {"phase": "Running"}}, "odd")]
+    assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x", "--phase", "running").rows] == [
+        "half"
+    ]
+    for narrowed in (("-q", "y"), ("--phase", "Pending")):
+        ended = muster("jobs", *narrowed)
+        assert (ended.code, ended.err, "No jobs" in ended.out) == (0, "", True)
+    assert muster("jobs").out == "", "there is one"
+
+
+def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs = {phase: job(phase.lower(), status(phase)) for phase in ("Running", "Pending", "Failed")}
+    for written in ("Running,Pending", "pending, RUNNING,"):
+        assert [row["metadata"]["name"] for row in muster("jobs", "--json", "--phase", written).rows] == [
+            "running",
+            "pending",
+        ]
+        assert [line.split()[0] for line in muster("jobs", "--phase", written).out.splitlines()[1:]] == [
+            "running",
+            "pending",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("runing", "'runing' is not known; did you mean 'Running'?"),
+        ("Running,pendig", "'pendig' is not known; did you mean 'Pending'?"),
+        ("x", "'x' is not known; write some of Pending, Admitted, Running, Suspended, Succeeded, Failed"),
+        (",", "',' names no phase; write some of Pending,"),
+    ],
+)
+def test_a_phase_that_there_is_not_is_refused_with_the_nearest_one(
+    cluster: MemoryClient, muster: Muster, written: str, told: str
+) -> None:
+    ended = muster("jobs", "--phase", written)
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+    error = json.loads(muster("jobs", "--phase", written, "--json").err)["error"]
+    assert (error["reason"], error["field"], told in error["message"]) == ("Usage", "--phase", True)
+
+
+def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {
+        "paused": job("paused", status("Suspended", ranSeconds=65)),
+        "again": job("again", status("Failed", ranSeconds=60, startedAt=NOW, finishedAt=NOW + 10)),
+    }
+    ran = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    assert "1m05s" in ran["paused"]
+    assert "1m10s" in ran["again"]
+
+
+def test_the_table_shows_how_far_a_job_is_where_its_status_tells(cluster: MemoryClient, muster: Muster) -> None:
+    said = {"step": 40, "steps": 60, "loss": 2.5, "attempt": 0, "at": NOW}
+    cluster.kept_jobs = {
+        "told": job("told", status("Running", placement=placement("n1"), progress=said)),
+        "anew": job("anew", status("Running", placement=placement("n2"), progress=said, attempt=1)),
+    }
+    lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    assert "step 40/60  loss 2.5" in lines["told"]
+    assert "step" not in lines["anew"]
+
+
+def test_of_a_job_that_nobody_has_looked_at_the_table_says_so(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
+    assert "NotSeen: nobody has looked at it yet" in " ".join(muster("jobs").out.split())
 
 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
@@ -245,7 +179,13 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
     out = muster("jobs").out
     assert all(len(line) <= columns for line in out.splitlines())
     assert long in out
-    assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 104)
+    below = columns < 80  # then what explains a job has lines of its own, and leaves room for a column
+    assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 104 or columns == 72)
+    assert ("WHY" in out) != below
+    if below:
+        words = "  TooManyRestarts: no restart is left; ValueError: [red]bad[/red] loss"
+        assert " ".join(out.split()).count(words.strip()) == 1
+        assert "\n  TooManyRestarts:" in out
 
 
 # ---- describe
@@ -284,6 +224,15 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
     assert "1; 1 of 3 restarts used" in out
     assert "step 40," in out
     assert "exit 139 (×3)" in out
+
+
+def test_describe_tells_how_far_a_job_came_that_was_cancelled(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job(status=status("Failed", "Cancelled", "cancelled by the user"))
+    cluster.kept_beats = [{"rank": 0, "attempt": 0, "step": 22, "steps": 10**5, "phase": "checkpoint", "eta_s": 1e5}]
+    out = muster("describe", "llama").out
+    assert "  step 22/100000\n" in out
+    cluster.kept_beats = [{"rank": 0, "attempt": 0, "phase": "setup"}]
+    assert "setup" not in muster("describe", "llama").out
 
 
 def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster) -> None:

@@ -39,6 +39,16 @@ def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryC
     ]
 
 
+def test_apply_warns_of_a_quota_that_can_never_be_used(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
+    file = tmp_path / "queues.yaml"
+    file.write_text(f"{QUEUE_YAML}spec: {{resources: [{{flavor: local, limit: {{{GPU}: 8}}}}]}}\n")
+    ended = muster("apply", str(file))
+    assert (ended.code, ended.out) == (0, "queue research created\n")
+    assert ended.err.startswith("warning: queue 'research': spec.resources[0].limit: nvidia.com/gpu of local: neither")
+    (told,) = muster("apply", str(file), "--json").rows
+    assert told["notices"] == [ended.err.removeprefix("warning: queue 'research': ").rstrip()]
+
+
 def test_apply_refuses_a_cycle_and_changes_nothing(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
     file.write_text(
@@ -59,6 +69,18 @@ def test_delete_takes_kinds_and_names_or_a_file(tmp_path: Path, cluster: MemoryC
     file.write_text(QUEUE_YAML)
     assert muster("delete", "-f", str(file)).out == "queue research deleted\n"
     assert muster("delete", "queue", "a").code == 3
+
+
+def test_delete_of_several_deletes_none_when_one_is_not_there(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a"), "b": job("b")}
+    ended = muster("delete", "job", "a", "nosuch", "b")
+    assert (ended.code, ended.out, "nosuch; nothing was deleted" in ended.err) == (3, "", True)
+    assert set(cluster.kept_jobs) == {"a", "b"}
+
+
+def test_what_is_named_twice_is_deleted_once(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a")}
+    assert muster("delete", "job", "a", "default/a").out == "trainingjob default/a deleted\n"
 
 
 def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: Muster) -> None:

@@ -131,6 +131,8 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
         "        from muster.spec import TrainingJob\n"
         "        role = {'name': 't', 'template': {'spec': {'containers': [{}]}}}\n"
         "        return TrainingJob.model_validate({'metadata': {'name': 'a'}, 'spec': {'roles': [role]}})\n"
+        "    def log_attempts(self, *a):\n"
+        "        return {}\n"
         "    def log_lines(self, *a, **k):\n"
         "        yield from ('x' * 1000 for _ in range(100_000))\n"
         "c._open = lambda start: Many()\n"
@@ -170,6 +172,22 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
 
     cluster.kept_jobs = {"llama": job("llama"), "bert": job("bert")}
     assert _job_names("ll") == ["llama"]
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "offered"),
+    [
+        ("ru", ["Running"]),
+        ("S", ["Suspended", "Succeeded"]),
+        ("Running,F", ["Running,Failed"]),
+        ("Failed,F", []),
+        ("x", []),
+    ],
+)
+def test_phases_are_completed_one_after_the_other(incomplete: str, offered: list[str]) -> None:
+    from muster.cli.completing import _phases
+
+    assert _phases(incomplete) == offered
 
 
 def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

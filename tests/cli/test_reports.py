@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
+from tests.tracing.kineto import training_steps, write_trace
+
+from muster.tracing.report import load
 
 
 @pytest.fixture
@@ -33,6 +37,20 @@ def test_the_report_of_a_folder_ends_with_the_path_of_its_page(run_dir: Path, mu
     assert "10 steps" in ended.out
 
 
+@pytest.mark.parametrize("colours", [False, True])
+def test_in_a_pipe_no_line_of_a_report_ends_with_blanks(
+    run_dir: Path, muster: Muster, monkeypatch: pytest.MonkeyPatch, colours: bool
+) -> None:
+    write_trace(run_dir / "traces/spool/rank-0.attempt-0.steps-1-4.json", training_steps(first=1))
+    if colours:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    lines = muster("report", str(run_dir)).out.splitlines()
+    assert "Top operators" in "\n".join(lines)
+    assert any("\x1b[" in line for line in lines) == colours
+    assert [line for line in lines if re.search(r" (\x1b\[[\d;]*m)*$", line)] == []
+
+
 def test_the_report_goes_where_it_is_asked_to(run_dir: Path, tmp_path: Path, muster: Muster) -> None:
     ended = muster("report", str(run_dir), "--out", str(tmp_path / "there"))
     assert ended.out.splitlines()[-1] == str(tmp_path / "there" / "report.html")
@@ -42,6 +60,37 @@ def test_the_report_goes_where_it_is_asked_to(run_dir: Path, tmp_path: Path, mus
 def test_the_report_as_json_is_a_list_of_one(run_dir: Path, muster: Muster) -> None:
     (row,) = muster("report", str(run_dir), "--json").rows
     assert row == json.loads((run_dir / "report" / "report.json").read_text())
+
+
+def test_the_json_beside_the_page_of_a_trace_keeps_the_dots_of_its_name(run_dir: Path, muster: Muster) -> None:
+    trace = write_trace(run_dir / "traces/v1.2.rank-0.attempt-0.steps-1-4.pt.trace.json", training_steps())
+    (row,) = muster("report", str(trace), "--json").rows
+    page = run_dir / "traces/report/report-of-v1.2.rank-0.attempt-0.steps-1-4.pt.trace.html"
+    assert row["page"] == str(page)
+    assert row == json.loads(page.with_name(f"{page.name.removesuffix('.html')}.json").read_text())
+    assert load(page).page == str(page)
+
+
+def test_some_traces_have_a_page_of_their_own_whose_path_is_printed_last(
+    run_dir: Path, tmp_path: Path, muster: Muster
+) -> None:
+    of_run = muster("report", str(run_dir)).out.splitlines()[-1]
+    before = Path(of_run).read_bytes()
+    traces = [
+        str(write_trace(run_dir / f"traces/rank-{rank}.attempt-0.steps-1-4.json", training_steps(), rank=rank))
+        for rank in (0, 1)
+    ]
+    one, two, there = (
+        muster("report", *words).out.splitlines()[-1]
+        for words in (traces[:1], traces, [*traces, "--output", str(tmp_path / "there")])
+    )
+    assert one == str(run_dir / "traces/report/report-of-rank-0.attempt-0.steps-1-4.html")
+    assert all(Path(page).is_file() for page in (one, two, there))
+    assert len({of_run, one, two, there}) == 4
+    assert Path(there).parent == tmp_path / "there"
+    assert Path(of_run).read_bytes() == before
+    (row,) = muster("report", traces[0], "--json").rows
+    assert row["page"] == one
 
 
 def test_the_report_of_a_job_is_that_of_its_run_folder(run_dir: Path, cluster: MemoryClient, muster: Muster) -> None:

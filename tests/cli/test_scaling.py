@@ -33,6 +33,17 @@ def test_of_several_roles_each_is_named(cluster: MemoryClient, muster: Muster) -
     assert "trainer=3, reader=3" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [("4", "4 replicas, and starts with 1 or more"), ("2", "2 replicas, and starts"), ("1", "1 replica\n")],
+)
+def test_what_an_elastic_role_has_is_told_with_what_it_starts_with(
+    cluster: MemoryClient, muster: Muster, wanted: str, told: str
+) -> None:
+    cluster.kept_jobs["llama"] = job(roles=[{**TWO_ROLES[0], "minReplicas": 1}])
+    assert f"role trainer has {told}" in muster("scale", "llama", wanted).out
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "x", "trainer=", "trainer=1.5", "=", "9" * 5000])
 def test_what_is_no_number_of_pods_is_refused(text: str, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()

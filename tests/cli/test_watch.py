@@ -14,10 +14,10 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
-from muster.cli.views.job_words import present
-from muster.cli.views.watching import Curve, Sight, news, picture, progress_line
+from muster.cli.views.watching import Curve, Sight, news, picture
 from muster.cli.watch import _printed
 from muster.errors import NotFound
+from muster.progress import present
 from muster.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 
 
@@ -142,7 +142,6 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
 def test_before_the_first_step_the_picture_tells_what_is_done_and_for_how_long(phase: str, told: str) -> None:
     sight = Sight(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
     assert drawn(sight).strip()[2:] == told
-    assert progress_line(sight).plain == told
 
 
 def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
@@ -150,15 +149,15 @@ def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
     assert text.strip()[2:] == "running for 7s; no step was reported yet"
 
 
-def test_into_a_pipe_compilation_is_told_at_once_and_again_while_it_lasts() -> None:
+def test_into_a_pipe_compilation_is_told_at_once_and_every_30_s_while_it_lasts() -> None:
     one, out = job(status=status("Running")), io.StringIO()
     compiling = beat(0, phase="compile", loss=None, at=NOW)
-    sights = [Sight(one, compiling, NOW + seconds) for seconds in (1, 4, 10, 22, 30)]
+    sights = [Sight(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
     _printed(
-        iter([*sights, Sight(one, beat(1), NOW + 31), Sight(one, beat(2), NOW + 36)]), Console(file=out, width=120)
+        iter([*sights, Sight(one, beat(1), NOW + 59.5), Sight(one, beat(2), NOW + 65)]), Console(file=out, width=120)
     )
     lines = [line.partition(";")[0] for line in out.getvalue().splitlines()]
-    assert lines[2:] == ["compiling for 1s", "compiling for 22s", "step 1/60  loss 4", "step 2/60  loss 4"]
+    assert lines[2:] == ["compiling", "compiling for 30s", "step 1/60  loss 4", "step 2/60  loss 4"]
 
 
 RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
@@ -185,9 +184,9 @@ def test_a_resumed_job_tells_once_from_which_step_it_goes_on(first_beat: dict[st
 
 def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
     one = job(status=RESUMED)
-    assert present([beat(40)], one) is None
+    assert present([beat(40)], one.status.attempt) is None
     newest = beat(0, attempt=1, phase="setup", loss=None)
-    assert present([beat(40), newest], one) == newest
+    assert present([beat(40), newest], one.status.attempt) == newest
 
 
 def test_a_curve_forgets_what_a_resume_does_again() -> None:
@@ -238,8 +237,40 @@ def test_logs_of_an_attempt_may_be_of_replicas_and_roles_that_are_no_more(logged
     assert [asked[1:4] for asked in logged.asked] == [("trainer", 7, 0), ("reader", 1, 0)]
 
 
+def test_logs_are_those_of_the_replicas_that_an_elastic_job_has_at_its_present_size(
+    logged: MemoryClient, muster: Muster
+) -> None:
+    logged.kept_jobs["llama"] = job(status=status("Running", placement=placement("n1"), attempt=1))
+    assert muster("logs", "llama").out == "step 1\n[bold]\n"
+    assert muster("logs", "llama", "-i", "1").out == "step 1 too\n", "its last one, of an earlier attempt"
+    logged.kept_jobs["llama"] = job(status=status("Running", placement=placement("n1", "n2"), attempt=2))
+    assert muster("logs", "llama", "--tail", "1").out.splitlines() == ["trainer-0 │ [bold]", "trainer-1 │ step 1 too"]
+
+
+def test_of_a_job_without_room_the_newest_attempt_is_shown_with_a_word_on_where_the_others_are(
+    logged: MemoryClient, muster: Muster
+) -> None:
+    logged.kept_jobs["llama"] = job(status=status("Suspended", attempt=2))
+    logged.logged = {("trainer", 0): 1, ("trainer", 1): 0}
+    ended = muster("logs", "llama")
+    assert ended.out == "step 1\n[bold]\n"
+    assert ended.err == "the newest attempt only; trainer-1 wrote last in attempt 0: muster logs llama --attempt 0\n"
+    assert logged.asked == [("logs", "trainer", 0, 1, None, None, False)]
+    named = muster("logs", "llama", "-i", "0", "-i", "1")
+    assert named.out.splitlines() == [
+        "trainer-0.attempt-1 │ step 1",
+        "trainer-0.attempt-1 │ [bold]",
+        "trainer-1.attempt-0 │ step 1 too",
+    ]
+    assert named.err == ""
+    rows = muster("logs", "llama", "-i", "0", "-i", "1", "--tail", "1", "--json").rows
+    assert [(row["index"], row["attempt"]) for row in rows] == [(0, 1), (1, 0)]
+
+
 def test_logs_as_json_are_a_list_of_lines(logged: MemoryClient, muster: Muster) -> None:
-    assert muster("logs", "llama", "-i", "1", "--json").rows == [{"role": "trainer", "index": 1, "line": "step 1 too"}]
+    assert muster("logs", "llama", "-i", "1", "--json").rows == [
+        {"role": "trainer", "index": 1, "attempt": 0, "line": "step 1 too"}
+    ]
 
 
 def test_logs_show_the_last_lines_of_each_pod(logged: MemoryClient, muster: Muster) -> None:
@@ -315,9 +346,8 @@ def test_wrong_options_of_logs_are_invalid(logged: MemoryClient, muster: Muster,
     assert (error["reason"] in ("Usage", "Invalid"), error["field"]) == (True, words[0])
 
 
-def test_the_time_of_a_job_that_was_restarted_is_said_to_be_of_its_last_attempt(
-    cluster: MemoryClient, muster: Muster
-) -> None:
+def test_the_time_of_a_job_that_was_restarted_is_that_of_all_attempts(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job("llama")
-    cluster.films["llama"] = [status("Failed", "Error", "", restarts=3, startedAt=NOW, finishedAt=NOW + 7)]
-    assert "Failed after 7s of its last attempt, 3 restarts" in muster("watch", "llama").out
+    film = status("Failed", "Error", "", restarts=3, ranSeconds=60, startedAt=NOW, finishedAt=NOW + 7)
+    cluster.films["llama"] = [film]
+    assert "Failed after 1m07s, 3 restarts" in muster("watch", "llama").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_of_several_policies_each_has_its_own_placements(tables: list[str], tmp_
     assert sorted(path.name for path in tmp_path.glob("stays*")) == ["stays.backfill.csv", "stays.fifo.csv"]
 
 
+@pytest.mark.parametrize(("words", "makespan_s"), [([], 140), (["--stop-seconds", "0"], 130)])
+def test_how_long_pods_take_to_stop_can_be_told(
+    tmp_path: Path, muster: Muster, words: list[str], makespan_s: float
+) -> None:
+    (tmp_path / "nodes.csv").write_text("name,gpus,cpu_milli,memory_mib\nn1,8,64000,1000\n")
+    (tmp_path / "jobs.csv").write_text(
+        "name,submit_s,runtime_s,pods,gpus_per_pod,priority\nlow,0,100,1,8,0\nhigh,10,20,1,8,5\n"
+    )
+    tables = ["--nodes", str(tmp_path / "nodes.csv"), "--jobs", str(tmp_path / "jobs.csv")]
+    figures = json.loads(muster("simulate", *tables, *words, "--json", "-").out)
+    assert figures["makespan_s"] == pytest.approx(makespan_s)
+
+
 def test_rows_that_cannot_be_read_are_named_and_refused_unless_they_are_skipped(
     tables: list[str], tmp_path: Path, muster: Muster
 ) -> None:
@@ -93,6 +107,8 @@ def test_rows_that_cannot_be_read_are_named_and_refused_unless_they_are_skipped(
         (["--policy", "lifo"], "--policy: 'lifo' is not known; write one of muster, fifo, priority, backfill"),
         (["--bound-factor", "0.5"], "--bound-factor: 0.5 is below 1"),
         (["--bound-factor", "nan"], "--bound-factor: nan is below 1"),
+        (["--stop-seconds", "-1"], "--stop-seconds: -1 is no time to stop; write 0 or more"),
+        (["--stop-seconds", "inf"], "--stop-seconds: inf is no time to stop"),
         (["--queues", "nowhere.yaml"], "nowhere.yaml: No such file or directory"),
         (["--json", "/nowhere/out.json"], "/nowhere/out.json: No such file or directory"),
         (["--placements", "/nowhere/out.csv"], "/nowhere/out.csv: No such file or directory"),
@@ -146,6 +162,14 @@ def test_replay_tells_why_each_gang_waits(saved: str, muster: Muster) -> None:
     assert ended.out.splitlines()[0] == "2 nodes, 1 running, 2 waiting"
     assert "default/big" in ended.out
     assert ended.out.rstrip().endswith("2 waits")
+
+
+def test_replay_reads_stdin_where_a_dash_stands(saved: str, muster: Muster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_file = muster("replay", saved).out
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(saved).read_bytes())))
+    assert muster("replay", "-").out == from_file
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}")))
+    assert "stdin: not a snapshot" in muster("replay", "-").err
 
 
 def test_replay_as_json_names_gangs_reasons_and_places(saved: str, muster: Muster, tmp_path: Path) -> None:

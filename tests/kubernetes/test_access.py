@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.kubernetes.server import Server
 
 from muster.errors import ClusterError, NotFound
 from muster.kubernetes.access import Access, Target, find_access
+from muster.kubernetes.connection import Connection
 
 PLAIN = {
     "current-context": "one",
@@ -52,7 +54,8 @@ def test_the_current_context_is_meant_unless_another_is_named(tmp_path: Path) ->
 
 def test_who_one_is_goes_into_the_headers(tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
-    assert access(path).headers() == {"Authorization": "Bearer t0ken", "Impersonate-User": "somebody"}
+    assert access(path).headers() == {"Authorization": "Bearer t0ken"}
+    assert access(path).acting_as == (("Impersonate-User", "somebody"),)
     assert access(path, "two").headers() == {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
     assert access(path, "three").headers() == {}
 
@@ -64,6 +67,63 @@ def test_a_token_in_a_file_beside_the_kubeconfig_is_read_anew_each_time(tmp_path
     assert found.headers() == {"Authorization": "Bearer first"}
     (tmp_path / "token").write_text("second\n")
     assert found.headers() == {"Authorization": "Bearer second"}
+
+
+ACTING = {
+    "as": "Zoë",
+    "as-uid": "17",
+    "as-groups": ["readers", "system:authenticated"],
+    "as-user-extra": {"Größe 100%": ["x"], "example.com/scopes": ["view", "list"]},
+}
+ACTING_AS = [
+    ("Impersonate-User", "Zoë"),
+    ("Impersonate-Uid", "17"),
+    ("Impersonate-Group", "readers"),
+    ("Impersonate-Group", "system:authenticated"),
+    ("Impersonate-Extra-Gr%C3%B6%C3%9Fe%20100%25", "x"),
+    ("Impersonate-Extra-example.com%2Fscopes", "view"),
+    ("Impersonate-Extra-example.com%2Fscopes", "list"),
+]
+
+
+def acting(way: dict[str, object], **acting: object) -> dict[str, object]:
+    """A kubeconfig whose user logs in this way and acts as somebody."""
+    return {**PLAIN, "users": [{"name": "token", "user": {**way, **acting}}]}
+
+
+@pytest.mark.parametrize("way", [{}, {"token": "t"}, {"tokenFile": "token"}, {"username": "me", "password": "p"}])
+def test_whom_one_acts_as_is_sent_with_every_request_however_one_logs_in(
+    server: Server, tmp_path: Path, way: dict[str, object]
+) -> None:
+    (tmp_path / "token").write_text("t")
+    document = acting(way, **ACTING)
+    document["clusters"] = [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}]
+    connection = Connection(access(written(tmp_path, document)))
+    server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
+    connection.get("/api/v1/nodes/n1")
+    connection.request("PATCH", "/api/v1/nodes/n1", {"spec": {}})
+    for sent in server.headers:
+        heard = [(name, value.encode("latin-1").decode()) for name, value in sent if name.startswith("Impersonate")]
+        assert heard == ACTING_AS
+        assert [name for name, _ in sent].count("Authorization") == (1 if way else 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"as-groups": ["readers"]}, "as-groups, as-uid and as-user-extra go with `as`"),
+        ({"as": "a", "as-groups": "readers"}, "as-groups: write a list of groups"),
+        ({"as": "a", "as-user-extra": {"scopes": "view"}}, "as-user-extra: write a mapping of lists"),
+        ({"as": "a\r\nX-Other: b"}, r"Impersonate-User: 'a\\r\\nX-Other: b' cannot be sent"),
+        ({"as": "a", "as-uid": 17}, "Impersonate-Uid: 17 cannot be sent; write a text"),
+    ],
+)
+def test_nobody_acts_as_themselves_because_whom_they_act_as_cannot_be_sent(
+    tmp_path: Path, fields: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ClusterError, match=told) as error:
+        access(written(tmp_path, acting({"token": "t"}, **fields)))
+    assert error.value.reason == "BadKubeconfig"
 
 
 def test_of_several_files_the_first_that_names_a_thing_wins(tmp_path: Path) -> None:
@@ -123,6 +183,7 @@ def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatc
         find_access(Target(), {"KUBECONFIG": "/no/such"})
 
 
+@pytest.mark.slow  # the official client takes two seconds to import
 def test_whoever_logs_in_by_a_program_gets_its_token(tmp_path: Path) -> None:
     pytest.importorskip("kubernetes")
     program = tmp_path / "login"
@@ -130,5 +191,6 @@ def test_whoever_logs_in_by_a_program_gets_its_token(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\necho '{answer}'\n")
     program.chmod(0o755)
     login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "interactiveMode": "Never"}
-    document = {**PLAIN, "users": [{"name": "token", "user": {"exec": login}}]}
-    assert access(written(tmp_path, document)).headers() == {"Authorization": "Bearer fresh"}
+    found = access(written(tmp_path, acting({"exec": login}, **ACTING)))
+    assert found.headers() == {"Authorization": "Bearer fresh"}
+    assert list(found.acting_as) == ACTING_AS

@@ -14,9 +14,19 @@ from muster.documents import load_documents
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
 from muster.kubernetes.connection import refusal
 from muster.kubernetes.logs import _Place, _stamped
-from muster.kubernetes.reading import event_row, manifest, node_view, read
+from muster.kubernetes.reading import (
+    event_row,
+    manifest,
+    node_view,
+    read,
+    read_flavors,
+    read_jobs,
+    read_queues,
+    reads_alike,
+    told_beats,
+)
 from muster.model import Resources, Taint
-from muster.spec import TrainingJob
+from muster.spec import Queue, TrainingJob
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
 
@@ -95,6 +105,72 @@ def test_an_object_of_a_newer_version_is_named() -> None:
         read(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
 
 
+def document(
+    kind: str, name: str, at: str = "2026-01-01T00:00:00Z", status: Any = None, **fields: Any
+) -> dict[str, Any]:
+    """As it comes in a list: without its kind."""
+    meta = {"name": name, "generation": 2, "creationTimestamp": at, "managedFields": []}
+    namespace = {"namespace": "team"} if kind == "TrainingJob" else {}
+    return {"metadata": {**meta, **namespace}, "spec": fields} | ({} if status is None else {"status": status})
+
+
+ROLES = [{"name": "w", "template": {"spec": {"containers": [{"image": "i"}]}}}]
+
+
+def test_one_job_that_cannot_be_read_hides_no_other() -> None:
+    documents = [
+        document("TrainingJob", "young", "2026-01-02T00:00:00Z", roles=ROLES),
+        document("TrainingJob", "odd", roles=ROLES, queue="research", newField=1),
+        document("TrainingJob", "old", roles=ROLES),
+    ]
+    listing = read_jobs(documents)
+    assert [job.metadata.name for job in listing.jobs] == ["old", "young"]
+    (odd,) = listing.unreadable
+    assert (odd.name, odd.queue, odd.phase, odd.flavors) == ("team/odd", "research", "Pending", frozenset())
+    assert odd.complaint.startswith("spec.newField: unknown field; ")
+    assert (odd.document["kind"], "managedFields" in odd.document["metadata"]) == ("TrainingJob", False)
+
+
+def test_of_a_job_that_cannot_be_read_its_queue_phase_and_flavors_are_told_as_far_as_they_can_be() -> None:
+    placed = {"phase": "Running", "placement": [{"role": "w", "flavor": "h200", "nodes": []}, "odd", {"flavor": 7}]}
+    (runs,) = read_jobs([document("TrainingJob", "a", roles="none", queue=7, status=placed)]).unreadable
+    assert (runs.queue, runs.phase, runs.flavors) == (None, "Running", frozenset({"h200"}))
+    (bare,) = read_jobs([{**document("TrainingJob", "a"), "spec": 3, "status": 3}]).unreadable
+    assert (bare.queue, bare.phase, bare.flavors) == (None, None, frozenset())
+
+
+def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None:
+    told = {"type": "Active", "status": "False", "reason": "InvalidSpec", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    ours = {**told, "message": "it cannot be read: spec.x: new", "observedGeneration": 2}
+    documents = [
+        document("Queue", "odd", parent="company", weight=-1),
+        document("Queue", "newer", status={"conditions": [ours]}),
+        document("Queue", "mended", status={"conditions": [{**ours, "observedGeneration": 1}]}),
+        document("Queue", "sound", weight=2, status={"conditions": "none"}),
+    ]
+    queues, faults = read_queues(documents)
+    assert [(one.metadata.name, one.spec.parent, one.spec.weight) for one in queues] == [
+        ("odd", "company", 1.0),
+        ("newer", None, 1.0),
+        ("mended", None, 1.0),
+        ("sound", None, 2.0),
+    ]
+    assert faults == {"odd": "spec.weight: -1 is too small; write more than 0", "newer": "spec.x: new"}
+
+
+def test_flavors_that_cannot_be_read_are_told_by_name() -> None:
+    flavors, faults = read_flavors([document("Flavor", "a", nodeLabels=[]), document("Flavor", "b", status=7)])
+    assert [one.metadata.name for one in flavors] == ["b"]
+    assert faults == {"a": "spec.nodeLabels: a list is not a mapping; write a mapping"}
+
+
+def test_what_cannot_be_read_is_like_nothing_else() -> None:
+    sound, odd = document("Queue", "q", weight=2), document("Queue", "q", weight=-1)
+    assert reads_alike(Queue, sound, document("Queue", "q", weight=2.0))
+    assert not reads_alike(Queue, sound, document("Queue", "q", weight=3))
+    assert not reads_alike(Queue, odd, odd)
+
+
 STAMPS = st.lists(st.integers(0, 5), max_size=12).map(sorted)
 
 
@@ -119,3 +195,31 @@ def test_a_log_that_breaks_off_goes_on_without_a_gap_or_a_line_twice(stamps: lis
 )
 def test_a_line_comes_with_its_time(line: str, at: float | None, text: str) -> None:
     assert _stamped(line) == (at, text)
+
+
+def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None:
+    progress = {
+        "step": 40,
+        "steps": 60,
+        "loss": 2.5,
+        "tokensPerSecond": 9.0,
+        "attempt": 1,
+        "at": "2026-01-01T00:00:00Z",
+    }
+    document = {
+        "metadata": {"name": "j"},
+        "spec": {"roles": [{"name": "r", "template": {"spec": {"containers": [{}]}}}]},
+    }
+    silent = TrainingJob.model_validate(document)
+    told = TrainingJob.model_validate({**document, "status": {"progress": progress}})
+    assert told_beats(silent) == []
+    (beat,) = told_beats(told)
+    assert beat == {
+        "rank": 0,
+        "attempt": 1,
+        "step": 40,
+        "steps": 60,
+        "loss": 2.5,
+        "tokens_per_s": 9.0,
+        "at": 1767225600.0,
+    }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.cli.views.daemon_page import labels_of
 from muster.errors import InvalidSpec
 from muster.local.capacity import Capacity, cpu_milli, measure, memory_bytes, visible_gpus
 from muster.local.shape import host_node, parse_shape, pretended_nodes
@@ -87,6 +88,18 @@ def test_a_shape_has_nodes_racks_and_blocks() -> None:
     assert all(node.labels["muster.dev/pretended"] == "true" for node in nodes)
 
 
+def test_labels_of_a_shape_may_have_any_name_that_is_not_like_one_of_its_own_words() -> None:
+    (group,) = parse_shape("1x8:gpu.model=h200,gpu=h200,disk=fast,example.com/racks=2")
+    assert group.labels == {"gpu.model": "h200", "gpu": "h200", "disk": "fast", "example.com/racks": "2"}
+
+
+def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
+    assert labels_of("2x8:rack=2,gpu.model=h200,disk=fast + 4x0:cpu=16") == [
+        "2x8: node labels gpu.model=h200, disk=fast"
+    ]
+    assert labels_of("host") == []
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -98,6 +111,11 @@ def test_a_shape_has_nodes_racks_and_blocks() -> None:
         ("8x8:rack=3,block=4", "block=4 is no multiple of rack=3"),
         ("99999x1", "99999 nodes are too many"),
         ("4x8:", "'' is not key=value"),
+        ("4x8:rak=2", "'rak' is not known; did you mean 'rack'?"),
+        (
+            "4x8:rack=2,blocks=4",
+            "'blocks' is not known; did you mean 'block'? A label of a name like that needs a prefix",
+        ),
         ("4x8+", "'': not NODESxGPUS"),
     ],
 )

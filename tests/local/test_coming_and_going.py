@@ -13,6 +13,7 @@ import pytest
 from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
+from muster.excerpt import Excerpt
 from muster.local.client import LocalClient
 from muster.local.connection import NobodyThere, request
 from muster.local.daemon import ALREADY_RUNS
@@ -48,8 +49,8 @@ def test_log_lines_can_be_asked_for_by_time(own: LocalClient) -> None:
     ended(own, "clock")
     lines = list(own.log_lines("clock", "default", "trainer", 0))
     middle = float(lines[1])
-    assert list(own.log_lines("clock", "default", "trainer", 0, since=middle + 2.05)) == ["late"]
-    assert list(own.log_lines("clock", "default", "trainer", 0, until=middle - 1.1)) == ["early"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(since=middle + 2.05))) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(until=middle - 1.1))) == ["early"]
 
 
 def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient, home: Path) -> None:
@@ -106,7 +107,7 @@ def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(ow
     assert processes_of(home) == []
     own = LocalClient.up(home)
     eventually(lambda: own.job("long").status.attempt == 1 and phase_of(own, "long") == "Running")
-    assert list(own.log_lines("long", "default", "trainer", 0, attempt=0)) == ["up", "saved"]
+    assert list(own.log_lines("long", "default", "trainer", 0, Excerpt(attempt=0))) == ["up", "saved"]
     assert own.job("long").status.restarts == 0
 
 

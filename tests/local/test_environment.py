@@ -14,7 +14,7 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.errors import InvalidSpec
 from muster.local.environment import PodIdentity, Slot, command_line, daemon_environment, expand, kept, pod_environment
-from muster.local.programs import named_data, named_script
+from muster.local.programs import named_data, named_script, unknown_to_launcher
 from muster.local.restrictions import check_runs_here
 from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
 
@@ -49,7 +49,7 @@ def test_a_pod_gets_the_contract_of_the_run_folder() -> None:
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u1", "namespace": "team"})})
     environment = pod_environment(BASE, job, POD, SLOT)
     assert {name: value for name, value in environment.items() if name.startswith(("MUSTER_", "CUDA_"))} == {
-        "MUSTER_JOB": "job", "MUSTER_NAMESPACE": "team", "MUSTER_JOB_UID": "u1", "MUSTER_QUEUE": "research",
+        "MUSTER_JOB": "job", "MUSTER_NAMESPACE": "team", "MUSTER_JOB_UID": "u1",
         "MUSTER_POD": "job-trainer-1-abcde", "MUSTER_ROLE": "trainer", "MUSTER_REPLICA": "1", "MUSTER_REPLICAS": "4",
         "MUSTER_ATTEMPT": "2", "MUSTER_RUN_DIR": "/runs/job", "MUSTER_RANK0_HOST": "127.0.0.1",
         "MUSTER_RANK0_PORT": "23456", "MUSTER_GRACE_SECONDS": "40", "MUSTER_TRACE_STEPS": "20:25",
@@ -110,7 +110,7 @@ def test_python_is_the_interpreter_of_whoever_submitted() -> None:
         ({"command": ["no-such-program"]}, {}, "command: 'no-such-program' is no program found"),
         ({"command": ["/no/such/program"]}, {}, "command: '/no/such/program' is no program found"),
         ({"workingDir": "/no/such/folder"}, {}, "workingDir: '/no/such/folder' is no folder"),
-        ({"args": ["nowhere.py", "--out", "new.py"]}, {}, "args: the script 'nowhere.py' does not exist in "),
+        ({"args": ["nowhere.py", "--out", "new.py"]}, {}, "args[0]: the script 'nowhere.py' does not exist in "),
     ],
 )
 def test_what_this_host_cannot_give_is_refused_by_name(
@@ -167,6 +167,40 @@ def test_the_script_is_the_first_argument_that_names_a_python_file(line: list[st
     assert named_script(line) == script
 
 
+LAUNCH = ["python", "-m", "muster_components.launch"]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ([*LAUNCH, "--nproc", "2", "--nnodes=1", "--", "train.py", "--nprocs", "2"], None),
+        ([*LAUNCH, "--", "train.py"], None),
+        ([*LAUNCH, "--nprocs", "2", "--", "train.py"], "--nprocs"),
+        ([*LAUNCH, "--nproc", "2", "train.py"], "train.py"),
+        ([*LAUNCH, "--nproc=2", "--nodes=1", "--", "train.py"], "--nodes=1"),
+        (["python", "-m", "torch.distributed.run", "--nprocs", "2", "train.py"], None),
+        (["python", "train.py", "--nprocs", "2"], None),
+    ],
+)
+def test_what_our_launcher_would_refuse_is_known_before(line: list[str], wrong: str | None) -> None:
+    assert unknown_to_launcher(line) == wrong
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--nprocs", "'--nprocs' is no argument of muster_components.launch; did you mean '--nproc'?"),
+        ("train.py", "'train.py' is no argument of muster_components.launch; it takes --nproc and --nnodes, and after"),
+    ],
+)
+def test_a_mistyped_argument_of_the_launcher_is_refused_with_the_nearest_one(argument: str, told: str) -> None:
+    job = job_with({"command": [sys.executable, *LAUNCH[1:], argument, "2", "--", "train.py"]})
+    with pytest.raises(InvalidSpec, match=re.escape(told)) as refused:
+        check_runs_here(job, BASE)
+    place = job.spec.roles[0].template.spec.containers[0].command.index(argument)
+    assert refused.value.field == f"spec.roles[0].template.spec.containers[0].command[{place}]"
+
+
 def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
@@ -174,6 +208,21 @@ def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatc
     monkeypatch.chdir("/")
     with pytest.raises(InvalidSpec, match=r"'train\.py' does not exist in /;"):
         check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "field"),
+    [
+        ([sys.executable, "no.py"], [], "command[1]"),
+        ([sys.executable], ["-u", "no.py"], "args[1]"),
+        ([sys.executable, "-m", "muster_components.trainer", "--data=no"], [], "command[3]"),
+        ([sys.executable, "-m", "muster_components.trainer"], ["--data", "no"], "args[1]"),
+    ],
+)
+def test_what_is_not_there_is_named_by_the_field_that_holds_it(command: list[str], args: list[str], field: str) -> None:
+    with pytest.raises(InvalidSpec, match="does not exist in ") as refused:
+        check_runs_here(job_with({"command": command, "args": args}), BASE)
+    assert refused.value.field == f"spec.roles[0].template.spec.containers[0].{field}"
 
 
 TRAINER = ["-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer"]

@@ -167,7 +167,7 @@ def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: P
         with pytest.raises(ClusterError, match="the database cannot be written: database or disk is full"):
             submit_until_refused(client)
         (tmp_path / "go").touch()
-        time.sleep(0.5)
+        eventually(lambda: list(disk.rglob("exit.json")))  # an end finds room even now
         (disk / "fill").unlink()
         eventually(lambda: client.job("runs").status.phase == "Succeeded", 40)
         client.down()
@@ -183,7 +183,8 @@ import os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ["MUSTER_RUN_DIR"])
 def save(number, frame):
     (folder / f"saving-{os.environ['RANK']}").touch()
-    time.sleep(3.0)
+    while not (folder / "enough").exists():
+        time.sleep(0.02)
     (folder / f"saved-{os.environ['RANK']}").write_text("whole")
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
@@ -193,12 +194,17 @@ while True:
 """
 
 
+def pressed(home: Path) -> list[tuple[int, int]]:
+    """What is another each time that a daemon asks a shim to stop."""
+    return [((found := path.stat()).st_ino, found.st_mtime_ns) for path in home.rglob("stop.json")]
+
+
 @pytest.mark.slow
 def test_a_daemon_killed_during_the_grace_costs_nobody_the_checkpoint(home: Path, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(_SAVES)
     client = LocalClient.up(home, idle_s=60)
     line = f"exec {sys.executable} -m muster_components.launch --nproc 2 -- {tmp_path}/saves.py"
-    client.submit(shell_job("saver", line, grace=20))
+    client.submit(shell_job("saver", line, grace=90))
     folder = client.run_dir("saver")
 
     def both(word: str) -> bool:
@@ -208,9 +214,11 @@ def test_a_daemon_killed_during_the_grace_costs_nobody_the_checkpoint(home: Path
     client.suspend("saver")
     eventually(lambda: both("saving"))
     for _ in range(2):
+        before = pressed(home)
         kill_daemon(home)
         eventually(lambda: client.status()["running"] >= 0)  # starts the next one, which presses again
-        time.sleep(0.3)
+        eventually(lambda before=before: pressed(home) != before)  # type: ignore[misc]
+    (folder / "enough").touch()
     eventually(lambda: phases(client)["saver"] == "Suspended" and not client.pods("saver"))
     assert [(folder / f"saved-{rank}").read_text() for rank in (0, 1)] == ["whole"] * 2
     client.down()

@@ -87,6 +87,17 @@ def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: S
     assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Failed"
 
 
+def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed(
+    objects: Objects, store: Store
+) -> None:
+    (job,) = submitted(objects, "stopped")
+    with store.transaction():
+        status = finish(job.status, FAILED, "Cancelled", "cancelled by the user", 1.0)
+        store.put(job.model_copy(update={"status": status}))
+    with pytest.raises(Conflict, match=r"job 'stopped' is finished \(Cancelled\); submit it anew"):
+        objects.change("default", "stopped", {"suspend": False})
+
+
 # ---- several jobs at once
 
 
@@ -156,3 +167,31 @@ def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Object
     assert objects.delete("Queue", "default", "research")["result"] == "deleting"
     assert objects.delete("Queue", "default", "company")["result"] == "deleting"
     assert {"company", "research"} <= set(store.queues)
+
+
+# ---- several that are deleted together
+
+
+def test_of_several_objects_none_is_deleted_when_one_is_not_there_and_every_such_one_is_named(
+    objects: Objects, store: Store
+) -> None:
+    submitted(objects, "z1", "z2")
+    objects.apply([a_queue("research")])
+    jobs, queues = dict(store.jobs), dict(store.queues)
+    targets = [("TrainingJob", "z1"), ("TrainingJob", "away"), ("Queue", "research"), ("Queue", "gone")]
+    told = r"there is no job 'away' in .*; there is no queue 'gone'; nothing was deleted$"
+    with pytest.raises(NotFound, match=told):
+        objects.delete_all([(kind, name, "default") for kind, name in targets])
+    assert (store.jobs, store.queues) == (jobs, queues)
+
+
+def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: Objects, store: Store) -> None:
+    objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product")])
+    with pytest.raises(
+        Conflict, match=r"queue 'company' has queues below it: research.*; nothing was deleted$"
+    ) as told:
+        objects.delete_all([("Queue", "product", "default"), ("Queue", "company", "default")])
+    assert told.value.reason == "HasChildren"
+    assert {"company", "research", "product"} <= set(store.queues)
+    gone = objects.delete_all([("Queue", name, "default") for name in ("research", "company", "product")])
+    assert [row["result"] for row in gone] == ["deleted"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from muster.local.pod_folder import PodFolder
 from muster.local.progress import Beats, all_beats
 from muster.overview import queue_rows
 
+NOW = 1000.0
+DEEP = "[" * 20_000 + "]" * 20_000
 TIMES = [(10.0, 5), (19.0, 5), (20.0, 9), (29.0, 9), (30.0, 14)]  # "earl\n", "mid\n", "late\n"
 
 
@@ -43,6 +46,7 @@ def test_times_that_a_full_disk_cut_short_are_left_out(tmp_path: Path) -> None:
         ('{"exit_code": true, "failed_at": 5.0}', None),
         ('{"exit_code": 1000000000000000000000, "failed_at": 5.0}', None),
         ('{"exit_code": 42, "failed_at": 1e999}', None),
+        ('{"exit_code": 42, "failed_at": 5.0, "odd": ' + DEEP + "}", None),
         ('[42, 5.0]', None),
         ("no JSON", None),
     ],
@@ -125,25 +129,60 @@ def say(run_dir: Path, name: str, content: dict[str, Any]) -> None:
 
 def test_a_beat_is_parsed_when_it_changed_and_tells_when_the_step_last_moved(tmp_path: Path) -> None:
     beats = Beats()
-    assert beats.read([("u", tmp_path)]) == {}
+    assert beats.read([("u", tmp_path)], NOW) == {}
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
-    first = beats.read([("u", tmp_path)])["u"]
+    first = beats.read([("u", tmp_path)], NOW)["u"]
     assert (first.at, first.step, first.step_at, first.checkpoint_step) == (100.0, 3, 100.0, None)
-    assert beats.read([("u", tmp_path)])["u"] is first
+    assert beats.read([("u", tmp_path)], NOW)["u"] is first
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 130.0, "step": 3})
-    assert beats.read([("u", tmp_path)])["u"].step_at == 100.0
+    assert beats.read([("u", tmp_path)], NOW)["u"].step_at == 100.0
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 140.0, "step": 4})
     say(tmp_path, "checkpoints/latest", {"step": 2, "at": 90.0, "attempt": 0, "path": "x"})
-    last = beats.read([("u", tmp_path)])["u"]
+    last = beats.read([("u", tmp_path)], NOW)["u"]
     assert (last.step_at, last.checkpoint_step, last.checkpoint_at) == (140.0, 2, 90.0)
 
 
 def test_a_beat_that_is_no_json_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text('{"rank": 0, "at"')
-    assert Beats().read([("u", tmp_path)]) == {}
+    assert Beats().read([("u", tmp_path)], NOW) == {}
     say(tmp_path, "beats/rank-1.json", {"rank": 1, "step": 5})
     assert all_beats(tmp_path) == [{"rank": 1, "step": 5}]
+
+
+@pytest.mark.parametrize("name", ["beats/rank-0.json", "checkpoints/latest"])
+@pytest.mark.parametrize("text", ['{"at": 100.0, "odd": ' + DEEP + "}", " " * 100_000, "1" * 5000, None])
+def test_a_file_of_a_users_that_no_program_can_read_counts_as_none(tmp_path: Path, name: str, text: str | None) -> None:
+    path = tmp_path / name
+    path.parent.mkdir()
+    if text is None:
+        os.mkfifo(path)  # nobody ever writes into it
+    else:
+        path.write_text(text)
+    assert Beats().read([("u", tmp_path)], NOW) == {}
+    assert all_beats(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", [1.7e12, 1e200, -1.0, "soon", True])
+def test_a_time_that_no_status_can_hold_is_unknown(tmp_path: Path, at: object) -> None:
+    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
+    say(tmp_path, "checkpoints/latest", {"step": 2, "at": at})
+    beat = Beats().read([("u", tmp_path)], NOW)["u"]
+    assert (beat.at, beat.step, beat.checkpoint_step, beat.checkpoint_at) == (100.0, 3, 2, None)
+
+
+def test_a_figure_of_a_beat_that_is_no_number_is_unknown(tmp_path: Path) -> None:
+    said = {"rank": 0, "attempt": "0", "step": 4, "loss": "0.5", "mfu": None, "at": float("-inf"), "phase": "train"}
+    say(tmp_path, "beats/rank-0.json", {**said, "host": "n1"})
+    unknown = dict.fromkeys(("attempt", "loss", "mfu", "at"))
+    assert all_beats(tmp_path) == [{"rank": 0, "step": 4, "phase": "train", "host": "n1", **unknown}]
+
+
+@pytest.mark.parametrize("step", [-1, 1e300, "three", None])
+def test_a_step_that_cannot_be_true_is_unknown(tmp_path: Path, step: object) -> None:
+    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": step, "steps": step})
+    beat = Beats().read([("u", tmp_path)], NOW)["u"]
+    assert (beat.step, beat.steps) == (0, None)
 
 
 def queue(name: str, parent: str | None = None, **words: int) -> spec.Queue:
@@ -191,6 +230,16 @@ def test_room_held_for_a_gang_that_backs_off_is_used() -> None:
     hold = model.Hold("j1", one.placement, (), 100.0, holder=one.gang)
     (row,) = queue_rows([queue("a", guaranteed=8)], model.Snapshot(0.0, (), (), (), (), (), (hold,)), {})
     assert (amounts(row)["used"], amounts(row)["available"]) == ("3", "5")
+
+
+def test_a_queue_that_cannot_be_read_whole_is_a_row_that_says_so() -> None:
+    (row,) = queue_rows([queue("a", guaranteed=8)], None, {}, {"a": "spec.weight: odd"})
+    assert (row["active"], row["reason"], row["message"]) == (
+        False,
+        "InvalidSpec",
+        "it cannot be read: spec.weight: odd",
+    )
+    assert row["resources"][0]["guaranteed"] == {"gpu": "8"}
 
 
 def test_queues_in_a_cycle_are_shown_without_numbers() -> None:

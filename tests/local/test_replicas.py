@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import time
@@ -14,9 +15,10 @@ import pytest
 from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
-from muster.local import shim, spawning
+from muster.local import replicas, shim, spawning
+from muster.local.endings import is_its_own
 from muster.local.home import Home, open_home
-from muster.local.pod_folder import PodFolder
+from muster.local.pod_folder import Fresh, PodFolder
 from muster.local.records import PodRecord
 from muster.local.replicas import Replicas
 from muster.local.spawning import Host
@@ -233,6 +235,42 @@ def test_a_disk_without_room_delays_a_replica_and_says_so(machine: Machine) -> N
     assert [event.reason for event in machine.store.events(UID)] == ["ReplicaNotStarted"]
     full.unlink()
     assert machine.until("Succeeded").exit_code == 0
+
+
+def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_and_others_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(replicas, "_NO_USE_AFTER_S", 0.08)
+    machine.add("echo ran", index=0)
+    machine.add("echo ran", index=1)
+    machine.folder(0).path.parent.mkdir(parents=True)
+    machine.folder(0).path.write_text("a file where the folder should be")
+    failed = machine.until("Failed", 0)
+    assert (failed.exit_code, failed.reason) == (None, "CannotStart")
+    assert failed.log_tail == f"cannot be started: [Errno 17] File exists: '{machine.folder(0).path}'\n"
+    assert machine.replicas.take_changed()
+    (event,) = machine.store.events(UID)
+    assert (event.reason, event.count) == ("ReplicaNotStarted", 3)
+    assert machine.until("Succeeded", 1).exit_code == 0
+
+
+def test_a_name_that_the_file_system_does_not_take_is_of_its_pod_alone_and_no_shim_can_be_there(
+    machine: Machine,
+) -> None:
+    folder = PodFolder(machine.home.pods / UID / ("x" * 300))
+    assert (folder.state(), folder.forbid()) == (Fresh(), True)
+    with pytest.raises(OSError, match="File name too long") as caught:
+        folder.write_spec({})
+    assert is_its_own(caught.value, machine.home)
+
+
+def test_what_other_pods_of_the_home_would_meet_too_is_waited_for(machine: Machine) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert is_its_own(denied, machine.home)
+    machine.home.runs.write_text("a file where the folder should be")
+    assert not is_its_own(denied, machine.home)
+    assert not is_its_own(OSError(errno.ENOSPC, "No space left on device"), machine.home)
 
 
 def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says_why(

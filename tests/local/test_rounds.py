@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from tests.local.small import eventually, shell_job
 
 from muster import spec
-from muster.local import shim
+from muster.documents import Object
+from muster.local import replicas, shim
+from muster.local.aside import AGAIN_S
 from muster.local.boot import Parts, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
@@ -27,6 +30,7 @@ def opened(home: Path) -> Home:
 def parts(opened: Home) -> Iterator[Parts]:
     parts = assemble(opened, "1x8", None)
     yield parts
+    parts.replicas.kill_all()
     parts.store.close()
 
 
@@ -76,3 +80,86 @@ def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(pa
         for uid, job in parts.store.jobs.items()
     }
     assert told == {"red": ["Ignored"], "blue": []}
+
+
+def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_it_has_ended(
+    parts: Parts, daemon: Daemon
+) -> None:
+    say = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
+    save = f"trap {shlex.quote(say)} TERM; touch up; while :; do sleep 0.1; done"
+    line = f'mkdir -p "$MUSTER_RUN_DIR/checkpoints" && cd "$MUSTER_RUN_DIR/checkpoints" && {save}'
+    job = parts.service.submit([shell_job("saver", line, grace=60)], dry_run=False)[0]
+    uid, folder = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints"
+
+    def after_a_round(what: Callable[[], object]) -> object:
+        daemon._round()
+        return what()
+
+    eventually(lambda: after_a_round((folder / "up").exists))
+    parts.service.change("default", "saver", {"cancel": True})
+    eventually(lambda: after_a_round(lambda: not parts.store.pods.get(uid)), 60)
+    daemon._round()
+    assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
+    assert uid not in parts.cluster.observe().beats, "its files are read no more"
+
+
+def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
+    parts: Parts, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_NO_USE_AFTER_S", 1.0)
+    blocked, free = parts.service.submit(
+        [shell_job("blocked", "true", failurePolicy={"maxRestarts": 0}), shell_job("free", "true")], dry_run=False
+    )
+    parts.cluster.run_dir(blocked).parent.mkdir(exist_ok=True)
+    parts.cluster.run_dir(blocked).write_text("a file where the folder should be")
+
+    def phases() -> list[str]:
+        daemon._round()
+        return [parts.store.jobs[job.metadata.uid].status.phase for job in (blocked, free)]
+
+    eventually(lambda: phases() == ["Failed", "Succeeded"])
+    failure = parts.store.jobs[blocked.metadata.uid].status.last_failure
+    assert failure is not None
+    assert (failure.reason, failure.exit_code) == ("CannotStart", None)
+    assert failure.log_tail.startswith("cannot be started: [Errno ")
+    assert str(parts.cluster.run_dir(blocked)) in failure.log_tail
+
+
+def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_the_others_go_on(
+    parts: Parts, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sick, other = parts.service.submit(
+        [shell_job("sick", "sleep 60", gpus=5), shell_job("other", "sleep 60", gpus=5)], dry_run=False
+    )
+    uids = [job.metadata.uid for job in (sick, other)]
+
+    def states() -> list[list[str]]:
+        daemon._round()
+        return [[pod.phase for pod in parts.store.pods.get(uid, {}).values()] for uid in uids]
+
+    eventually(lambda: states() == [["Running"], []])
+    parts.service.submit([shell_job("small", "true", gpus=1)], dry_run=False)
+    put = parts.store.put
+
+    def refusing(item: Object) -> None:
+        if item.metadata.uid == uids[0]:
+            raise ValueError("year 33658 is out of range")
+        put(item)
+
+    monkeypatch.setattr(parts.store, "put", refusing)
+    parts.store.jobs[uids[0]] = sick.model_copy(
+        update={"spec": sick.spec.model_copy(update={"cancel": True}), "status": parts.store.jobs[uids[0]].status}
+    )
+
+    def small() -> str:
+        daemon._round()
+        return next(job.status.phase for job in parts.store.jobs.values() if job.metadata.name == "small")
+
+    eventually(lambda: small() == "Succeeded")
+    assert states() == [["Running"], []], "the room of what is set aside is given to nobody"
+    (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "SetAside"]
+    assert event.message.endswith("cannot be written down: ValueError: year 33658 is out of range")
+    monkeypatch.setattr(parts.store, "put", put)
+    monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + AGAIN_S)
+    eventually(lambda: states()[0] == [] or states()[0] == ["Failed"])
+    assert parts.store.jobs[uids[0]].status.reason == "Cancelled"

@@ -114,9 +114,9 @@ def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(tm
         pod.write_stop(grace_s)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.15)
-    process.wait(10)
+    process.wait(60)
     assert (tmp_path / "log").read_text() == "up\ntold\n"
-    assert (end_of(pod).exit_code, time.monotonic() - asked < 5) == (137, True)
+    assert (end_of(pod).exit_code, time.monotonic() - asked < 40) == (137, True), "not the 50 s of the second time"
 
 
 def test_two_shims_at_once_run_the_replica_once(tmp_path: Path) -> None:

@@ -37,15 +37,19 @@ KEYS = [
 ]  # fmt: skip
 
 
+WHOLE = 1_000_000  # jobs, more than any recording here has
+BEGINNING = 40
+
+
 @functools.cache
-def replayed(form: str, policy: str) -> tuple[Workload, Result]:
-    workload = read_workload(*FORMS[form])
+def replayed(form: str, policy: str, first: int = BEGINNING) -> tuple[Workload, Result]:
+    workload = beginning(form, first)
     return workload, run(workload, POLICIES[policy], Setup(Habits(start_delay_s=2.5)))
 
 
-def beginning() -> Workload:
-    whole = read_workload(*FORMS["plain"])
-    return replace(whole, jobs=whole.jobs[:40])
+def beginning(form: str = "plain", first: int = BEGINNING) -> Workload:
+    whole = read_workload(*FORMS[form])
+    return replace(whole, jobs=whole.jobs[:first])
 
 
 def audit(form: str, result: Result, path: Path, **named: Any) -> list[str]:
@@ -53,10 +57,13 @@ def audit(form: str, result: Result, path: Path, **named: Any) -> list[str]:
     return auditor.complaints(*FORMS[form], path, **named)
 
 
+@pytest.mark.parametrize("first", [BEGINNING, pytest.param(WHOLE, marks=pytest.mark.slow)], ids=["beginning", "whole"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("form", FORMS)
-def test_no_node_is_ever_oversubscribed_and_no_gang_ever_runs_in_part(form: str, policy: str, tmp_path: Path) -> None:
-    workload, result = replayed(form, policy)
+def test_no_node_is_ever_oversubscribed_and_no_gang_ever_runs_in_part(
+    form: str, policy: str, first: int, tmp_path: Path
+) -> None:
+    workload, result = replayed(form, policy, first)
     assert result.completed + result.refused == result.jobs == len(workload.jobs), result.notes
     assert audit(form, result, tmp_path / "placements.csv") == []
 
@@ -228,7 +235,7 @@ def test_quotas_of_a_given_tree_hold_at_every_instant(tmp_path: Path) -> None:
 
 
 def test_the_output_says_what_was_rounded_and_what_never_ran() -> None:
-    notes = " ".join(replayed("openb", "muster")[1].notes)
+    notes = " ".join(replayed("openb", "fifo", WHOLE)[1].notes)
     with FORMS["openb"][1].open(newline="") as file:
         rows = list(csv.DictReader(file))
     fractions = sum(int(row["num_gpu"]) > 0 and int(row["gpu_milli"]) < 1000 for row in rows)

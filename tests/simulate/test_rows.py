@@ -115,12 +115,20 @@ def test_bad_rows_are_refused_with_a_count_unless_they_are_to_be_skipped(tmp_pat
     [
         ("", "has not the columns of jobs"),
         ("name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,2,1,1000\n", "has not the columns of jobs"),
+        (
+            "name,submit_s,runtime_s,pods,gpu_per_pod\n",
+            "line 1: gpus_per_pod is missing; did you mean it by 'gpu_per_pod'",
+        ),
+        (
+            "name,submit_s,pods,gpus_per_pod\n",
+            "line 1: runtime_s is missing .columns of jobs: name,submit_s,runtime_s,",
+        ),
         ("name,submit_s,runtime_s,pods,gpus_per_pod\n", "only a header"),
         (b"\xff\xfe\x00", "not UTF-8"),
         ('name,submit_s,runtime_s,pods,gpus_per_pod\n"a,0,10,1,8\n', "not CSV"),
         (JOBS.replace("\na,0", "\na,-1"), "none of its 1 rows can be read"),
     ],
-    ids=["empty", "no times", "no rows", "binary", "open quote", "all bad"],
+    ids=["empty", "no times", "a slip of the pen", "a column too few", "no rows", "binary", "open quote", "all bad"],
 )
 def test_a_file_that_makes_no_sense_is_refused_whole(text: str | bytes, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidTrace, match=reason):

@@ -47,7 +47,7 @@ def test_a_role_keeps_command_environment_and_resources() -> None:
         "cpu": "8", "memory": "2048Mi", "nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "2",
     }  # fmt: skip
     assert container.resources.limits == {"memory": "2048Mi", "nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "2"}
-    assert container.model_extra == {"ports": [{"name": "tensorboard", "containerPort": 6006}]}
+    assert container.ports == [{"name": "tensorboard", "containerPort": 6006}]
 
 
 def test_what_torchx_leaves_unsaid_is_not_asked_for() -> None:
@@ -102,7 +102,7 @@ def test_an_empty_option_takes_back_what_the_app_asks_for() -> None:
     ("cfg", "told"),
     [
         ({"max_runtime": "2x"}, "max_runtime: '2x' is no duration; write one such as 2h"),
-        ({"trace_steps": "25:20"}, "trace_steps: '25:20' ends before it begins"),
+        ({"trace_steps": "25:20"}, "trace_steps: '25:20' holds no step"),
         ({"queue": "No Such"}, "spec.queue: 'No Such' is no name"),
         ({"priority": 2**40}, "spec.priority: 1099511627776 is too large"),
         ({"max_runtime": "9999d"}, "spec.maxRuntimeSeconds: 863913600 is too large"),
@@ -174,7 +174,7 @@ def test_mounts_and_capabilities_become_volumes_and_labels() -> None:
         {"name": "mount-0", "hostPath": {"path": "/data"}},
         {"name": "mount-1", "persistentVolumeClaim": {"claimName": "claim"}},
     ]
-    assert (pod.containers[0].model_extra or {})["volumeMounts"] == [
+    assert pod.containers[0].volume_mounts == [
         {"name": "mount-0", "mountPath": "/in", "readOnly": True},
         {"name": "mount-1", "mountPath": "/out", "readOnly": False},
     ]

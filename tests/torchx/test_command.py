@@ -37,6 +37,15 @@ def test_run_with_log_tells_the_story_and_ends_with_the_run_folder(home: Path) -
     assert "echo" in torchx(home, "describe", handle).stdout
 
 
+def test_whoever_waits_without_the_log_hears_the_story_and_not_the_log(home: Path) -> None:
+    ran = torchx(home, "run", "-s", "muster_local", "--wait", "utils.echo", "--msg", "hello")
+    assert ran.returncode == 0, ran.stderr
+    told = [line.rpartition("INFO")[2].strip() for line in ran.stderr.splitlines()]
+    (end,) = [line for line in told if line.startswith("succeeded: ")]
+    assert "; run folder /" in end
+    assert not any(line.endswith(" hello") for line in told)
+
+
 def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
     ran = torchx(home, "run", "-s", "muster_local", "--wait", "utils.python", "-c", "print('no luck'); exit(3)")
     assert ran.returncode == 1
@@ -63,6 +72,31 @@ def test_bad_input_is_told_in_a_line_and_not_in_a_traceback(home: Path, argument
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize("tail", [(), ("--tail",)])
+def test_a_replica_that_an_app_does_not_have_is_told_in_a_line(home: Path, tail: tuple[str, ...]) -> None:
+    handle = torchx(home, "run", "-s", "muster_local", "--wait", "utils.echo").stdout.strip()
+    ran = torchx(home, "log", *tail, f"{handle}/echo/7")
+    assert ran.returncode == 1
+    assert ("has replicas 0 to 0, no 7" if not tail else "it has echo/0 to echo/0") in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_to_cancel_a_job_that_is_not_there_says_so(home: Path) -> None:
+    ran = torchx(home, "cancel", "muster_local://torchx/nope")
+    assert "no job 'nope'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_daemon_that_is_stopped_has_no_list_and_says_so_in_a_line(tmp_path: Path) -> None:
+    client = LocalClient.up(tmp_path / "home")
+    client.down()
+    for arguments in (("list", "-s", "muster_local"), ("status", "muster_local://torchx/nope")):
+        ran = torchx(tmp_path / "home", *arguments)
+        assert ran.returncode == 1
+        assert "the daemon was stopped" in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
 def test_a_dry_run_starts_no_daemon(tmp_path: Path) -> None:
     ran = torchx(
         tmp_path / "unused", "run", "-s", "muster_local", "--dryrun", "muster.train.fsdp", "--model", "gpt:1m",
@@ -71,6 +105,18 @@ def test_a_dry_run_starts_no_daemon(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "kind: TrainingJob" in ran.stdout
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["with a daemon", "without one"])
+def test_a_dry_run_refuses_a_script_and_data_that_are_not_there(home: Path, tmp_path: Path, daemon: bool) -> None:
+    where = home if daemon else tmp_path / "unused"
+    for arguments, told in (
+        (("muster.train.script", "--script", "no/such.py"), "the script 'no/such.py' does not exist in"),
+        (("muster.train.fsdp", "--model", "gpt:1m", "--data", "no/such"), "--data 'no/such' does not exist in"),
+    ):
+        ran = torchx(where, "run", "-s", "muster_local", "--dryrun", *arguments)
+        assert (ran.returncode, told in ran.stderr, "Traceback" in ran.stderr) == (1, True, False), ran.stderr
+    assert (tmp_path / "unused").exists() is False
 
 
 def test_what_torchx_ships_is_still_there(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import subprocess
@@ -15,7 +16,8 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_component
 
 from muster.torchx.appdef import training_job
-from muster_components.train import BadArgument, ddp, fsdp, script
+from muster_components.apps import BadArgument
+from muster_components.train import ddp, fsdp, script
 
 
 def built(name: str, arguments: str) -> AppDef:
@@ -57,6 +59,29 @@ def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() ->
         "--parallel", "ddp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--seq_len=64", "--global_batch=8",
         "--lr=0.01", "--precision=fp32", "--checkpoint_every=5", "--no_compile", "--seed", "3",
     ]  # fmt: skip
+
+
+OTHERWISE: dict[str, Any] = {
+    "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "seq_len": 64, "global_batch": 8, "lr": 0.5,
+    "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
+    "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
+    "memMB": 99, "env": {"A": "1"}, "image": "other", "script": "other.py", "m": "other",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("component", [fsdp, ddp, script])
+def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef]) -> None:
+    named = inspect.signature(component).parameters
+    required = {"script": "train.py"} if component is script else {"model": "gpt:10m", "data": "DIR"}
+    for name, parameter in named.items():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            assert component("--seed=3", **required) != component(**required)
+            continue
+        base = {**required, "trace_steps": "1:2"} if name.startswith("trace") else required
+        changed = {**base, name: OTHERWISE[name]}
+        if name == "m":
+            del changed["script"]
+        assert component(**changed) != component(**base), name
 
 
 def test_sizes_of_a_pod_are_read_from_text() -> None:
@@ -117,6 +142,25 @@ def test_a_bad_value_is_named_with_what_would_be_right(
 def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -> None:
     with pytest.raises(BadArgument, match=r"'--sed'.*--seed"):
         fsdp("--sed", "3", model="gpt:1m", data="DIR")
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("--nprocs", "'--nprocs' is no flag of the trainer; write -j NODESxPROCESSES before the `--`"),
+        ("--nproc-per-node=2", "'--nproc-per-node=2' is no flag of the trainer; write -j NODESxPROCESSES before"),
+        ("--queue", "'--queue' is no flag of the trainer; write --queue before the `--`"),
+    ],
+)
+def test_a_flag_of_the_component_or_of_a_launcher_behind_the_dashes_is_told_where_to_go(flag: str, told: str) -> None:
+    with pytest.raises(BadArgument, match=re.escape(told)):
+        built("ddp", f"--model gpt:1m --data DIR -- {flag} 2")
+
+
+def test_a_script_that_is_called_wrongly_is_not_called_again() -> None:
+    job = training_job(built("script", "--script train.py --max_restarts 3"), "train-1", {})
+    assert job.spec.failure_policy.max_restarts == 3
+    assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2], "FailJob")]
 
 
 def test_a_script_component_wants_exactly_one_thing_to_run() -> None:

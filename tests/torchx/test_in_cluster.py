@@ -90,24 +90,24 @@ def test_mounts_are_those_of_torchx(runner: Runner) -> None:
         {"name": "mount-0", "persistentVolumeClaim": {"claimName": "data"}},
         {"name": "mount-1", "hostPath": {"path": "/dev/fuse"}},
     ]
-    extra = pod.containers[0].model_extra or {}
-    assert extra["volumeMounts"][0] == {"name": "mount-0", "mountPath": "/data", "readOnly": True}
-    assert extra["securityContext"] == {"privileged": True}
+    main = pod.containers[0]
+    assert main.volume_mounts[0] == {"name": "mount-0", "mountPath": "/data", "readOnly": True}
+    assert main.security_context == {"privileged": True}
 
 
 def test_options_say_who_the_pods_are_and_what_they_may_pull(runner: Runner) -> None:
     options = {"service_account": "trainer", "image_pull_secrets": ["one", "two"], "priority_class": "urgent"}
     job = dry_run(runner, app(), **options)
-    extra = job.spec.roles[0].template.spec.model_extra or {}
-    assert extra["serviceAccountName"] == "trainer"
-    assert extra["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    pod = job.spec.roles[0].template.spec
+    assert pod.service_account_name == "trainer"
+    assert (pod.model_extra or {})["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert job.spec.priority_class_name == "urgent"
 
 
 def test_a_claim_keeps_the_run_folder_of_each_job_apart(runner: Runner) -> None:
     pod = dry_run(runner, app(), run_volume="runs").spec.roles[0].template.spec
     assert {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}} in pod.volumes
-    mount = (pod.containers[0].model_extra or {})["volumeMounts"][-1]
+    mount = pod.containers[0].volume_mounts[-1]
     assert mount == {
         "name": "muster-run",
         "mountPath": "/muster/run",

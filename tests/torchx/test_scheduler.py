@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.local.small import eventually
 from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
@@ -144,10 +145,7 @@ def test_deleting_forgets_an_app(runner: Runner, home: Path) -> None:
     app_id = handle.rpartition("/")[2]
     assert scheduler.exists(app_id)
     scheduler._delete_existing(app_id)
-    deadline = time.monotonic() + 20
-    while scheduler.exists(app_id):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not scheduler.exists(app_id))
     assert runner.status(handle) is None
 
 
@@ -168,6 +166,7 @@ def test_an_app_can_be_described_by_another_session(runner: Runner, home: Path) 
     role = described.roles[0]
     assert (role.name, role.entrypoint, role.num_replicas, role.max_retries) == ("main", "sh", 2, 4)
     assert (role.resource.cpu, role.resource.gpu, role.env["A"]) == (1, 0, "1")
+    assert role.resource.memMB == app.roles[0].resource.memMB == -1, "not said"
     assert runner.describe(f"{SCHEDULER}://torchx/no-such-app") is None
 
 
@@ -198,10 +197,7 @@ def test_a_followed_log_tells_why_the_app_waits_and_how_it_ended(runner: Runner,
     lines: list[str] = []
     follower = threading.Thread(target=lambda: lines.extend(log(runner, second, should_tail=True)))
     follower.start()
-    deadline = time.monotonic() + 20
-    while not (runner.status(second) or waiting).msg.startswith("waits in queue research, is next: "):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    eventually(lambda: (runner.status(second) or waiting).msg.startswith("waits in queue research, is next: "))
     gate.touch()
     follower.join(timeout=30)
     assert end(runner, second).state == AppState.SUCCEEDED

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from muster.cli import draining, host, jobs, logs, objects, queues, reports, scaling, watch, worlds
 from muster.cli.clusters import CLUSTER, CONTEXT, Choice, in_front, say
+from muster.cli.helping import HELP, Group, Verbs
 from muster.cli.outcome import Ended, ExitCode, run, tell
 
 _SECTIONS = {
@@ -22,30 +22,19 @@ _SECTIONS = {
 }
 
 
-class Sections(TyperGroup):
-    """Lists the verbs by what they are about."""
+class Sections(Group):
+    """The verbs by what they are about."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [name for names in _SECTIONS.values() for name in names]
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in _SECTIONS.items():
-            rows = []
-            for name in names:
-                command = self.get_command(ctx, name)
-                if command is not None:
-                    rows.append((name, command.get_short_help_str(limit=80)))
-            with formatter.section(title):
-                formatter.write_dl(rows, col_max=12)
+    sections = _SECTIONS
 
 
-app = typer.Typer(
+app = Verbs(
     name="muster",
     cls=Sections,
     no_args_is_help=True,
     rich_markup_mode=None,  # rich's help costs 0.2 s
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings=HELP,
 )
 
 
@@ -64,13 +53,16 @@ def _muster(
     ] = False,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="local|kubernetes", help=f"This host, or a kubeconfig's cluster. [env: {CLUSTER}]"),
+        typer.Option(
+            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; else as {CLUSTER} says."
+        ),
     ] = None,
     context: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig. [env: {CONTEXT}]")
+        str | None,
+        typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig; else as {CONTEXT} says."),
     ] = None,
     kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A cluster by its kubeconfig. [env: KUBECONFIG]")
+        str | None, typer.Option(metavar="FILE", help="A cluster by its kubeconfig, instead of KUBECONFIG's.")
     ] = None,
 ) -> None:
     """Launch, queue and watch PyTorch training, on this host or in a cluster of Kubernetes.

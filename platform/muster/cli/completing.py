@@ -27,18 +27,38 @@ def _queue_names(incomplete: str) -> list[str]:
     return _names(lambda: [row["name"] for row in connect(start=False).queues()], incomplete)
 
 
+def _phases(incomplete: str) -> list[str]:
+    """Phases in the place of the last of `Running,Pe`; those named before it are not offered again."""
+    from muster.cli.views.job_words import STYLES
+
+    before, comma, last = incomplete.rpartition(",")
+    left = [phase for phase in STYLES if phase not in before.split(",")]
+    return [f"{before}{comma}{phase}" for phase in left if phase.startswith(last.capitalize())]
+
+
 JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="A job: NAME or NAMESPACE/NAME.", autocompletion=_job_names)
 ]
 JobNames = Annotated[
     list[str], typer.Argument(metavar="JOB", help="Jobs: NAME or NAMESPACE/NAME.", autocompletion=_job_names)
 ]
-QueueName = Annotated[str | None, typer.Option("--queue", "-q", help="Queue.", autocompletion=_queue_names)]
+QueueName = Annotated[
+    str | None, typer.Option("--queue", "-q", metavar="QUEUE", help="Queue.", autocompletion=_queue_names)
+]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.", metavar="NAMESPACE")]
+Phases = Annotated[
+    str | None,
+    typer.Option(
+        "--phase",
+        metavar="PHASE,...",
+        help="Pending, Admitted, Running, Suspended, Succeeded or Failed; or some of them.",
+        autocompletion=_phases,
+    ),
+]
 AllNamespaces = Annotated[
     bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces; on this host they are shown anyway.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def split_name(job: str, namespace: str | None = None) -> tuple[str, str]:

@@ -27,7 +27,7 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="End once no job is left on it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Have the jobs on a node write a checkpoint and go on elsewhere; no job comes to it until undrain."""
+    """Have the jobs on a node go on elsewhere, and none come. They write a checkpoint first."""
     from muster.cli.views.job_words import label
 
     client = connect()
@@ -53,5 +53,19 @@ def undrain(node: Node, as_json: Json = False) -> None:
 
 
 def _until_empty(client: Client, node: str) -> None:
-    while client.jobs_on(node):
+    """For as long as it takes; an API server that does not answer is given the time of its upgrade."""
+    from muster.errors import ClusterError, DaemonError
+    from muster.kubernetes.connection import PATIENCE_S
+    from muster.kubernetes.reading import WRONG_VERSION
+
+    patience = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if not client.jobs_on(node):
+                return
+            patience = time.monotonic() + PATIENCE_S
+        except ClusterError as error:
+            lasting = isinstance(error, DaemonError) or error.reason == WRONG_VERSION
+            if lasting or time.monotonic() > patience:
+                raise
         time.sleep(_POLL_S)

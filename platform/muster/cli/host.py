@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from muster.cli.completing import Json
+from muster.cli.helping import Group, Verbs
 from muster.cli.printing import print_json, show
 
-app = typer.Typer(
-    help="The daemon that runs jobs on this host; it starts by itself, but not after `down`.",
+app = Verbs(
+    cls=Group,
+    help="The daemon that runs jobs on this host. It starts by itself, but not after `muster local down`.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -32,11 +34,14 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start the daemon, if it does not run."""
-    from muster.cli.views.amounts import parse_duration
+    from muster.amounts import parse_duration
+    from muster.cli.views.daemon_page import labels_of
     from muster.local.client import LocalClient
 
     idle_s = None if idle is None else float(parse_duration(idle, "--idle"))
     _tell(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)
+    for line in () if as_json or nodes is None else labels_of(nodes):
+        print(f"  {line}")
 
 
 @app.command()
@@ -46,7 +51,7 @@ def down(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop the daemon; refused while jobs run, unless --force."""
+    """Stop the daemon. Refused while jobs run, unless --force."""
     from muster.errors import DaemonError
     from muster.local.client import LocalClient
 
@@ -67,7 +72,7 @@ def down(
 
 @app.command()
 def status(as_json: Json = False) -> None:
-    """Tell whether the daemon runs, and what it does; exit code 4 if it does not."""
+    """Tell whether the daemon runs, and what it does. The exit code is 4 if none runs."""
     from muster.local.client import LocalClient
 
     _tell(LocalClient.connect(start=False).status(), as_json)
@@ -75,9 +80,9 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def snapshot(
-    out: Annotated[Path, typer.Argument(metavar="OUT.json", help="File to write; - is stdout.")] = Path("-"),
+    out: Annotated[Path, typer.Argument(metavar="OUT.json", help="File to write; stdout without one.")] = Path("-"),
 ) -> None:
-    """Save the world that was planned last: `muster replay OUT.json` plans it again."""
+    """Save the world that was planned last. `muster replay OUT.json` plans it again."""
     from muster.local.client import LocalClient
 
     world = LocalClient.connect(start=False).snapshot()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.client import Client, connect, listed_namespace
-from muster.cli.completing import AllNamespaces, JobName, JobNames, Json, Namespace, QueueName, split_name
+from muster.cli.completing import AllNamespaces, JobName, JobNames, Json, Namespace, Phases, QueueName, split_name
 from muster.cli.outcome import Ended, ExitCode, usage_error
-from muster.cli.printing import console, print_json, show
+from muster.cli.printing import aside, console, print_json, show
 
 if TYPE_CHECKING:
     from muster.cli.reading import Read
@@ -45,7 +45,7 @@ def submit(
     max_runtime: Annotated[
         str | None, typer.Option(metavar="2h", help="Longest stay; lets the job start ahead where it delays nobody.")
     ] = None,
-    trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace these steps (half-open).")] = None,
+    trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
     namespace: Namespace = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; the exit code tells how it was.")] = False,
@@ -86,27 +86,45 @@ def list_jobs(
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     queue: QueueName = None,
-    phase: Annotated[str | None, typer.Option(help="Pending, Admitted, Running, Suspended, Succeeded, Failed.")] = None,
+    phase: Phases = None,
     as_json: Json = False,
 ) -> None:
     """Show what runs, what waits and why, and what ended."""
     from muster.cli.views.job_table import in_order, job_table
-    from muster.cli.views.job_words import STYLES
 
-    if phase is not None and phase.capitalize() not in STYLES:
-        usage_error(f"--phase: {phase!r} is not known; write one of {', '.join(STYLES)}", "--phase")
+    phases = None if phase is None else _phases(phase)
     of = None if all_namespaces else namespace or listed_namespace()
+    listing = connect().listing(of)
     jobs = [
         job
-        for job in connect().jobs(of)
-        if (queue is None or job.spec.queue == queue) and (phase is None or job.status.phase == phase.capitalize())
+        for job in listing.jobs
+        if (queue is None or job.spec.queue == queue) and (phases is None or job.status.phase in phases)
     ]
+    odd = [one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)]
     if as_json:
-        print_json(in_order(jobs))
+        print_json([*in_order(jobs), *({**one.document, "unreadable": one.complaint} for one in odd)])
     elif jobs:
         show(job_table(jobs, time.time(), console().width))
-    else:
+    elif not odd:
         print("No jobs. Submit one: muster submit FILE.yaml")
+    for one in () if as_json else odd:
+        aside(f"warning: job {one.name} cannot be read: {one.complaint}")
+
+
+def _phases(text: str) -> frozenset[str]:
+    """`Running,Pending`, in any case. Raises `InvalidSpec` Usage that names what is no phase and the nearest one."""
+    from muster.cli.views.job_words import STYLES
+    from muster.nearest import meant
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    otherwise = f"write some of {', '.join(STYLES)}"
+    if not names:
+        usage_error(f"--phase: {text!r} names no phase; {otherwise}", "--phase")
+    for name in names:
+        if name.capitalize() not in STYLES:
+            told = meant(name.capitalize(), STYLES, otherwise)
+            usage_error(f"--phase: {name!r} is not known; {told}", "--phase")
+    return frozenset(name.capitalize() for name in names)
 
 
 def describe(job: JobName, namespace: Namespace = None, as_json: Json = False) -> None:
@@ -134,7 +152,7 @@ def cancel(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -
 
 
 def suspend(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
-    """Stop jobs after a checkpoint and free their room until they are resumed."""
+    """Stop jobs after a checkpoint, and free their room. They wait until they are resumed."""
     _each(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
 
 
@@ -164,6 +182,7 @@ def _each(
 
 def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
     """Raises `NotFound` or `Conflict` that tells of every job that cannot be acted on."""
+    from muster.admission import ending
     from muster.cli.views.job_words import is_over
     from muster.errors import Conflict, NotFound
 
@@ -175,7 +194,7 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
             faults.append(error)
         else:
             if is_over(job) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
-                faults.append(Conflict(f"job {key[0]!r} is finished ({job.status.phase})"))
+                faults.append(Conflict(f"job {key[0]!r} is finished ({ending(job)})"))
     if faults:
         raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
 

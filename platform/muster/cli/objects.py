@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from muster.cli.client import Client, connect, default_namespace
 from muster.cli.completing import Json, Namespace, split_name
 from muster.cli.outcome import usage_error
-from muster.cli.printing import console, print_json
+from muster.cli.printing import aside, console, print_json
+from muster.errors import Refused
 
 _KINDS = {
     "Queue": ("queue", "queues", "mq"),
@@ -30,7 +31,7 @@ def apply(
     files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with objects; - is stdin.")],
     as_json: Json = False,
 ) -> None:
-    """Create or change queues and flavors: all objects of the files, or none."""
+    """Create or change queues and flavors: all of the files', or none."""
     from muster.cli.reading import read_objects
 
     objects = [item for file in files for item in read_objects(file)]
@@ -38,13 +39,18 @@ def apply(
 
 
 def delete(
-    kind: Annotated[str | None, typer.Argument(help="queue, flavor or job.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="queue, flavor or job.")] = None,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names of that kind.")] = None,
-    files: Annotated[list[str] | None, typer.Option("--file", "-f", help="Delete what a file names.")] = None,
+    files: Annotated[
+        list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete what a file names.")
+    ] = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Delete objects. A job that runs is stopped first; a queue goes once no unfinished job names it."""
+    """Delete objects: all that are named, or none.
+
+    A job that runs is stopped first; a queue goes once no unfinished job names it.
+    """
     from muster.cli.reading import read_objects
 
     targets: list[tuple[str, str, str]] = []
@@ -60,9 +66,8 @@ def delete(
         ]
     if not targets:
         usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
-    client, rows = connect(), []
-    for target, name, space in _children_first(client, targets):
-        rows.append(client.delete(target, name, space))
+    client = connect()
+    rows = client.delete_all(_children_first(client, list(dict.fromkeys(targets))))
     _tell(rows, as_json)
     for row in () if as_json else rows:
         if row["kind"] == "Queue" and row["result"] == "deleting":
@@ -73,7 +78,11 @@ def _tell_awaited(client: Client, queue: str) -> None:
     """Which jobs a queue waits for that is being deleted, and what to do about them."""
     from muster.cli.views.job_words import is_over, label
 
-    names = [label(job) for job in client.jobs() if job.spec.queue == queue and not is_over(job)]
+    try:
+        jobs = client.jobs()
+    except Refused:
+        return  # in a cluster, whoever may delete queues need not see everybody's jobs
+    names = [label(job) for job in jobs if job.spec.queue == queue and not is_over(job)]
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         told = f"it goes once these have ended: {', '.join(names[:_NAMED])}{more}; let them end, or: muster cancel JOB"
@@ -85,12 +94,15 @@ def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list
     queues = [target for target in targets if target[0] == "Queue"]
     if len(queues) < 2:
         return targets
-    places = {row["name"]: place for place, row in enumerate(client.queues())}  # parents first
+    try:
+        places = {row["name"]: place for place, row in enumerate(client.queues())}  # parents first
+    except Refused:
+        return targets  # they may not be read: as they were named
     ordered = iter(sorted(queues, key=lambda target: -places.get(target[1], 0)))
     return [next(ordered) if target[0] == "Queue" else target for target in targets]
 
 
-def _tell(rows: list[dict[str, str]], as_json: bool) -> None:
+def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
@@ -98,3 +110,5 @@ def _tell(rows: list[dict[str, str]], as_json: bool) -> None:
         space = f"{row['namespace']}/" if row["kind"] == "TrainingJob" and row.get("namespace") else ""
         style = _STYLES.get(row["result"], "dim")
         console().print(f"{row['kind'].lower()} {space}{row['name']} [{style}]{row['result']}[/]")
+        for notice in row.get("notices", ()):
+            aside(f"warning: queue {row['name']!r}: {notice}")

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from muster import terminal
 from muster.errors import ClusterError, InvalidSpec, InvalidTrace, MusterError, Refused
 
 
@@ -72,8 +73,9 @@ def tell(message: str, reason: str, field: str = "", *, as_json: bool) -> None:
     if as_json:
         text = json.dumps({"error": {"reason": reason, "message": message, "field": field}})
     else:
-        red, plain = ("\x1b[31m", "\x1b[0m") if _colours(sys.stderr) else ("", "")
-        text = f"{red}error:{plain} {message}" + (f" ({reason})" if reason not in ("Error", "Invalid") else "")
+        red, normal = ("\x1b[31m", "\x1b[0m") if _colours(sys.stderr) else ("", "")
+        code = f" ({reason})" if reason not in ("Error", "Invalid") else ""
+        text = f"{red}error:{normal} {terminal.plain(message)}{code}"
     with contextlib.suppress(OSError):  # nobody reads it; the exit code still tells
         print(text, file=sys.stderr, flush=True)
 

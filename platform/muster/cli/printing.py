@@ -1,35 +1,68 @@
-"""Where output goes: one console for people, plain JSON for scripts."""
+"""Where output goes: one console for people, plain JSON for scripts. Neither passes on what a terminal would obey."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from muster.terminal import plain as plain_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 
 def console() -> Console:
     """The console on stdout. Rich honours NO_COLOR; into a pipe lines are as long as they need to be."""
     from rich.console import Console
 
+    class Guarded(Console):
+        """Whatever is drawn is text: no escape sequence gets through but those that Rich makes."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            return (
+                segment if segment.control else segment._replace(text=plain_text(segment.text))
+                for segment in super().render(renderable, options)
+            )
+
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, soft_wrap=False, width=160 if piped else None)
+    return Guarded(highlight=False, soft_wrap=False, width=160 if piped else None)
+
+
+def aside(text: str) -> None:
+    """Say something on stderr, which is no part of the output."""
+    print(plain_text(text), file=sys.stderr, flush=True)
 
 
 def show(renderable: RenderableType) -> None:
-    """Print for people; into a pipe without the blanks that fill a table's last column."""
+    """Print for people."""
     out = console()
-    if out.is_terminal:
+    with unfilled(out):
         out.print(renderable)
+
+
+@contextmanager
+def unfilled(out: Console) -> Iterator[None]:
+    """What is printed inside goes into a pipe without the blanks that fill lines up to the console's width."""
+    if out.file.isatty():
+        yield
         return
     with out.capture() as drawn:
-        out.print(renderable)
-    out.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
+        yield
+    out.file.write("".join(f"{_FILLING.sub(_codes, line)}\n" for line in drawn.get().splitlines()))
+
+
+_FILLING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # FORCE_COLOR has colours end behind the blanks
+
+
+def _codes(filling: re.Match[str]) -> str:
+    return filling[0].replace(" ", "")
 
 
 def print_json(rows: Sequence[Any]) -> None:

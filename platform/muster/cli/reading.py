@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.cli.views.amounts import parse_duration, parse_steps
+from muster.amounts import parse_duration, parse_steps
 from muster.documents import Object, Placed, load_documents, load_placed
 from muster.documents.located import MAX_BYTES
 from muster.errors import InvalidSpec, Refused

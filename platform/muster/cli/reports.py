@@ -11,7 +11,7 @@ import typer
 
 from muster.cli.client import connect
 from muster.cli.completing import Json, Namespace, split_name
-from muster.cli.printing import console, print_json
+from muster.cli.printing import console, print_json, unfilled
 from muster.errors import NotFound, Refused
 
 if TYPE_CHECKING:
@@ -24,37 +24,54 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="DIR|JOB", help="A run folder, any folder of traces, or a job.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write the report there.")] = None,
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="DIR|JOB|FILE", help="A run folder, any folder of traces, a job, or some traces."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Write the report there.")
+    ] = None,
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Build the report of a run: a page that needs no network, and the same here. Its path is printed last."""
-    folder, job = _run_dir(run, namespace)
-    if as_json:
-        print_json([json.loads(_build(folder, job, out).with_name("report.json").read_text())])
+    """Build the report of a run, as a page and here. The page needs no network; its path is printed last.
+
+    What a job in a cluster has left in the cluster's store is brought here first, with your credentials for the store
+    in the environment.
+    """
+    if len(runs) == 1:
+        run_dir, job = _run_dir(runs[0], namespace)
+        sources = [run_dir]
     else:
-        build_and_show(folder, console(), out, job=job)
+        sources, job = [Path(run) for run in runs], None
+    page = _build(sources, job, out)
+    if as_json:
+        from muster.tracing.report import json_beside
+
+        print_json([json.loads(json_beside(page).read_text())])
+    else:
+        show(page, console())
 
 
-def build_and_show(run_dir: Path, to: Console, out: Path | None = None, *, job: str | None = None) -> None:
-    """Build the report and print what it found; the last line is the page's path."""
-    show(_build(run_dir, job, out), to)
+def build_and_show(run_dir: Path, to: Console, *, job: str | None = None) -> None:
+    """Build the report of a run folder and print what it found; the last line is the page's path."""
+    show(_build([run_dir], job, None), to)
 
 
 def show(page: Path, to: Console) -> None:
     """Print what a report found that has been built; the last line is the page's path. Raises InvalidTrace, OSError."""
     from muster.tracing.report import load, render_terminal
 
-    render_terminal(load(page), to)
+    with unfilled(to):
+        render_terminal(load(page), to)
     to.print(str(page), soft_wrap=True, markup=False)
 
 
-def _build(run_dir: Path, job: str | None, out: Path | None) -> Path:
+def _build(sources: list[Path], job: str | None, out: Path | None) -> Path:
     """The page, built with all the CPUs that this process may use."""
     from muster.tracing.report import build
 
-    return Path(str(build(run_dir, out, name=job, workers=len(os.sched_getaffinity(0))).page))
+    return Path(str(build(sources, out, name=job, workers=len(os.sched_getaffinity(0))).page))
 
 
 def _run_dir(run: str, namespace: str | None) -> tuple[Path, str | None]:
@@ -70,8 +87,9 @@ def _run_dir(run: str, namespace: str | None) -> tuple[Path, str | None]:
     except NotFound as error:
         raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
     if found is None:
-        told = f"the run folder of job {run} is inside the cluster; copy it here and name the folder"
-        raise Refused(told, reason="NotHere")
+        from muster.cli.distant import bring
+
+        return bring(connect().job(name, space)), name
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: there is no run folder", reason="NotStarted")
     return found, name

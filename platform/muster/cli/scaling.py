@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.amounts import plural
 from muster.cli.client import connect
 from muster.cli.completing import JobName, Json, Namespace, split_name
 from muster.cli.outcome import usage_error
@@ -29,7 +30,7 @@ def scale(
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Change how many pods a job has; one that runs goes on from a checkpoint at its new size."""
+    """Change how many pods a job has. One that runs goes on from a checkpoint at its new size."""
     client, (name, space) = connect(), split_name(job, namespace)
     before = client.job(name, space)
     wanted = dict(_read(text, before) for text in replicas)
@@ -39,8 +40,10 @@ def scale(
         return
     for role in after.spec.roles:
         if role.name in wanted:
-            least = f" (at least {role.min_replicas})" if role.min_replicas is not None else ""
-            console().print(f"trainingjob {space}/{name}: role {role.name} has {role.replicas} replicas{least}")
+            is_elastic = role.min_replicas is not None and role.min_replicas < role.replicas
+            least = f", and starts with {role.min_replicas} or more" if is_elastic else ""
+            has = plural(role.replicas, "replica")
+            console().print(f"trainingjob {space}/{name}: role {role.name} has {has}{least}")
 
 
 def _read(text: str, job: TrainingJob) -> tuple[str, int]:

@@ -19,7 +19,7 @@ import typer
 from muster.cli.client import Client, connect
 from muster.cli.completing import JobName, Json, Namespace, split_name
 from muster.cli.outcome import Ended, ExitCode
-from muster.cli.printing import console, print_json
+from muster.cli.printing import aside, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,10 +40,10 @@ def register(app: typer.Typer) -> None:
 def watch(
     job: JobName,
     namespace: Namespace = None,
-    report: Annotated[bool, typer.Option(help="Build and show the report at the end.")] = True,
+    report: Annotated[bool, typer.Option(help="Build and show the report at the end, or not.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Watch one job until it ends; exit code 0 if it succeeded, 1 if not."""
+    """Watch one job until it ends. The exit code is 0 if it succeeded, 1 if not."""
     watch_job(connect(), *split_name(job, namespace), report=report, as_json=as_json)
 
 
@@ -65,21 +65,22 @@ def watch_job(client: Client, name: str, namespace: str, *, report: bool = True,
         raise NotFound(vanished(name, namespace, None if last is None else last.job))
     if not as_json:
         _tell_end(last, out)
-    run_dir = client.run_dir(name, namespace)
+    run_dir = _run_dir(client, name, namespace)
     job = _reported(client, last.job) if report and run_dir is not None else last.job
     if as_json:
         print_json([job])
     elif report:
-        _tell_report(job, run_dir, out)
+        _tell_report(job, run_dir, out, getattr(client, "context", ""))
     if last.job.status.phase != "Succeeded":
         raise Ended(ExitCode.JOB_FAILED)
 
 
 def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
     """What there is to see, whenever the job changes and twice a second in between, until it is over or gone."""
-    from muster.cli.views.job_words import is_over, leading, present
+    from muster.cli.views.job_words import is_over
     from muster.cli.views.watching import Sight
     from muster.errors import NotFound
+    from muster.progress import at_rest, leading, present
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
 
@@ -110,9 +111,10 @@ def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
         if job is not None:
             beat = None
             if is_over(job):
-                beat = leading(client.beats(name, namespace))
+                said = leading(client.beats(name, namespace))
+                beat = None if said is None else at_rest(said)
             elif job.status.phase == "Running":
-                beat = present(client.beats(name, namespace), job)
+                beat = present(client.beats(name, namespace), job.status.attempt)
             yield Sight(job, beat, time.time())
 
 
@@ -144,34 +146,39 @@ def _drawn(sights: Iterator[Sight], out: Console) -> Sight | None:
 
 def _printed(sights: Iterator[Sight], out: Console) -> Sight | None:
     """Print lines into a pipe: what has changed at once, progress now and then."""
-    from muster.cli.views.watching import doing, news, progress_line
+    from muster.cli.views.job_words import is_over
+    from muster.cli.views.watching import news
+    from muster.progress import Lines
 
-    last, shown_at, shown = None, 0.0, None
+    last, progress = None, Lines(PROGRESS_EVERY_S)
     for sight in sights:
         for line in news(last, sight):
             out.print(line, soft_wrap=True)
-        now_doing = doing(sight)
-        over = sight.job.status.phase in ("Succeeded", "Failed")
-        if now_doing is not None and (
-            (now_doing != shown and (over or now_doing.preparing or sight.now - shown_at >= PROGRESS_EVERY_S))
-            or (now_doing.preparing and sight.now - shown_at >= STILL_EVERY_S)
-        ):
-            out.print(progress_line(sight), soft_wrap=True)
-            shown_at, shown = sight.now, now_doing
+        told = progress.due(sight.beat, sight.now, over=is_over(sight.job))
+        if told is not None:
+            out.print(told, soft_wrap=True, markup=False)
         out.file.flush()
         last = sight
     return last
 
 
 PROGRESS_EVERY_S = 5.0
-STILL_EVERY_S = 20.0
-"""What takes long before the first step is told again, with the time that it has taken."""
 
 
 def _tell_end(sight: Sight, out: Console) -> None:
     from muster.cli.views.watching import ending
 
     out.print(ending(sight))
+
+
+def _run_dir(client: Client, name: str, namespace: str) -> Path | None:
+    """Where the run can be reached from here; that nobody tells any more changes nothing of how the job ended."""
+    from muster.errors import ClusterError, NotFound
+
+    try:
+        return client.run_dir(name, namespace)
+    except (NotFound, ClusterError):
+        return None
 
 
 def _reported(client: Client, job: TrainingJob) -> TrainingJob:
@@ -192,7 +199,7 @@ def _awaits_report(job: TrainingJob) -> bool:
     return job.spec.trace is not None and job.status.started_at is not None and job.status.traces is None
 
 
-def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console) -> None:
+def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console, context: str) -> None:
     """Show the report, or build it where the cluster does not; a run that measured nothing has none.
 
     That it cannot be built is told, but how the job ended counts more.
@@ -202,8 +209,11 @@ def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console) -> None:
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster
-        if traces is not None and traces.report:
-            out.print(traces.report, soft_wrap=True, markup=False)
+        from muster.kubernetes.kept import report_command
+
+        command = report_command(job, context)
+        if command is not None:
+            out.print(f"for the report: {command}", soft_wrap=True, markup=False)
         return
     try:
         if traces is not None and traces.report:
@@ -215,4 +225,4 @@ def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console) -> None:
     except (InvalidTrace, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        print(f"no report: {error}", file=sys.stderr)
+        aside(f"no report: {error}")

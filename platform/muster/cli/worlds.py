@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,10 +32,12 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    nodes: Annotated[Path, typer.Option(metavar="NODES.csv", help="name,gpus,cpu_milli,memory_mib,...; or OpenB's.")],
-    jobs: Annotated[Path, typer.Option(metavar="JOBS.csv", help="name,submit_s,runtime_s,pods,...; or OpenB's.")],
+    nodes: Annotated[
+        Path, typer.Option(metavar="NODES.csv", help="name,gpus,cpu_milli,memory_mib and more; or OpenB's.")
+    ],
+    jobs: Annotated[Path, typer.Option(metavar="JOBS.csv", help="name,submit_s,runtime_s,pods and more; or OpenB's.")],
     policy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"{_POLICIES}; several are compared. [default: muster]")
+        list[str] | None, typer.Option(metavar="NAME", help=f"{_POLICIES}; several are compared. Without it: muster.")
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="All policies side by side.")] = False,
     queues: Annotated[
@@ -43,6 +47,10 @@ def simulate(
         float | None,
         typer.Option(metavar="1.5", help="Jobs without max_runtime_s declare their runtime times this."),
     ] = None,
+    stop_seconds: Annotated[
+        float | None,
+        typer.Option(metavar="10", help="How long pods take to stop once they are told to. Without it: 10."),
+    ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read.")] = False,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the figures; - is stdout.")
@@ -51,18 +59,23 @@ def simulate(
         Path | None, typer.Option(metavar="OUT.csv", help="Write every stay of a pod on a node, to audit.")
     ] = None,
 ) -> None:
-    """Replay a recorded workload under a virtual clock; the engine and planner are the real ones."""
+    """Replay a recorded workload under a virtual clock. The engine and planner are the real ones."""
     from muster.cli.views.simulation_table import simulation_table
     from muster.simulate import Habits, Setup, read_workload
 
     policies = _policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
         usage_error(f"--bound-factor: {bound_factor} is below 1: every job would be stopped early; write 1 or more")
+    if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
+        usage_error(f"--stop-seconds: {stop_seconds:g} is no time to stop; write 0 or more")
     for out in (json_out, placements):
         if out is not None and not out.parent.is_dir():  # told now rather than after a minute's work
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
     workload = read_workload(nodes, jobs, skip_bad=skip_bad)
-    setup = Setup(habits=Habits(bound_factor=bound_factor), queue_tree=None if queues is None else _tree(queues))
+    habits = Habits(bound_factor=bound_factor)
+    if stop_seconds is not None:
+        habits = replace(habits, stop_s=stop_seconds, grace_s=max(habits.grace_s, math.ceil(stop_seconds)))
+    setup = Setup(habits=habits, queue_tree=None if queues is None else _tree(queues))
     results = [_run(workload, one, setup) for one in policies]
     if placements is not None:
         for result in results:
@@ -80,21 +93,23 @@ def simulate(
 
 
 def replay(
-    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved world.")],
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}.")] = "muster",
+    snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved world; - is stdin.")],
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}. Without it: muster.")] = "muster",
     as_json: Json = False,
 ) -> None:
-    """Print the plan for a saved world: who starts where, who waits for what, who has to leave."""
+    """Print the plan for a saved world. It tells who starts where, who waits for what, who has to leave."""
     from muster.cli.views.plan_table import decision_rows, plan_table
     from muster.engine import load
     from muster.engine import replay as replayed
     from muster.errors import InvalidSpec
 
     (chosen,) = _policies([policy])
+    is_piped = str(snapshot) == "-"
+    saved = sys.stdin.buffer.read() if is_piped else snapshot.read_bytes()
     try:
-        world = load(snapshot.read_bytes())
+        world = load(saved)
     except InvalidSpec as error:
-        raise InvalidSpec(f"{snapshot}: {error}", field=error.field) from error
+        raise InvalidSpec(f"{'stdin' if is_piped else snapshot}: {error}", field=error.field) from error
     decisions = replayed(world, chosen)
     if as_json:
         print_json(decision_rows(world, decisions))

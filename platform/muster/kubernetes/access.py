@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
@@ -37,7 +38,8 @@ class Target:
 class Access:
     """All that a request needs. `headers` are asked for anew before each request, as tokens expire. `tls` None: http.
 
-    `server_name` is whom the certificate should be of where that is not the host of `server`.
+    `server_name` is whom the certificate should be of where that is not the host of `server`. `acting_as` are headers
+    that say for whom the request is made, however one logs in; a name may come more than once.
     """
 
     server: str
@@ -47,6 +49,7 @@ class Access:
     context: str = ""
     server_name: str | None = None
     proxy: str | None = None
+    acting_as: tuple[tuple[str, str], ...] = ()
 
 
 def find_access(target: Target, environ: Mapping[str, str] = os.environ) -> Access:
@@ -124,6 +127,7 @@ def _from_kubeconfig(config: _Kubeconfig, wanted: str | None) -> Access:
             if any(way in user for way in _BY_PROGRAM)
             else (_tls(cluster, user), _headers(user))
         )
+        acting_as = _acting_as(user)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         told = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(told, reason="BadKubeconfig") from error
@@ -136,6 +140,7 @@ def _from_kubeconfig(config: _Kubeconfig, wanted: str | None) -> Access:
         context=name,
         server_name=cluster.get("tls-server-name") or None,
         proxy=cluster.get("proxy-url") or None,
+        acting_as=acting_as,
     )
 
 
@@ -180,10 +185,10 @@ def _decoded(text: str) -> bytes:
 
 
 def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
-    fixed = {"Impersonate-User": user["as"]} if user.get("as") else {}
+    fixed = {}
     if user.get("tokenFile"):
         file = user[""] / user["tokenFile"]
-        return lambda: {**fixed, "Authorization": f"Bearer {file.read_text().strip()}"}
+        return lambda: {"Authorization": f"Bearer {file.read_text().strip()}"}
     if user.get("token"):
         fixed["Authorization"] = f"Bearer {user['token']}"
     elif user.get("username"):
@@ -192,11 +197,37 @@ def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
     return lambda: fixed
 
 
+def _acting_as(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`. Raises ValueError where they have no form, and
+    where there is no `as`: to leave out whom one acts as would be to act as oneself."""
+    headers = [("Impersonate-User", user["as"])] if user.get("as") else []
+    headers += [("Impersonate-Uid", user["as-uid"])] if user.get("as-uid") else []
+    groups, extra = user.get("as-groups") or [], user.get("as-user-extra") or {}
+    if not isinstance(groups, list):
+        raise ValueError("as-groups: write a list of groups")
+    if not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
+        raise ValueError("as-user-extra: write a mapping of lists")
+    headers += [("Impersonate-Group", group) for group in groups]
+    headers += [(f"Impersonate-Extra-{_escaped(str(key))}", value) for key, values in extra.items() for value in values]
+    for name, value in headers:
+        if not isinstance(value, str) or not value.isprintable():
+            raise ValueError(f"{name}: {value!r} cannot be sent; write a text without control characters")
+    if headers and not user.get("as"):
+        raise ValueError("as-groups, as-uid and as-user-extra go with `as`: write whom to act as")
+    return tuple(headers)
+
+
+def _escaped(key: str) -> str:
+    """As client-go writes a key into the name of a header."""
+    return quote(key, safe="!#$&'*+-.^_`|~")
+
+
 def _by_official_client(paths: list[Path], context: str) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
     try:
         from kubernetes import client, config
     except ImportError as error:
-        told = f"context {context!r} logs in by a program; for that, install muster[kubernetes]"
+        how = "pip install '/path/to/muster[kubernetes]', of a clone of Muster"
+        told = f"context {context!r} logs in by a program; for that: {how}"
         raise ClusterError(told, reason="NoKubernetesClient") from error
     settings = client.Configuration()
     try:

@@ -20,11 +20,16 @@ Json = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 PLAIN = "application/json"
+DRY_RUN = {"dryRun": "All"}
+"""The query of a write that is only checked."""
 _TIMEOUT_S = 60.0
 _PAGE = 500
 _BUSY = frozenset({429, 503})  # and nothing was done
 _TRIES = 5
 _LONGEST_PAUSE_S = 10.0
+_PART = 65536
+PATIENCE_S = 120.0
+"""For so long whoever watches waits for an API server that does not answer: upgrades take about that long."""
 
 
 class Connection:
@@ -72,14 +77,14 @@ class Connection:
             code, answer, retry_after = self._once(method, url, payload, content_type)
         if not 200 <= code < 300:
             raise refusal(code, answer, method, path)
-        read: Json = json.loads(answer) if answer else {}
-        return read
+        return read_json(answer) if answer else {}
 
     @contextmanager
     def stream(self, path: str, query: Mapping[str, str], quiet_s: float) -> Iterator[Iterator[bytes]]:
         """The lines of an answer as they come, on a connection of its own.
 
-        Raises as `request` does, and `ClusterError` when nothing comes for `quiet_s` seconds.
+        Raises as `request` does, and `ClusterError` when nothing comes for `quiet_s` seconds or the answer is cut:
+        a line without an end is then not told.
         """
         connection = self._connect(quiet_s)
         try:
@@ -91,10 +96,21 @@ class Connection:
             connection.close()
 
     def _lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Read by `read1`: iterating over the answer takes a cut between two chunks for its end."""
+        begun: list[bytes] = []
         try:
-            yield from answer
+            while part := answer.read1(_PART):
+                *ends, rest = part.split(b"\n")
+                for end in ends:
+                    yield b"".join((*begun, end, b"\n"))
+                    begun.clear()
+                begun.append(rest)
+            if answer.length:  # as much was announced and did not come
+                raise http.client.IncompleteRead(b"", answer.length)
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(error) from error
+        if last := b"".join(begun):
+            yield last
 
     def _once(self, method: str, url: str, payload: bytes | None, content_type: str) -> tuple[int, bytes, str | None]:
         """A connection is used again for reading only: when it breaks, nobody knows what became of a write."""
@@ -123,9 +139,12 @@ class Connection:
     ) -> http.client.HTTPResponse:
         headers = {"Accept": PLAIN, "User-Agent": "muster", **self.access.headers()}
         if payload is not None:
-            headers["Content-Type"] = content_type
+            headers |= {"Content-Type": content_type, "Content-Length": str(len(payload))}
         try:
-            connection.request(method, urlsplit(self.access.server).path + url, payload, headers)
+            connection.putrequest(method, urlsplit(self.access.server).path + url)
+            for name, value in (*headers.items(), *self.access.acting_as):
+                connection.putheader(name, value.encode())  # one line each, also where a name comes again
+            connection.endheaders(payload)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._silent(error) from error
@@ -165,10 +184,21 @@ class _Named(http.client.HTTPSConnection):
         self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
 
 
+def read_json(text: bytes) -> Json:
+    """The object; of what is nested deeper than any object of ours as much as can be read. Raises ValueError."""
+    try:
+        read: Json = json.loads(text)
+    except RecursionError:
+        from muster.documents.shorn import shorn  # hardly ever needed, and it brings arrays along
+
+        read = json.loads(shorn(text))
+    return read
+
+
 def refusal(code: int, answer: bytes, method: str, path: str) -> MusterError:
     """The error that an answer means."""
     try:
-        status = json.loads(answer)
+        status: Any = read_json(answer)
     except ValueError:
         status = {}
     if not isinstance(status, dict):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from muster.cluster import DRAIN
-from muster.errors import Conflict, NotFound
+from muster.errors import ClusterError, Conflict, NotFound
 from muster.kubernetes import paths
 from muster.kubernetes.connection import MERGE_PATCH, Connection
+from muster.kubernetes.reading import WRONG_VERSION
 from muster.lifecycle import is_finished
+from muster.listing import Listing
 from muster.spec import TrainingJob
 
 _TRIES = 5
@@ -26,11 +28,15 @@ def undrain(connection: Connection, node: str) -> None:
     _change(connection, node, _without)
 
 
-def jobs_on(jobs: Iterable[TrainingJob], node: str) -> list[TrainingJob]:
-    """Unfinished jobs that have a place on the node."""
+def jobs_on(listing: Listing, node: str) -> list[TrainingJob]:
+    """Unfinished jobs that have a place on the node. Raises `ClusterError` WrongVersion for one that cannot be read."""
+    for one in listing.unreadable:
+        if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
+            told = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.complaint}"
+            raise ClusterError(told, reason=WRONG_VERSION)
     return [
         job
-        for job in jobs
+        for job in listing.jobs
         if not is_finished(job.status)
         and any(share.node == node for part in job.status.placement for share in part.nodes)
     ]

@@ -13,27 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.excerpt import Excerpt
 from muster.kubernetes import paths
-from muster.kubernetes.connection import Connection, Json
+from muster.kubernetes.connection import PATIENCE_S, Connection, Json
 from muster.kubernetes.reading import read, unix
 from muster.lifecycle import is_finished, pod_name
 from muster.spec import TrainingJob
 
 _POLL_S = 1.0
 _ANSWER_S = 60.0
+_FINAL = frozenset({"Unauthorized", "NotInstalled", "WrongVersion"})
+"""Why a log cannot be read at all. All else passes: the API server or the node is away, a container is being made."""
 _QUIET_S = 15.0  # then it is asked whether the pod still runs: whoever sends may have gone without a word
-_PATIENCE_S = 120.0  # with an API server that does not answer: upgrades take about that long
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
-
-
-@dataclass(frozen=True, slots=True)
-class Excerpt:
-    """Which lines: between two Unix times, the last ones of those, and whether to wait for more."""
-
-    since: float | None = None
-    until: float | None = None
-    tail: int | None = None
-    follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +38,15 @@ class Replica:
     index: int
 
 
-def read_log(connection: Connection, replica: Replica, attempt: int | None, excerpt: Excerpt) -> Iterator[str]:
-    """Lines of one replica; `attempt` None: of the present one.
+def read_log(connection: Connection, replica: Replica, excerpt: Excerpt) -> Iterator[str]:
+    """Lines of one replica; without an attempt: of the present one.
 
     Raises `NotFound` for a role or an index that the job does not have, and LogGone for an attempt whose pods are no
     more. With `follow` it waits for the pod, and ends when the attempt does.
     """
     job = _job(connection, replica)
     _check(job, replica)
-    number = job.status.attempt if attempt is None else attempt
+    number = job.status.attempt if excerpt.attempt is None else excerpt.attempt
     if number < job.status.attempt:
         told = f"attempt {number} of job {replica.job!r} is over, and its pods are gone with their logs"
         raise NotFound(f"{told}; the present one is {job.status.attempt}", field="attempt", reason="LogGone")
@@ -126,12 +118,12 @@ class _Place:
 def _follow(log: _Log, excerpt: Excerpt) -> Iterator[str]:
     """The log from its beginning to the end of the attempt, however often the server breaks off."""
     place = _Place()
-    over, patience = False, time.monotonic() + _PATIENCE_S
+    over, patience = False, time.monotonic() + PATIENCE_S
     while True:
         begun = place.at is not None
         try:
             over = _is_over(log)  # asked first: what the pod wrote before its end is still read
-            patience = time.monotonic() + _PATIENCE_S
+            patience = time.monotonic() + PATIENCE_S
             told = Excerpt(until=excerpt.until, follow=not over) if begun else replace(excerpt, follow=not over)
             for at, line in place.unread(log.open(told, place.at if begun else excerpt.since)):
                 if excerpt.until is not None and at is not None and at > excerpt.until:
@@ -141,7 +133,7 @@ def _follow(log: _Log, excerpt: Excerpt) -> Iterator[str]:
         except (NotFound, InvalidSpec):  # there is no pod yet, or its container has not started
             pass
         except ClusterError as error:
-            if error.reason != "Unreachable" or time.monotonic() > patience:
+            if error.reason in _FINAL or time.monotonic() > patience:
                 raise
             over = False  # its end may not have been read
         if over or (excerpt.until is not None and time.time() > excerpt.until + _POLL_S):

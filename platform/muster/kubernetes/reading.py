@@ -8,28 +8,105 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from muster.admission.queues import UNREADABLE
 from muster.cluster import NodeView
 from muster.errors import ClusterError
+from muster.listing import Listing, Unreadable
 from muster.model import Resources, Taint
+from muster.progress import told
 from muster.quantity import parse_quantity
-from muster.spec import Flavor, Queue, Strict, TrainingJob
+from muster.spec import API_VERSION, Flavor, Queue, Strict, TrainingJob
 
 T = TypeVar("T", bound=Strict)
 
+WRONG_VERSION = "WrongVersion"
+"""The reason of what cannot be read."""
+
 
 def read(model: type[T], document: Mapping[str, Any]) -> T:
-    """One object. Raises `ClusterError` WrongVersion where this Muster is older than the cluster's."""
-    meta = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
+    """One object. Raises `ClusterError` WrongVersion where this Muster cannot read it."""
+    plain = _plain(document)
     try:
-        return model.model_validate({**document, "metadata": meta})
+        return model.model_validate(plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
         told = (
-            f"{document.get('kind', model.__name__)} {meta.get('name')!r} cannot be read by this version of Muster: "
-            f"{where}: {first['msg']}; install the version that the cluster has"
+            f"{model.__name__} {plain['metadata'].get('name')!r} cannot be read by this version of Muster: "
+            f"{_complaint(plain, model, error)}; mend it, or install the version that the cluster has"
         )
-        raise ClusterError(told, reason="WrongVersion") from error
+        raise ClusterError(told, reason=WRONG_VERSION) from error
+
+
+def read_jobs(documents: Iterable[Mapping[str, Any]]) -> Listing:
+    """Jobs, oldest first, and those of them that cannot be read."""
+    jobs: list[TrainingJob] = []
+    unreadable: list[Unreadable] = []
+    for plain in map(_plain, documents):
+        try:
+            jobs.append(TrainingJob.model_validate(plain))
+        except ValidationError as error:
+            from muster.documents.shorn import shallow  # seldom needed
+
+            whole = shallow({"apiVersion": API_VERSION, "kind": "TrainingJob", **plain})  # which lists leave out
+            unreadable.append(Unreadable(whole, _complaint(plain, TrainingJob, error)))
+    jobs.sort(key=lambda job: (job.metadata.creation_timestamp or 0.0, job.metadata.name))
+    return Listing(jobs, sorted(unreadable, key=lambda one: one.name))
+
+
+def read_queues(documents: Iterable[Mapping[str, Any]]) -> tuple[list[Queue], dict[str, str]]:
+    """Queues as far as each can be read, and by name why some cannot: by us, or by the operator as it says itself."""
+    queues: list[Queue] = []
+    faults: dict[str, str] = {}
+    for plain in map(_plain, documents):
+        try:
+            queue, wrong = Queue.model_validate(plain), None
+        except ValidationError:
+            from muster.documents.unreadable import complaint, readable_part
+
+            queue, wrong = readable_part(plain), complaint(plain, "Queue")
+        queues.append(queue)
+        if (wrong := wrong or _told_by_operator(queue)) is not None:
+            faults[queue.metadata.name] = wrong
+    return queues, faults
+
+
+def read_flavors(documents: Iterable[Mapping[str, Any]]) -> tuple[list[Flavor], dict[str, str]]:
+    """Flavors, and by name why others cannot be read. Their statuses are left out."""
+    flavors: list[Flavor] = []
+    faults: dict[str, str] = {}
+    for document in documents:
+        plain = {key: part for key, part in _plain(document).items() if key != "status"}
+        try:
+            flavors.append(Flavor.model_validate(plain))
+        except ValidationError as error:
+            faults[plain["metadata"]["name"]] = _complaint(plain, Flavor, error)
+    return flavors, faults
+
+
+def reads_alike(model: type[Strict], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two objects can be read and say the same."""
+    try:
+        return read(model, one) == read(model, other)
+    except ClusterError:
+        return False
+
+
+def _complaint(document: Mapping[str, Any], model: type[Strict], error: ValidationError) -> str:
+    from muster.documents.unreadable import complaint  # seldom needed, and it brings YAML along
+
+    return complaint(document, model.__name__) or str(error)
+
+
+def _plain(document: Mapping[str, Any]) -> dict[str, Any]:
+    meta = {name: value for name, value in document["metadata"].items() if name != "managedFields"}
+    return {**document, "metadata": meta}
+
+
+def _told_by_operator(queue: Queue) -> str | None:
+    """What the operator says is wrong with this generation of a queue."""
+    for one in queue.status.conditions:
+        if (one.type, one.reason, one.observed_generation) == ("Active", "InvalidSpec", queue.metadata.generation):
+            return one.message.removeprefix(UNREADABLE)
+    return None
 
 
 def manifest(item: TrainingJob | Queue | Flavor, namespace: str) -> dict[str, Any]:
@@ -70,6 +147,12 @@ def event_row(event: Mapping[str, Any]) -> dict[str, Any]:
         "message": event.get("message", ""),
         "count": series.get("count") or event.get("count") or 1,
     }
+
+
+def told_beats(job: TrainingJob) -> list[dict[str, Any]]:
+    """What a job's status tells of how far it is, as the beat of rank 0; empty where it tells nothing."""
+    progress = job.status.progress
+    return [] if progress is None else [told(progress)]
 
 
 def unix(text: str) -> float:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 
 from muster.errors import ClusterError, NotFound
 from muster.kubernetes import paths
-from muster.kubernetes.connection import Connection
+from muster.kubernetes.connection import PATIENCE_S, Connection, Json, read_json
 from muster.kubernetes.reading import read
 from muster.lifecycle import is_finished
 from muster.spec import TrainingJob
 
 _WATCH_S = 240
 _QUIET_S = 30.0  # beyond its end
-_PATIENCE_S = 120.0  # with an API server that does not answer: upgrades take about that long
 _PAUSE_S = 1.0
 
 
@@ -23,19 +21,20 @@ def watch_job(connection: Connection, name: str, namespace: str) -> Iterator[Tra
     """The job now and after every change, the finished one last. Raises `NotFound` when it is deleted, `ClusterError`
     when the server does not answer for two minutes."""
     last: TrainingJob | None = None
-    patience = time.monotonic() + _PATIENCE_S
+    patience = time.monotonic() + PATIENCE_S
     while True:
         try:
             present = read(TrainingJob, connection.get(paths.one("TrainingJob", name, namespace)))
             for job in _from_here(connection, present):
-                patience = time.monotonic() + _PATIENCE_S
+                patience = time.monotonic() + PATIENCE_S
                 if last is None or job.metadata.resource_version != last.metadata.resource_version:
                     yield job
                 last = job
                 if is_finished(job.status):
                     return
-        except ClusterError:
-            if last is None or time.monotonic() > patience:
+        except ClusterError as error:
+            wrong = last is None and error.reason != "Unreachable"  # no such cluster, no such user
+            if wrong or time.monotonic() > patience:
                 raise
             time.sleep(_PAUSE_S)
 
@@ -52,10 +51,19 @@ def _from_here(connection: Connection, job: TrainingJob) -> Iterator[TrainingJob
     path = paths.collection("TrainingJob", job.metadata.namespace)
     with connection.stream(path, query, _WATCH_S + _QUIET_S) as lines:
         for line in lines:
-            event = json.loads(line)
+            event = _event(line)
             if event["type"] == "ERROR":  # usually 410: what we know is too old to go on from
                 return
             seen = read(TrainingJob, event["object"])
             if event["type"] == "DELETED" or seen.metadata.uid != job.metadata.uid:
                 raise NotFound(f"job {job.metadata.namespace}/{job.metadata.name} was deleted")
             yield seen
+
+
+def _event(line: bytes) -> Json:
+    """Raises `ClusterError` Unreachable for half an event: something between us and the server ended the answer."""
+    try:
+        event = read_json(line)
+    except ValueError as error:
+        raise ClusterError("the API server's answer broke off", reason="Unreachable") from error
+    return event

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from muster.errors import DaemonError, NotFound, Refused
-from muster.local.connection import NobodyThere, request
+from muster.errors import NotFound, Refused
+from muster.excerpt import WHOLE, Excerpt
+from muster.listing import Listing
+from muster.local.caller import Caller
+from muster.local.connection import NobodyThere
 from muster.local.home import Home, home_path, open_home
 from muster.local.logs import begin_of_last, byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
-from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt
+from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt, newest_logs
 from muster.local.shape import HOST_AS_IT_IS, parse_shape
-from muster.local.start import start_daemon
 from muster.local.submitter import noted
-from muster.local.version import API, version
+from muster.local.version import API
 from muster.nearest import meant
 from muster.spec import Flavor, TrainingJob
 
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from muster.documents import Object
 
 _WATCH_S = 20.0
-_STOP_PATIENCE_S = 60.0
-_PATIENCE_S = 60.0  # for a daemon to come up
-_MOST_BREAKS = 5  # times that one request may end without an answer
 _FINISHED = ("Succeeded", "Failed")
 
 
@@ -42,7 +41,7 @@ class LocalClient:
 
     def __init__(self, home: Home, start: bool) -> None:
         self._home = home
-        self._start = start
+        self._daemon = Caller(home, start)
 
     @classmethod
     def connect(cls, home: str | os.PathLike[str] | None = None, start: bool = True) -> LocalClient:
@@ -55,18 +54,14 @@ class LocalClient:
         if not start and not home_path(home).is_dir():
             raise NobodyThere(f"no daemon runs: {home_path(home)} does not exist")
         client = cls(open_home(home), start)
-        try:
-            client._check_version(client.status())
-        except NobodyThere:
-            if not (start and client._home.stopped.exists()):
-                raise  # else whatever is asked first starts one of our version, or tells that it was stopped
+        client._daemon.settle()
         return client
 
     # ---- the daemon
 
     def status(self) -> dict[str, Any]:
         """What the daemon is and does."""
-        answer: dict[str, Any] = self._ask("GET", "/status")
+        answer: dict[str, Any] = self._daemon.ask("GET", "/status")
         return answer
 
     @classmethod
@@ -80,39 +75,37 @@ class LocalClient:
         """
         if nodes not in (None, HOST_AS_IT_IS):
             parse_shape(nodes)
-        client = cls(open_home(home), start=False)
-        try:
-            status = client.status()
-        except NobodyThere:
-            start_daemon(client._home, nodes, idle_s)
-        else:
-            if nodes is not None and status["shape"] != ("" if nodes == HOST_AS_IT_IS else nodes):
-                client._replace(nodes, idle_s, status)
-        client = cls(client._home, start=True)
-        client._check_version(client.status())
+        opened = open_home(home)
+        Caller(opened, start=False).bring_up_as(nodes, idle_s)
+        client = cls(opened, start=True)
+        client._daemon.settle()
         return client
 
     def down(self, force: bool = False) -> None:
         """Stop the daemon. While jobs run: `Refused`, unless `force`: then they are stopped with their grace, and start
         again from their last checkpoint when the daemon is next up."""
-        status = request(self._home.socket(), "GET", "/status")
-        request(self._home.socket(), "POST", "/stop", {"mode": "down", "force": force})
-        self._await_end(status["pid"], patience_s=None if force else _STOP_PATIENCE_S)
+        self._daemon.stop(force)
 
     # ---- objects
 
     def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
         """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
-        unchanged."""
+        unchanged. A queue whose quota is hardly meant has `notices`, too."""
         body = [_as_json(noted(item) if isinstance(item, TrainingJob) else item) for item in documents]
-        answer: list[dict[str, Any]] = self._ask("POST", f"/v{API}/apply", body, starts_stopped=True)
+        answer: list[dict[str, Any]] = self._daemon.ask("POST", f"/v{API}/apply", body, starts_stopped=True)
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         """Delete an object: {kind, namespace, name, result}. `deleting`: a job's replicas stop first, a queue waits for
         its unfinished jobs; asking again is no error. The run folder stays."""
         url = f"/v{API}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
-        answer: dict[str, Any] = self._ask("DELETE", url)
+        answer: dict[str, Any] = self._daemon.ask("DELETE", url)
+        return answer
+
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+        """Delete objects, (kind, name, namespace) each, in this order: all of them, or none."""
+        body = [{"kind": kind, "name": name, "namespace": namespace} for kind, name, namespace in targets]
+        answer: list[dict[str, Any]] = self._daemon.ask("POST", f"/v{API}/delete", body)
         return answer
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
@@ -123,16 +116,20 @@ class LocalClient:
         """Submit jobs, all of them or none."""
         url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
         body = [_as_json(noted(job)) for job in jobs]
-        return [TrainingJob.model_validate(job) for job in self._ask("POST", url, body, starts_stopped=True)]
+        return [TrainingJob.model_validate(job) for job in self._daemon.ask("POST", url, body, starts_stopped=True)]
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""
         url = f"/v{API}/jobs" + (f"?{urlencode({'namespace': namespace})}" if namespace else "")
-        return [TrainingJob.model_validate(job) for job in self._ask("GET", url)]
+        return [TrainingJob.model_validate(job) for job in self._daemon.ask("GET", url)]
+
+    def listing(self, namespace: str | None = None) -> Listing:
+        """The same; there are none here that cannot be read."""
+        return Listing(self.jobs(namespace))
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         """One job."""
-        return TrainingJob.model_validate(self._ask("GET", _url(namespace, name))["job"])
+        return TrainingJob.model_validate(self._daemon.ask("GET", _url(namespace, name))["job"])
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Stop a job for good; its record stays."""
@@ -148,20 +145,20 @@ class LocalClient:
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` NoSuchRole, `Conflict` when it is over."""
-        return TrainingJob.model_validate(self._ask("POST", f"{_url(namespace, name)}/replicas", dict(replicas)))
+        return TrainingJob.model_validate(self._daemon.ask("POST", f"{_url(namespace, name)}/replicas", dict(replicas)))
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.overview`)."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/queues")
+        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"/v{API}/queues")
         return answer
 
     def flavors(self) -> list[Flavor]:
         """All flavors."""
-        return [Flavor.model_validate(flavor) for flavor in self._ask("GET", f"/v{API}/flavors")]
+        return [Flavor.model_validate(flavor) for flavor in self._daemon.ask("GET", f"/v{API}/flavors")]
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, pretended, ready, labels, allocatable, used, pods."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"/v{API}/nodes")
+        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"/v{API}/nodes")
         return answer
 
     def drain(self, node: str) -> list[TrainingJob]:
@@ -183,23 +180,23 @@ class LocalClient:
 
     def snapshot(self) -> bytes:
         """The newest world that was planned on, for `muster replay`."""
-        return json.dumps(self._ask("GET", f"/v{API}/snapshot")).encode()
+        return json.dumps(self._daemon.ask("GET", f"/v{API}/snapshot")).encode()
 
     # ---- what a job does
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{at, type, reason, message, count}], oldest first."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"{_url(namespace, name)}/events")
+        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"{_url(namespace, name)}/events")
         return answer
 
     def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{name, role, index, attempt, node, phase, gpus, exitCode, reason}]."""
-        answer: list[dict[str, Any]] = self._ask("GET", f"{_url(namespace, name)}/pods")["pods"]
+        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")["pods"]
         return answer
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
         """The run folder; it is made when the first replica starts."""
-        return Path(self._ask("GET", f"{_url(namespace, name)}/pods")["runDir"])
+        return Path(self._daemon.ask("GET", f"{_url(namespace, name)}/pods")["runDir"])
 
     def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """What every rank said last, by rank (docs/run-folder.md)."""
@@ -210,7 +207,7 @@ class LocalClient:
         mark = ""
         while True:
             query = urlencode({"after": mark, "timeout": _WATCH_S})
-            answer = self._ask("GET", f"{_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_S)
+            answer = self._daemon.ask("GET", f"{_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_S)
             if answer["mark"] == mark:
                 continue
             mark = answer["mark"]
@@ -219,26 +216,18 @@ class LocalClient:
             if job.status.phase in _FINISHED:
                 return
 
-    def log_lines(
-        self,
-        name: str,
-        namespace: str,
-        role: str,
-        index: int,
-        *,
-        attempt: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        tail: int | None = None,
-        follow: bool = False,
-    ) -> Iterator[str]:
-        """Lines of one replica's log; `attempt` None: the newest one that has a log.
+    def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
+        """By (role, index): the newest attempt that has a log."""
+        return newest_logs(self.run_dir(name, namespace) / "logs")
 
-        `since` and `until` are Unix seconds, exact to about a second; `tail` leaves the last lines of those. With
-        `follow`, lines to come as well, until the replica's attempt is over. Raises `NotFound` for a role or index
-        that the job does not have, and did not have in `attempt`, and for an attempt that has not begun.
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+        """Lines of one replica's log; times are exact to about a second.
+
+        Raises `NotFound` for a role or index that the job does not have, and did not have in the attempt that is asked
+        for, and for an attempt that has not begun.
         """
-        seen = self._ask("GET", f"{_url(namespace, name)}/pods")
+        attempt, until, follow = excerpt.attempt, excerpt.until, excerpt.follow
+        seen = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
         run_dir = Path(seen["runDir"])
         check_replica(job, role, index, run_dir / "logs", attempt)
@@ -247,8 +236,9 @@ class LocalClient:
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
-        begin, end = byte_range(folder.log_times(), since, until)
-        begin = begin if tail is None else begin_of_last(path, begin, end, tail)
+        begin, end = byte_range(folder.log_times(), excerpt.since, until)
+        if excerpt.tail is not None:
+            begin = begin_of_last(path, begin, end, excerpt.tail)
 
         def over() -> bool:
             if until is not None and time.time() > until + 1.0:
@@ -261,81 +251,14 @@ class LocalClient:
 
     def _attempt_is_over(self, name: str, namespace: str, role: str, index: int, attempt: int) -> bool:
         try:
-            seen = self._ask("GET", f"{_url(namespace, name)}/pods")
+            seen = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")
         except NotFound:
             return True
         mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
         return is_over(TrainingJob.model_validate(seen["job"]), mine, attempt)
 
     def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
-        return TrainingJob.model_validate(self._ask("POST", _url(namespace, name), fields))
-
-    def _ask(
-        self, method: str, url: str, body: Any = None, timeout_s: float = 60.0, starts_stopped: bool = False
-    ) -> Any:
-        """One request; made again when the daemon was not there or broke off, if we may start another. One that was
-        stopped on purpose is started only where `starts_stopped`.
-
-        Every call may be made twice: a submit carries a mark by which its second try is known.
-        """
-        until, broke_off = time.monotonic() + _PATIENCE_S, 0
-        while True:
-            try:
-                answer = request(self._home.socket(), method, url, body, timeout_s)
-            except DaemonError as error:
-                broke_off += error.reason == "BrokeOff"
-                again = error.reason == "NotRunning" or (error.reason == "BrokeOff" and broke_off <= _MOST_BREAKS)
-                if not (self._start and again) or time.monotonic() > until:
-                    raise
-                if self._home.stopped.exists() and not starts_stopped:
-                    raise NobodyThere("the daemon was stopped; start it with: muster local up") from error
-                self._bring_up()
-            else:
-                return answer
-
-    def _bring_up(self) -> None:
-        """Have a daemon that answers soon."""
-        if not self._home.is_locked():
-            start_daemon(self._home)
-        time.sleep(0.1)
-
-    def _check_version(self, status: dict[str, Any]) -> None:
-        lowest, highest = status["api"]
-        if lowest <= API <= highest:
-            return
-        if not self._start or highest > API:
-            raise DaemonError(
-                f"the daemon (pid {status['pid']}) is Muster {status['version']}, this client is {version()}:"
-                " they cannot talk to each other; use the same version, or stop it with that one's `muster local down`",
-                reason="WrongVersion",
-            )
-        self._replace(None, None, status)
-
-    def _replace(self, nodes: str | None, idle_s: float | None, status: dict[str, Any]) -> None:
-        """Another daemon in its place. Replicas go on: the new one takes them over."""
-        running = status["running"]
-        if nodes is not None and running:
-            jobs, them = ("1 job runs", "it") if running == 1 else (f"{running} jobs run", "them")
-            raise Refused(
-                f"--nodes {nodes}: {jobs} on the present nodes; let {them} end first",
-                field="nodes",
-                reason="JobsRunning",
-            )
-        request(self._home.socket(), "POST", "/stop", {"mode": "handover"})
-        self._await_end(status["pid"], _STOP_PATIENCE_S)
-        start_daemon(self._home, nodes, idle_s)
-
-    def _await_end(self, pid: int, patience_s: float | None) -> None:
-        until = None if patience_s is None else time.monotonic() + patience_s
-        while until is None or time.monotonic() < until:
-            try:
-                if request(self._home.socket(), "GET", "/status", timeout_s=10.0)["pid"] != pid:
-                    return
-            except DaemonError as error:
-                if isinstance(error, NobodyThere) and not self._home.is_locked():
-                    return
-            time.sleep(0.05)
-        raise DaemonError(f"the daemon (pid {pid}) does not end; see {self._home.log}", reason="Timeout")
+        return TrainingJob.model_validate(self._daemon.ask("POST", _url(namespace, name), fields))
 
 
 def _url(namespace: str, name: str) -> str:

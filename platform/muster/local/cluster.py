@@ -6,9 +6,11 @@ leaves either nothing of a round, or a database from which the rest follows.
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,8 +32,9 @@ from muster.cluster import (
     WriteQueueStatus,
     WriteStatus,
 )
-from muster.errors import Conflict
+from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
+from muster.local.aside import AGAIN_S, Aside, with_room_kept
 from muster.local.capacity import GPU
 from muster.local.devices import free_port
 from muster.local.home import Home
@@ -39,7 +42,9 @@ from muster.local.progress import Beats
 from muster.local.records import Event, PodRecord
 from muster.local.replicas import Replicas
 from muster.local.store import Store
-from muster.snapshot.requests import pod_request
+from muster.snapshot import pod_request
+
+_LOG = logging.getLogger("muster.local")
 
 
 @dataclass(slots=True)
@@ -68,6 +73,8 @@ class LocalCluster:
         self._replicas = replicas
         self._clock = clock
         self._beats = Beats()
+        self._aside = Aside()
+        self._staffed: frozenset[str] | None = None  # as of the last look; None: there was none yet
         self._seen: dict[str, _Seen] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
         self._random = random.Random()
@@ -77,22 +84,39 @@ class LocalCluster:
     def observe(self) -> World:
         """The world now."""
         with self.lock:
-            jobs = tuple(self._store.jobs.values())
+            now = self._clock()
+            aside = self._aside.at(now)
+            jobs = tuple(job for uid, job in self._store.jobs.items() if uid not in aside)
+            left_alone = (pod for uid in aside for pod in self._store.pods.get(uid, {}).values())
             return World(
-                now=self._clock(),
-                nodes=self.nodes,
+                now=now,
+                nodes=with_room_kept(self.nodes, left_alone),
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
                 jobs=jobs,
-                pods=self._pods(),
-                beats=self.beats(jobs),
+                pods={uid: views for uid, views in self._pods().items() if uid not in aside},
+                beats=self._beats_of(jobs, now),
                 namespaces=self._namespace_labels(jobs),
             )
 
-    def beats(self, jobs: Sequence[spec.TrainingJob]) -> dict[str, Beat]:
-        """The newest beats of those that run."""
-        running = [job for job in jobs if is_admitted(job.status) and not is_finished(job.status)]
-        return self._beats.read((job.metadata.uid, self.run_dir(job)) for job in running)
+    def _beats_of(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Beat]:
+        """The newest beats of those that run or have replicas, and once more after the last of these has ended: what is
+        told to stop writes a checkpoint before it does. A daemon that has just begun reads those of all jobs."""
+        before, self._staffed = self._staffed, self._with_replicas()
+        read = [
+            job
+            for job in jobs
+            if (is_admitted(job.status) and not is_finished(job.status))
+            or before is None
+            or job.metadata.uid in before
+            or job.metadata.uid in self._staffed
+        ]
+        return self._beats.read(((job.metadata.uid, self.run_dir(job)) for job in read), now)
+
+    def _with_replicas(self) -> frozenset[str]:
+        """The uids of jobs that have replicas which have not ended."""
+        pods = self._store.pods.items()
+        return frozenset(uid for uid, records in pods if any(not pod.ended for pod in records.values()))
 
     def run_dir(self, job: spec.TrainingJob) -> Path:
         """The job's run folder."""
@@ -131,14 +155,32 @@ class LocalCluster:
                     for write in writes:
                         try:
                             self._record(write)
-                        except Conflict as conflict:
-                            refused = conflict
+                        except (MusterError, sqlite3.Error) as error:
+                            if not isinstance(error, Conflict):
+                                raise
+                            refused = error
+                            break
+                        except Exception as error:  # of this one job; again and again, unless it is left alone
+                            refused = self._set_aside(write, error)
                             break
                     self.finish_deletions()
                 self._forget_folders(write.job_uid for write in writes if isinstance(write, RemoveJob))
             self._replicas.pass_over()
         if refused is not None:
             raise refused
+
+    def _set_aside(self, write: Write, error: Exception) -> Conflict:
+        """Leave the job of a write alone that can never be carried out; what to raise. Raises `error` itself where it
+        is about no job."""
+        if isinstance(write, WriteQueueStatus | WriteFlavorStatus):
+            raise error
+        now = self._clock()
+        self._aside.set(write.job_uid, now)
+        told = f"{type(error).__name__}: {error}"
+        said = f"it is left alone, and tried again every {AGAIN_S:g} s: what is decided cannot be written down: {told}"
+        _LOG.error("job %s: %s", write.job_uid, said, exc_info=error)
+        self._store.add_event(Event(write.job_uid, now, "Warning", "SetAside", said))
+        return Conflict(f"job {write.job_uid} is set aside: {told}")
 
     def _record(self, write: Write) -> None:
         if isinstance(write, WriteStatus):

@@ -180,7 +180,7 @@ class Daemon:
         with self._parts.cluster.lock:
             due, files = self._parts.replicas.due(), self._parts.replicas.watched()
         times = [at for at in (self._next_round, due) if at is not None]
-        idle_left = self._idle_s - self.desk.quiet_s()
+        idle_left = self.desk.idle_left_s(self._idle_s)
         times.append(now + (min(_LONGEST_SLEEP_S, idle_left) if idle_left > 0 else _LOOK_S))
         if files or self._parts.reports.busy:
             times.append(now + (1.0 if self._parts.reports.busy else _LOOK_S))

@@ -5,15 +5,43 @@ Lost is not failed: what another program, the host or its operator did to a repl
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from muster.local.home import Home
 from muster.local.logs import tail
 from muster.local.pod_folder import Ended, PodFolder, Vanished
 from muster.local.records import PodRecord
 
 PORT_TAKEN = "PortTaken"
 """The reason of a pod whose launcher found that another program had taken the port since it was chosen."""
+
+
+CANNOT_START = "CannotStart"
+"""The reason of a pod that could not be started for want of its own files, while the home takes others."""
+_NOT_OF_THE_HOST = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+                              errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})  # fmt: skip
+
+
+def is_its_own(error: OSError, home: Home) -> bool:
+    """Whether the files of one pod are what is wrong, so that waiting helps nobody: not a full disk or a host without
+    processes to give, and nothing that other pods of the home would meet as well."""
+    if error.errno not in _NOT_OF_THE_HOST:
+        return False
+    try:
+        for folder in (home.path, home.runs, home.pods):
+            if folder.exists():
+                tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def cannot_start(pod: PodRecord, why: str, now: float) -> PodRecord:
+    """Nothing of it has run, and nothing will."""
+    return replace(pod, phase="Failed", reason=CANNOT_START, finished_at=now, log_tail=f"cannot be started: {why}\n")
 
 
 def vanished(pod: PodRecord, state: Vanished, boot_id: str, now: float) -> PodRecord:

@@ -66,7 +66,6 @@ def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIden
         "MUSTER_JOB": job.metadata.name,
         "MUSTER_NAMESPACE": job.metadata.namespace or "default",
         "MUSTER_JOB_UID": job.metadata.uid,
-        "MUSTER_QUEUE": job.spec.queue,
         "MUSTER_POD": pod.name,
         "MUSTER_ROLE": pod.role,
         "MUSTER_REPLICA": str(pod.index),

@@ -62,9 +62,14 @@ class Home:
         """The run folder of one job."""
         return self.runs / f"{namespace}-{job}-{uid[:8]}"
 
+    @property
+    def pods(self) -> Path:
+        """What shims and daemon tell each other."""
+        return self.path / "pods"
+
     def job_pods(self, uid: str) -> Path:
         """The folder of all pods of one job."""
-        return self.path / "pods" / uid
+        return self.pods / uid
 
     def pod(self, uid: str, role: str, index: int, attempt: int) -> Path:
         """The folder that the shim of one pod and the daemon share."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
 from muster.admission import (
+    apply_notices,
     check_apply,
     check_edit,
+    check_flavor_unused,
     check_no_children,
     check_size,
     check_submit,
@@ -39,6 +41,7 @@ class Result(TypedDict):
     namespace: str | None
     name: str
     result: Literal["created", "configured", "unchanged", "deleted", "deleting"]
+    notices: NotRequired[list[str]]  # what is right, and still hardly meant
 
 
 class Objects:
@@ -97,7 +100,7 @@ class Objects:
         return self._new(job, namespace), notices
 
     def apply(self, documents: Sequence[Object]) -> list[Result]:
-        """Create or change objects, all or none of them."""
+        """Create or change objects, all or none of them; queues with notices of what is hardly meant."""
         known: list[Object] = [*self._store.flavors.values(), *self._store.queues.values()]
         check_apply(documents, known)
         _check_named_once(documents)
@@ -109,25 +112,36 @@ class Objects:
                 notices[_namespace(document), document.metadata.name] = self._check_job(document, queues, flavors)
             else:
                 self._check_not_leaving(document)
+        told = apply_notices(documents, known)
         with self._store.transaction():
-            return [self._apply(document, notices) for document in documents]
+            rows = [self._apply(document, notices) for document in documents]
+        for row in rows:
+            if row["kind"] == "Queue" and row["name"] in told:
+                row["notices"] = told[row["name"]]
+        return rows
 
     def delete(self, kind: str, namespace: str, name: str) -> Result:
         """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use,
         queue with queues below it)."""
-        item: Object
-        if kind == "TrainingJob":
-            item = self.find(namespace, name)
-        elif kind in ("Queue", "Flavor"):
-            found = self._store.queues.get(name) if kind == "Queue" else self._store.flavors.get(name)
-            if found is None:
-                raise NotFound(f"there is no {kind.lower()} {name!r}")
-            item = found
-        else:
-            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
-        with self._store.transaction():
-            gone = self._delete(item)
-        return _result(item, "deleted" if gone else "deleting")
+        return self.delete_all([(kind, name, namespace)])[0]
+
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[Result]:
+        """Delete objects, (kind, name, namespace) each, in this order: all or none of them. Raises as `delete` does, of
+        every one that is not there."""
+        items, missing = [], []
+        nothing = "; nothing was deleted" if len(targets) > 1 else ""
+        for kind, name, namespace in targets:
+            try:
+                items.append(self._named(kind, namespace, name))
+            except NotFound as error:
+                missing.append(str(error))
+        if missing:
+            raise NotFound("; ".join(missing) + nothing)
+        try:
+            with self._store.transaction():
+                return [_result(item, "deleted" if self._delete(item) else "deleting") for item in items]
+        except Conflict as error:
+            raise Conflict(f"{error}{nothing}", reason=error.reason) from error
 
     def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
         """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, or `Conflict` when the job
@@ -221,10 +235,7 @@ class Objects:
         """True when the object is gone at once."""
         if isinstance(item, spec.Flavor):
             users = [job.metadata.name for job in self._store.jobs.values() if _uses(job, item.metadata.name)]
-            if users:
-                raise Conflict(
-                    f"flavor {item.metadata.name!r} is in use by {', '.join(sorted(users)[:8])}; let them end first"
-                )
+            check_flavor_unused(item.metadata.name, users)
             self._store.remove(item)
             return True
         if isinstance(item, spec.Queue) and self._may_go(item):
@@ -240,6 +251,16 @@ class Objects:
     def _find(self, namespace: str, name: str) -> spec.TrainingJob | None:
         jobs = self._store.jobs.values()
         return next((job for job in jobs if job.metadata.name == name and _namespace(job) == namespace), None)
+
+    def _named(self, kind: str, namespace: str, name: str) -> Object:
+        if kind == "TrainingJob":
+            return self.find(namespace, name)
+        if kind not in ("Queue", "Flavor"):
+            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+        found = self._store.queues.get(name) if kind == "Queue" else self._store.flavors.get(name)
+        if found is None:
+            raise NotFound(f"there is no {kind.lower()} {name!r}")
+        return found
 
     def _stored(self, document: Object) -> Object | None:
         if isinstance(document, spec.TrainingJob):

@@ -6,6 +6,7 @@ looks here, and so does one that never went away.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from muster.local import shim
+
+_NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,10 @@ class PodFolder:
         """Keep a shim that may be on its way from ever starting the replica. False when one has begun already."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return True  # no folder, hence no shim
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                return True  # hence no shim
+            raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             (self.path / shim.STARTED).touch()
@@ -102,8 +107,10 @@ class PodFolder:
         """Where the replica stands. Looks while holding the lock, so that a shim cannot begin in between."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return Fresh()
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                return Fresh()
+            raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -148,7 +155,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON file that is replaced atomically; empty when it is not there."""
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

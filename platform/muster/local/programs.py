@@ -13,8 +13,10 @@ from muster import spec
 from muster.errors import InvalidSpec
 from muster.local.environment import command_line, search
 from muster.local.submitter import working_directory
+from muster.nearest import meant
 
 _LAUNCHER = "muster_components.launch"
+_OF_LAUNCHER = ("--nproc", "--nnodes")
 _TRAINER = "muster_components.trainer"
 _ATTACHER = "muster_components.trainer.attach"
 
@@ -39,18 +41,32 @@ def check_program(
             f"{path}.command: {line[0]!r} is no program found in {cwd} or on PATH; install it or write its full path",
             field=f"{path}.command",
         )
+
+    def place(word: str) -> str:
+        """The field that holds a word of the command line."""
+        index, own = line.index(word), len(container.command)
+        return f"{path}.command[{index}]" if index < own else f"{path}.args[{index - own}]"
+
+    wrong = unknown_to_launcher(line)
+    if wrong is not None:
+        otherwise = f"it takes {' and '.join(_OF_LAUNCHER)}, and after `--` what each rank runs"
+        right = meant(wrong.partition("=")[0], _OF_LAUNCHER, otherwise)
+        field = place(wrong)
+        raise InvalidSpec(f"{field}: {wrong!r} is no argument of {_LAUNCHER}; {right}", field=field)
     script = named_script(line)
     if script is not None and not os.path.isfile(os.path.join(cwd, script)):
+        field = place(script)
         raise InvalidSpec(
-            f"{path}.args: the script {script!r} does not exist in {cwd}; write a path that does, or set workingDir",
-            field=f"{path}.args",
+            f"{field}: the script {script!r} does not exist in {cwd}; write a path that does, or set workingDir",
+            field=field,
         )
     data = named_data(line)
     if data is not None and not _is_there(data, cwd):
+        field = place(data if data in line else f"--data={data}")
         raise InvalidSpec(
-            f"{path}.args: --data {data!r} does not exist in {cwd}; give a folder, a file, or a glob such as"
+            f"{field}: --data {data!r} does not exist in {cwd}; give a folder, a file, or a glob such as"
             " 'texts/**/*.txt'",
-            field=f"{path}.args",
+            field=field,
         )
 
 
@@ -71,6 +87,22 @@ def named_script(line: list[str]) -> str | None:
             and not _is_text(argument)
         ):
             return argument
+    return None
+
+
+def unknown_to_launcher(line: list[str]) -> str | None:
+    """The first argument that our launcher would refuse, and end with it; None where another program runs."""
+    arguments = line[1:]
+    if "-m" not in arguments[:-1] or arguments[arguments.index("-m") + 1] != _LAUNCHER:
+        return None
+    own = arguments[arguments.index("-m") + 2 :]
+    own = own[: own.index("--")] if "--" in own else own
+    place = 0
+    while place < len(own):
+        name, is_joined, _ = own[place].partition("=")
+        if name not in _OF_LAUNCHER:
+            return own[place]
+        place += 1 if is_joined else 2
     return None
 
 

@@ -56,6 +56,17 @@ def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follo
     return max(attempts, default=job.status.attempt)
 
 
+def newest_logs(logs: Path) -> dict[tuple[str, int], int]:
+    """By (role, index): the newest attempt whose log is in this folder."""
+    newest: dict[tuple[str, int], int] = {}
+    for path in logs.glob("*.attempt-*.log"):
+        pod, _, attempt = path.name.removesuffix(".log").rpartition(".attempt-")
+        role, _, index = pod.rpartition("-")
+        if index.isdigit() and attempt.isdigit():
+            newest[role, int(index)] = max(int(attempt), newest.get((role, int(index)), 0))
+    return newest
+
+
 def is_over(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
     """Whether no more will come of an attempt; `pods` are the replica's of that attempt, as the daemon tells them."""
     if job.status.attempt < attempt:

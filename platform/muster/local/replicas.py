@@ -18,7 +18,7 @@ from pathlib import Path
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.devices import free_devices
-from muster.local.endings import PORT_TAKEN, ended, rank_failed, vanished
+from muster.local.endings import PORT_TAKEN, cannot_start, ended, is_its_own, rank_failed, vanished
 from muster.local.logs import tail
 from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, State, Vanished
 from muster.local.processes import Process, end_all
@@ -28,6 +28,7 @@ from muster.local.store import Store
 
 _STUCK_S = 15.0  # a shim that outlives grace, drain and this is killed
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
+_NO_USE_AFTER_S = 4.0  # with this pause before the next try, a pod whose own files are wrong is given up
 _HURRY_S = 0.02
 
 
@@ -236,7 +237,16 @@ class Replicas:
                 self._watched[pod.name] = spawn(self._host, pod, job)
             except OSError as error:
                 self._try_later(pod, now, str(error))
+                if self._retries[pod.name][1] > _NO_USE_AFTER_S and is_its_own(error, self._host.home):
+                    self._give_up(cannot_start(pod, str(error), now))
             self._wake_at(now + _HURRY_S)
+
+    def _give_up(self, failed: PodRecord) -> None:
+        """The failure rules of its job decide what follows: the room is not kept for a pod that can never begin."""
+        with self._store.transaction():
+            self._store.put_pod(failed)
+        self._retries.pop(failed.name, None)
+        self._changed = True
 
     def _try_later(self, pod: PodRecord, now: float, why: str) -> None:
         self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {why}")
@@ -276,8 +286,8 @@ class Replicas:
 
     def _end_leftovers(self, pod: PodRecord) -> None:
         """What the replica of a shim that was killed had started: the first process went with it, its children not."""
-        mark = _mark(pod)
-        end_all(lambda variables: mark in variables)
+        mark, ours = _mark(pod), self._ours()
+        end_all(lambda variables: mark in variables and any(one.startswith(ours) for one in variables))
 
     def _wake_at(self, when: float) -> None:
         self._due = when if self._due is None else min(self._due, when)

@@ -112,6 +112,6 @@ def _collected(run_dir: Path) -> int:
         try:
             entries = json.loads(path.read_bytes())["traces"]
             files |= {entry["file"] for entry in entries if entry["status"] == "ok"}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return len(files)

@@ -68,12 +68,17 @@ def _problems(pod: spec.PodSpec) -> Iterator[tuple[str, str]]:
 
 def _forbidden(part: spec.Open, fields: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
     for name, instead in fields.items():
-        if (part.model_extra or {}).get(name):
+        if _written(part).get(name):
             yield f"{prefix}{name}", instead
 
 
+def _written(part: spec.Open) -> dict[str, object]:
+    """Fields by their names outside, those that nobody declares included."""
+    fields = type(part).model_fields.items()
+    return {field.alias or name: getattr(part, name) for name, field in fields} | (part.model_extra or {})
+
+
 def _ignored(pod: spec.PodSpec) -> Iterator[str]:
-    container = pod.containers[0]
-    written = (container.model_extra or {}) | {"image": container.image}
-    yield from (name for name in _IGNORED_OF_POD if (pod.model_extra or {}).get(name))
-    yield from (f"containers[0].{name}" for name in _IGNORED_OF_CONTAINER if written.get(name))
+    of_pod, of_container = _written(pod), _written(pod.containers[0])
+    yield from (name for name in _IGNORED_OF_POD if of_pod.get(name))
+    yield from (f"containers[0].{name}" for name in _IGNORED_OF_CONTAINER if of_container.get(name))

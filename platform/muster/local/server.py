@@ -30,6 +30,7 @@ from muster.spec import Flavor, Queue, TrainingJob
 
 MOST_BYTES = 16 * 2**20
 _LONGEST_WATCH_S = 60.0
+_FIRST_REQUEST_S = 60.0
 _CODES: tuple[tuple[type[MusterError], int], ...] = (
     (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
 )  # fmt: skip
@@ -39,7 +40,11 @@ class Desk:
     """What a request needs besides the verbs: who is asked to stop, and what is known of the requests themselves."""
 
     def __init__(
-        self, service: Service, status: Callable[[], dict[str, Any]], stop: Callable[[str, bool], None]
+        self,
+        service: Service,
+        status: Callable[[], dict[str, Any]],
+        stop: Callable[[str, bool], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
         self.status = status
@@ -47,7 +52,9 @@ class Desk:
         self.changed: Callable[[], None] = lambda: None  # a request may have changed something
         self.closed = False
         self.open_requests = 0
-        self.last_request = time.monotonic()
+        self._asked = False  # a daemon is started to be asked something
+        self._clock = clock
+        self._quiet_since = clock()
         self.lock = threading.Lock()
 
     def enter(self) -> None:
@@ -56,25 +63,33 @@ class Desk:
             if self.closed:
                 raise ClusterError("the daemon is closing", reason="Closing")
             self.open_requests += 1
-            self.last_request = time.monotonic()
 
-    def leave(self) -> None:
+    def leave(self, may_have_changed: bool = False) -> None:
         """A request ends."""
         with self.lock:
             self.open_requests -= 1
-            self.last_request = time.monotonic()
+            self._quiet_since = self._clock()
+            first, self._asked = not self._asked, True
+        if may_have_changed or first:  # the loop may be asleep until a later end than the one that holds now
+            self.changed()
 
     def close_if_quiet(self, idle_s: float) -> bool:
-        """Take no more requests, if none is open and none came for `idle_s`. True when closed."""
+        """Take no more requests, if none is open and none came for `idle_s`. True when closed.
+
+        The first one, for which the daemon was started, is waited for a minute at least, however small `idle_s` is.
+        """
         with self.lock:
-            if self.open_requests == 0 and time.monotonic() - self.last_request >= idle_s:
+            if self.open_requests == 0 and self._idle_left_s(idle_s) <= 0:
                 self.closed = True
             return self.closed
 
-    def quiet_s(self) -> float:
-        """Seconds since the newest request."""
+    def idle_left_s(self, idle_s: float) -> float:
+        """Seconds until `close_if_quiet` may close; not above 0 when it may now, or once the open requests end."""
         with self.lock:
-            return time.monotonic() - self.last_request
+            return self._idle_left_s(idle_s)
+
+    def _idle_left_s(self, idle_s: float) -> float:
+        return self._quiet_since + (idle_s if self._asked else max(idle_s, _FIRST_REQUEST_S)) - self._clock()
 
     def close(self) -> bool:
         """Take no more requests. True once the open ones are answered."""
@@ -135,9 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._send(*self._carry_out(desk, body))
         finally:
-            desk.leave()
-            if self.command != "GET":
-                desk.changed()
+            desk.leave(may_have_changed=self.command != "GET")
 
     def _carry_out(self, desk: Desk, body: Any) -> tuple[int, bytes]:
         url = urlsplit(self.path)
@@ -162,8 +175,8 @@ class Handler(BaseHTTPRequestHandler):
             return None
         try:
             return json.loads(self.rfile.read(length))
-        except ValueError as error:
-            raise InvalidSpec(f"the request is no JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidSpec(f"the request is no JSON that can be read: {error}") from error
 
     def _send(self, code: int, answer: bytes) -> None:
         self.send_response_only(code)
@@ -204,6 +217,8 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
             return verbs.apply([_document(item) for item in body or []])
         case ["DELETE", _, "objects", kind, namespace, name]:
             return verbs.delete(kind, namespace, name)
+        case ["POST", _, "delete"]:
+            return verbs.delete_all(_targets(body))
         case ["GET", _, "queues"]:
             return verbs.queues()
         case ["GET", _, "flavors"]:
@@ -238,6 +253,15 @@ def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict
         if mark != query.get("after") or left <= 0 or desk.closed:
             return {"job": job, "mark": mark}
         desk.service.await_change(min(left, 1.0))
+
+
+def _targets(body: Any) -> list[tuple[str, str, str]]:
+    """(kind, name, namespace) of every object that is to go."""
+    try:
+        return [(str(item["kind"]), str(item["name"]), str(item["namespace"])) for item in body]
+    except (TypeError, KeyError) as error:
+        told = "the request names no objects; write a list of objects with kind, name and namespace"
+        raise InvalidSpec(told) from error
 
 
 def _document(item: Any) -> TrainingJob | Queue | Flavor:

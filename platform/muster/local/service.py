@@ -135,6 +135,11 @@ class Service:
         with self._cluster.lock:
             return self._objects.delete(kind, namespace, name)
 
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[Result]:
+        """Delete objects, (kind, name, namespace) each: all or none."""
+        with self._cluster.lock:
+            return self._objects.delete_all(targets)
+
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows."""
         with self._cluster.lock:

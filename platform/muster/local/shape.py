@@ -19,6 +19,7 @@ from muster.cluster import NodeView
 from muster.errors import InvalidSpec
 from muster.local.capacity import GPU, PODS, Capacity
 from muster.model import Resources
+from muster.nearest import nearest
 from muster.overview.node_rows import PRETENDED
 from muster.quantity import parse_quantity
 
@@ -29,6 +30,7 @@ MOST_NODES = 20_000
 _MOST_GPUS = 1024
 _CPU_PER_GPU, _MEMORY_PER_GPU = 8000, 64 * 2**30
 _GROUP = re.compile(r"^(\d{1,6})x(\d{1,6})(?::(.*))?$")
+_ALIKE = 0.7  # from this likeness on a key was meant for one of ours: `rak`, `cpus`; but not `gpu`, which is like `cpu`
 _EXAMPLE = "write for example 4x8, or 8x8:rack=2,block=4"
 
 
@@ -66,6 +68,10 @@ def _parse_group(part: str) -> NodeGroup:
         if not equals or not key or not value:
             raise InvalidSpec(f"--nodes {part!r}: {pair!r} is not key=value; {_EXAMPLE}", field="nodes")
         if key not in amounts:
+            near = nearest(key, amounts, _ALIKE)
+            if near is not None:
+                told = f"{key!r} is not known; did you mean {near!r}? A label of a name like that needs a prefix"
+                raise InvalidSpec(f"--nodes {part!r}: {told}, as in example.com/{key}={value}", field="nodes")
             labels[key] = value
             continue
         try:

@@ -188,7 +188,7 @@ def failed_at(folder: str) -> float | None:
     try:
         with open(os.path.join(folder, FAILURE)) as file:
             at = json.load(file)["failed_at"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return float(at) if type(at) in (int, float) and 0 < at < float("inf") else None
 

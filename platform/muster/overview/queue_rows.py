@@ -6,6 +6,7 @@ Quota is counted by `muster.quota`, as the planner counts it. A row's `used` is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from muster import model, spec
@@ -20,10 +21,14 @@ Cell = tuple[str, str]
 
 
 def queue_rows(
-    queues: Iterable[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]
+    queues: Iterable[spec.Queue],
+    snapshot: model.Snapshot | None,
+    waiting: Mapping[str, int],
+    unreadable: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue."""
-    tree = _Tree(list(queues), snapshot, waiting)
+    """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue,
+    `unreadable` says why some cannot be read whole."""
+    tree = _Tree(list(queues), snapshot, waiting, unreadable)
     return [tree.row(name, depth) for name, depth in tree.in_order()]
 
 
@@ -37,11 +42,17 @@ def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
 
 
 class _Tree:
-    def __init__(self, queues: list[spec.Queue], snapshot: model.Snapshot | None, waiting: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        queues: list[spec.Queue],
+        snapshot: model.Snapshot | None,
+        waiting: Mapping[str, int],
+        unreadable: Mapping[str, str],
+    ) -> None:
         self.by_name = {queue.metadata.name: queue for queue in queues}
         self.tree = quota_tree(queues)
         self.charges = Charges(self.tree)
-        self.verdicts = queue_verdicts(queues)
+        self.verdicts = queue_verdicts(queues, unreadable)
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
         self.below: dict[str, dict[Cell, int]] = {name: {} for name in self.by_name}
         self.decayed: dict[str, dict[Cell, float]] = {name: {} for name in self.by_name}

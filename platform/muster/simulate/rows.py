@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from muster.errors import InvalidTrace
+from muster.nearest import nearest
 
 R = TypeVar("R", bound="NodeRow | JobRow")
 Cells = Mapping[str, str]
@@ -120,16 +121,28 @@ def _read(path: Path, what: str, forms: Mapping[tuple[str, ...], Callable[[Cells
         header = [name.strip() for name in next(lines, [])]
         parse = next((parse for columns, parse in forms.items() if set(columns) <= set(header)), None)
         if parse is None:
-            ways = ", or ".join(",".join(columns) for columns in forms)
-            raise InvalidTrace(
-                f"{path}: line 1: the header {','.join(header)[:200]!r} has not the columns of {what}: {ways}"
-            )
+            raise InvalidTrace(f"{path}: line 1: {_wrong_header(header, what, list(forms))}")
         rows, bad = _rows(lines, header, parse)
     except csv.Error as error:
         raise InvalidTrace(f"{path}: line {lines.line_num}: not CSV: {error}") from error
     if not rows and not bad:
         raise InvalidTrace(f"{path}: no {what} in it, only a header")
     return Table(path, tuple(rows), tuple(bad))
+
+
+def _wrong_header(header: Sequence[str], what: str, forms: Sequence[tuple[str, ...]]) -> str:
+    """The columns that are missing of the form that most are there of, with what may have been meant by each."""
+    form = max(forms, key=lambda columns: sum(name in header for name in columns) / len(columns))
+    missing = [name for name in form if name not in header]
+    if 3 * len(missing) > len(form):
+        ways = ", or ".join(",".join(columns) for columns in forms)
+        return f"the header {','.join(header)[:200]!r} has not the columns of {what}: {ways}"
+    others = [name for name in header if name not in form]
+    told = []
+    for name in missing:
+        near = nearest(name, others)
+        told.append(f"{name} is missing" + ("" if near is None else f"; did you mean it by {near!r}?"))
+    return f"{'; '.join(told)} (columns of {what}: {','.join(form)})"
 
 
 def _rows(lines: object, header: Sequence[str], parse: Callable[[Cells], R]) -> tuple[list[R], list[BadRow]]:

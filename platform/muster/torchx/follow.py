@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from muster.errors import ClusterError, NotFound
+from muster.excerpt import Excerpt
+from muster.kubernetes.kept import report_command
 from muster.spec import TrainingJob
 from muster.torchx.story import doing, news
 
@@ -61,9 +63,8 @@ def follow(client: JobClient, pod: Pod, first_attempt: int | None, app: str, tol
             at_hand = job.status.attempt
             attempt = at_hand if attempt is None else attempt
             while attempt < at_hand or (attempt == at_hand and job.status.phase in ("Running", "Succeeded", "Failed")):
-                yield from client.log_lines(
-                    pod.name, pod.namespace, pod.role, pod.index, attempt=attempt, follow=attempt == at_hand
-                )
+                excerpt = Excerpt(attempt=attempt, follow=attempt == at_hand)
+                yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, excerpt)
                 attempt += 1
         if job is not None and pod.speaks:
             yield from _ending(client, pod, job)
@@ -78,6 +79,9 @@ def _ending(client: JobClient, pod: Pod, job: TrainingJob) -> Iterator[str]:
     yield f"muster: {job.status.phase.lower()}: {doing(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)
     if run_dir is None:  # inside a cluster
+        command = report_command(job, getattr(client, "context", ""))
+        if command is not None:
+            yield f"muster: for the report: {command}"
         return
     if job.spec.trace is None or job.status.started_at is None:
         yield f"muster: run folder {run_dir}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import logging
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,12 +69,19 @@ class KubernetesScheduler(MusterScheduler):
         with refusing():
             submitted = self._was_submitted(self._client_of(submission.target).submit(submission.job))
         self._homes[submitted] = submission.target
+        if submission.target != self._usual:
+            logger.info(
+                "%s is in context %s; elsewhere: %s", submitted, self._context(submitted), _said(submission.target)
+            )
         return submitted
 
     # ---- which cluster
 
     def _client(self, app_id: str | None = None) -> KubernetesClient:
         return self._client_of(self._homes.get(app_id or "", self._usual))
+
+    def _context(self, app_id: str) -> str:
+        return self._client(app_id).context
 
     def _client_of(self, target: Target) -> KubernetesClient:
         if target not in self._clients:
@@ -92,7 +100,10 @@ class KubernetesScheduler(MusterScheduler):
     def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
         options = cfg_of(cfg)
         client = self._client_of(self._target(options))
-        return client.jobs(str(options.get("namespace") or client.namespace))
+        listing = client.listing(str(options.get("namespace") or client.namespace))
+        for one in listing.unreadable:
+            logger.warning("job %s is left out, since it cannot be read: %s", one.name, one.complaint)
+        return listing.jobs
 
     def _node_sizes(self, target: Target) -> Sequence[NodeSize]:
         """The nodes, if they may be read; else what a component asks for is taken to be there."""
@@ -113,6 +124,12 @@ def _namespace(target: Target) -> str:
             raise
         logger.debug("%s", error)
         return DEFAULT_NAMESPACE
+
+
+def _said(target: Target) -> str:
+    """How another shell finds the same cluster."""
+    named = {"KUBECONFIG": target.kubeconfig, CONTEXT: target.context}
+    return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in named.items() if value)
 
 
 def _about_images(app: AppDef) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
@@ -14,6 +16,9 @@ from torchx.version import TORCHX_IMAGE
 from muster.errors import DaemonError
 from muster.local.capacity import measure
 from muster.local.client import LocalClient
+from muster.local.environment import kept
+from muster.local.restrictions import check_runs_here
+from muster.local.submitter import noted
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
 from muster.torchx.accelerator import GPU, NodeSize, asks_for_nodes, with_accelerators
@@ -44,6 +49,7 @@ class LocalScheduler(MusterScheduler):
             for notice in notices:
                 logger.warning(notice)
             job = training_job(_without_default_image(sized), name_of(sized), cfg, img_root=os.getcwd())
+            self._check(job)
             return AppDryRunInfo(job, to_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
@@ -57,6 +63,14 @@ class LocalScheduler(MusterScheduler):
 
     def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
         return self._client().jobs()
+
+    def _check(self, job: TrainingJob) -> None:
+        """What submitting would refuse, a dry run refuses too; it starts no daemon, but looks as one would that it had
+        started: without queues, for the program, the script and the data."""
+        try:
+            LocalClient.connect(self._home, start=False).submit(job, dry_run=True)
+        except DaemonError:
+            check_runs_here(noted(job), kept(os.environ, str(Path(sys.executable).parent)))
 
     def _node_sizes(self) -> Sequence[NodeSize]:
         """The nodes of the daemon; a dry run does not start one, but looks at this host."""

@@ -13,6 +13,7 @@ from muster.lifecycle.conditions import FAILED, find
 from muster.lifecycle.places import index_range
 from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
+from muster.terminal import plain
 from muster.torchx.appdef import REPLICA, app_id
 from muster.torchx.story import doing
 
@@ -25,6 +26,7 @@ _STATES = {
     "Failed": AppState.FAILED,
 }
 
+_NOT_SAID = -1  # as TorchX writes it
 _ESCAPED = re.compile(rf"\$\$|\$\({REPLICA}\)")
 
 
@@ -36,8 +38,11 @@ def app_state(job: TrainingJob) -> AppState:
     return _STATES[job.status.phase]
 
 
-def description(job: TrainingJob, run_dir: object = None) -> DescribeAppResponse:
-    """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here."""
+def description(job: TrainingJob, run_dir: object = None, context: str = "") -> DescribeAppResponse:
+    """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here, `context` where
+    there are several clusters."""
+    where = [f"run folder {run_dir}"] if run_dir is not None else []
+    where += [f"context {context}"] if context else []
     state = app_state(job)
     failure = job.status.last_failure
     report = job.status.traces.report if job.status.traces else ""
@@ -45,11 +50,11 @@ def description(job: TrainingJob, run_dir: object = None) -> DescribeAppResponse
         app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
         state=state,
         num_restarts=job.status.restarts,
-        msg=doing(job) if run_dir is None else f"{doing(job)}; run folder {run_dir}",
+        msg="; ".join([doing(job), *where]),
         structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
         ui_url=_address(report),
         roles_statuses=list(_role_statuses(job, state)),
-        roles=[_role(role, job.spec.failure_policy.max_restarts) for role in job.spec.roles],
+        roles=[_role(role, job.spec.failure_policy.max_restarts, context) for role in job.spec.roles],
     )
 
 
@@ -60,7 +65,7 @@ def _address(report: str) -> str | None:
 
 def _elastic_error(failure: LastFailure) -> dict[str, object]:
     """The form that TorchX reads (in both versions): message, code, time."""
-    text = failure.log_tail.strip() or failure.reason
+    text = plain(failure.log_tail).strip() or failure.reason
     details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
     return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
 
@@ -78,7 +83,7 @@ def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
         yield RoleStatus(role=part.role, replicas=replicas)
 
 
-def _role(role: RoleSpec, max_restarts: int) -> Role:
+def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
     container = role.template.spec.containers[0]
     amounts = {**container.resources.limits, **container.resources.requests}
     whole = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
@@ -91,10 +96,11 @@ def _role(role: RoleSpec, max_restarts: int) -> Role:
         env={variable.name: _as_written(variable.value or "") for variable in container.env},
         num_replicas=role.replicas,
         max_retries=max_restarts,
+        metadata={"context": context} if context else {},
         resource=Resource(
-            cpu=-(-whole.pop("cpu", 0) // 1000),
+            cpu=-(-whole.pop("cpu") // 1000) if "cpu" in whole else _NOT_SAID,
             gpu=whole.pop("nvidia.com/gpu", 0),
-            memMB=whole.pop("memory", 0) // 2**20,
+            memMB=whole.pop("memory") // 2**20 if "memory" in whole else _NOT_SAID,
             devices=whole,
         ),
     )

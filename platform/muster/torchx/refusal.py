@@ -6,8 +6,11 @@ whose last line only is meant for people. So whatever refuses a submission is tu
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from torchx.specs.finder import ComponentValidationException
 
@@ -20,6 +23,38 @@ class SubmissionRefused(ComponentValidationException, ValueError):  # type: igno
 
 class WatchEnded(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
     """The cluster went away while a job was watched, which goes on or not as the text says."""
+
+
+class CommandRefused(MusterError, SystemExit):
+    """Ends a `torchx` command with the text alone on stderr and exit code 1."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """What Muster refuses to the commands `torchx list`, `log` and their like, which catch nothing, ends them with a
+    line instead of a traceback; whoever calls TorchX from Python gets the error itself."""
+    try:
+        yield
+    except MusterError as error:
+        if is_torchx_command():
+            threading.excepthook = _quietly  # `torchx log` reads in threads, and raises what they did once more
+            raise CommandRefused(str(error)) from None
+        raise
+
+
+def _quietly(args: threading.ExceptHookArgs) -> None:
+    if not issubclass(args.exc_type, CommandRefused):
+        threading.__excepthook__(args)
+
+
+def is_torchx_command() -> bool:
+    """Whether this process is a command of TorchX's, not a program that uses TorchX."""
+    main = sys.modules["__main__"]
+    return Path(sys.argv[0]).name == "torchx" or getattr(main.__spec__, "name", "") == "torchx.cli.main"
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import builtins
 import logging
 import secrets
 import sys
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -21,15 +22,20 @@ import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo
 
-from muster.errors import ClusterError, NotFound
+from muster.errors import ClusterError, DaemonError, NotFound
+from muster.excerpt import WHOLE, Excerpt
+from muster.kubernetes.connection import PATIENCE_S
 from muster.spec import TrainingJob, longest_job_name
+from muster.terminal import coloured
 from muster.torchx.appdef import app_id, split_app_id
 from muster.torchx.follow import Pod, Told, follow
 from muster.torchx.forms import kubernetes_name, unique_name
 from muster.torchx.readback import app_state, description
-from muster.torchx.refusal import WatchEnded
+from muster.torchx.refusal import WatchEnded, is_torchx_command, told_plainly
+from muster.torchx.waiting import Waiting
 
 logger = logging.getLogger(__name__)
+_PAUSE_S = 1.0
 
 
 class JobClient(Protocol):
@@ -38,20 +44,11 @@ class JobClient(Protocol):
     def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
     def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
+    def beats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
     def log_lines(
-        self,
-        name: str,
-        namespace: str,
-        role: str,
-        index: int,
-        *,
-        attempt: int | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        tail: int | None = None,
-        follow: bool = False,
+        self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE
     ) -> Iterator[str]: ...
 
 
@@ -62,6 +59,8 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
         self._told = Told()
+        self._followed: set[str] = set()  # whose log is shown
+        self._waiting = Waiting()
 
     @abstractmethod
     def _client(self, app_id: str | None = None) -> JobClient:
@@ -70,6 +69,10 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     @abstractmethod
     def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
         """The jobs that `torchx list` shows."""
+
+    def _context(self, app_id: str) -> str:
+        """Which cluster a job is looked for in; "" where there is only one."""
+        return ""
 
     def _validate(self, app: AppDef, scheduler: str, cfg: object = None) -> None:
         """Roles need no resources here: what is not asked for is not limited."""
@@ -83,20 +86,39 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     # ---- looking
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        client = self._client(app_id)
-        try:
-            job = client.job(*split_app_id(app_id))
-            run_dir = client.run_dir(*split_app_id(app_id))
-        except NotFound:
-            return None
-        except ClusterError as error:
-            if app_id in self._submitted:  # `torchx run --wait` asks
-                raise WatchEnded(f"{app_id} cannot be watched any more: {error}") from error
-            raise
-        if app_id in self._submitted and (sentence := self._told.tell(app_id, job)):
-            # `torchx run --wait` asks every second and shows nothing of it while the job waits
+        """As of TorchX's interface. Of a job that this session has submitted `torchx run --wait` asks, every second: an
+        API server that does not answer is given the time of its upgrade, then `WatchEnded` is raised."""
+        with told_plainly():
+            client = self._client(app_id)
+        patience = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._described(app_id, client)
+            except NotFound as error:
+                elsewhere = "; a handle does not name its cluster: MUSTER_CONTEXT chooses another one"
+                logger.warning("%s%s", error, elsewhere if self._context(app_id) else "")  # `torchx cancel` is silent
+                return None
+            except ClusterError as error:
+                if app_id not in self._submitted:
+                    with told_plainly():
+                        raise
+                if isinstance(error, DaemonError) or time.monotonic() > patience:
+                    raise WatchEnded(f"{app_id} cannot be watched any more: {error}") from error
+            time.sleep(_PAUSE_S)
+
+    def _described(self, app_id: str, client: JobClient) -> DescribeAppResponse:
+        job = client.job(*split_app_id(app_id))
+        run_dir = client.run_dir(*split_app_id(app_id))
+        if app_id in self._submitted:  # `torchx run --wait` shows nothing of it
+            self._tell(app_id, job, client)
+        return description(job, run_dir, self._context(app_id))
+
+    def _tell(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
+        if sentence := self._told.tell(app_id, job):
             logger.info(sentence)
-        return description(job, run_dir)
+        if app_id not in self._followed:
+            for line in self._waiting.news(app_id, job, client):
+                logger.info(line)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo | None:
         try:
@@ -105,9 +127,11 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             return None
 
     def list(self, cfg: object = None) -> builtins.list[ListAppResponse]:
+        with told_plainly():
+            jobs = self._listed(cfg)
         return [
             ListAppResponse(app_id=app_id(job.metadata.name, job.metadata.namespace or "default"), state=app_state(job))
-            for job in self._listed(cfg)
+            for job in jobs
         ]
 
     def log_iter(
@@ -123,19 +147,23 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     ) -> Iterable[str]:
         if streams not in (None, Stream.COMBINED):
             raise ValueError(f"streams {streams.value}: stdout and stderr are one log here; leave it out, or combined")
-        client = self._client(app_id)
         name, namespace = split_app_id(app_id)
-        job = client.job(name, namespace)
-        role = kubernetes_name(role_name)
+        with told_plainly():
+            client = self._client(app_id)
+            job = client.job(name, namespace)
+            role = kubernetes_name(role_name)
+            if should_tail:
+                _check_replica(job, role, k)
         if should_tail and since is None and until is None:
+            self._followed.add(app_id)
             pod = Pod(name, namespace, role, k, speaks=k == 0 and role == job.spec.roles[0].name)
             first_attempt = 0 if app_id in self._submitted else None
             lines = follow(client, pod, first_attempt, app_id, self._told)
         else:
-            lines = client.log_lines(
-                name, namespace, role, k, since=_seconds(since), until=_seconds(until), follow=should_tail
-            )
-        ended = (line + "\n" for line in lines)
+            excerpt = Excerpt(since=_seconds(since), until=_seconds(until), follow=should_tail)
+            with told_plainly():
+                lines = client.log_lines(name, namespace, role, k, excerpt)
+        ended = _ended(lines)
         return filter_regex(regex, ended) if regex else ended
 
     # ---- ending
@@ -170,6 +198,23 @@ def to_yaml(job: TrainingJob) -> str:
 def cfg_of(cfg: object) -> Mapping[str, object]:
     """The options that a verb was given, if any."""
     return cfg if isinstance(cfg, Mapping) else {}
+
+
+def _check_replica(job: TrainingJob, role: str, index: int) -> None:
+    """Raises `NotFound` for a replica of which nothing can come."""
+    replicas = {entry.name: entry.replicas for entry in job.spec.roles}
+    if index >= replicas.get(role, 0):
+        had = ", ".join(f"{name}/0 to {name}/{count - 1}" for name, count in replicas.items())
+        raise NotFound(f"job {job.metadata.name!r} has no replica {role}/{index}; it has {had}")
+
+
+def _ended(lines: Iterator[str]) -> Iterator[str]:
+    """With the ends of lines that TorchX prints. A terminal is given text and colours; a pipe, and a program, what was
+    written."""
+    shown = coloured if is_torchx_command() and sys.stdout.isatty() else str
+    with told_plainly():
+        for line in lines:
+            yield shown(line) + "\n"
 
 
 def _seconds(moment: datetime | None) -> float | None:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from muster.lifecycle.conditions import ADMITTED, COMPLETE, FAILED, PODS_READY, find
 from muster.spec import TrainingJob
+from muster.terminal import plain
 
 
 def doing(job: TrainingJob) -> str:
@@ -62,4 +63,4 @@ def _nodes(job: TrainingJob) -> str:
 
 def _message(job: TrainingJob, kind: str) -> str:
     condition = find(job.status, kind)
-    return condition.message if condition is not None else ""
+    return plain(condition.message) if condition is not None else ""

@@ -8,7 +8,19 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from muster.cli.views.amounts import duration, plural
+from muster.amounts import duration, plural
+
+
+def labels_of(shape: str) -> list[str]:
+    """A line for every group of nodes that gets labels of its user's: all keys of a shape that are not Muster's."""
+    from muster.local.shape import HOST_AS_IT_IS, parse_shape
+
+    groups = parse_shape(shape) if shape != HOST_AS_IT_IS else ()
+    return [
+        f"{group.count}x{group.gpus}: node labels {', '.join(f'{key}={value}' for key, value in group.labels.items())}"
+        for group in groups
+        if group.labels
+    ]
 
 
 def daemon_page(status: Mapping[str, Any], now: float) -> RenderableType:

@@ -12,10 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from muster.amounts import amount, duration, moment, plural, short_resource
 from muster.cli.views import job_words
-from muster.cli.views.amounts import amount, duration, moment, plural, short_resource
+from muster.progress import at_rest, figures, leading
 from muster.quantity import parse_quantity
 from muster.spec import RoleSpec, TrainingJob
+from muster.terminal import plain
 
 _MOST_EVENTS = 20
 
@@ -62,10 +64,12 @@ def _why(story: JobStory) -> Iterator[RenderableType]:
         if status.estimated_start is not None:
             told += f", starts about {moment(status.estimated_start, story.now)}"
         yield Padding(Text(told), (0, 0, 0, 2))
-    beat = job_words.leading(story.beats)
+    beat = leading(story.beats)
     if beat is not None:
+        live = status.phase in ("Running", "Admitted")
         style = "" if status.phase == "Running" else "dim"
-        yield Padding(Text(job_words.progress(beat), style=style), (0, 0, 0, 2))
+        if line := figures(beat if live else at_rest(beat)):
+            yield Padding(Text(line, style=style), (0, 0, 0, 2))
 
 
 def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
@@ -111,7 +115,8 @@ def _facts(story: JobStory) -> Table:
         end = spec.trace.start_step + spec.trace.steps
         rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
     if status.traces is not None:
-        rows.append(("traces", plural(status.traces.files, "file")))
+        where = f" in {status.traces.location}" if status.traces.location else ""
+        rows.append(("traces", plural(status.traces.files, "file") + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
     if story.run_dir is not None:
@@ -143,6 +148,7 @@ def _request(role: RoleSpec) -> str:
 def _command(role: RoleSpec) -> str:
     main = role.template.spec.containers[0]
     words = " ".join([*main.command, *main.args])
+    words = plain(words)
     return words if len(words) <= 300 else f"{words[:297]}..."
 
 
@@ -166,7 +172,7 @@ def _failure(story: JobStory) -> RenderableType:
         told += f", {failure.reason}"
     if failure.at is not None:
         told += f", {moment(failure.at, story.now)}"
-    return Group(Text(told, style="red"), Text(failure.log_tail.rstrip("\n"), style="dim"))
+    return Group(Text(told, style="red"), Text(plain(failure.log_tail).rstrip("\n"), style="dim"))
 
 
 def _signal(exit_code: int) -> str:
@@ -187,7 +193,8 @@ def _events(story: JobStory) -> Table:
         style = "yellow" if event.get("type") == "Warning" else "green"
         ago = Text(f"{duration(story.now - float(event['at']))} ago", style="dim")
         times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
-        table.add_row(ago, Text(str(event["reason"]), style=style), Text(f"{event['message']}{times}", overflow="fold"))
+        told = Text(f"{plain(event['message'])}{times}", overflow="fold")
+        table.add_row(ago, Text(str(event["reason"]), style=style), told)
     return table
 
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from muster.amounts import duration, moment
 from muster.cli.views import job_words
-from muster.cli.views.amounts import duration, moment
+from muster.progress import figures, told
 from muster.spec import TrainingJob
 
 _NUMBERS = ("PRIO", "PODS", "AGE", "RAN")
 _LEAST_WANTED = ("PRIO", "AGE", "QUEUE", "RAN", "PODS")  # what goes first in a narrow terminal
-_GAP, _LONGEST_QUEUE, _WHY_WANTED, _WHY_AT_ALL = 2, 40, 30, 12  # columns of the terminal
+_GAP, _LONGEST_QUEUE, _WHY_WANTED = 2, 40, 30  # columns of the terminal
 _MOST_WORDS = 100  # of what a failed pod wrote last, in characters
 _ORDER = ("Running", "Admitted", "Pending", "Suspended", "Failed", "Succeeded")
 
 
 def in_order(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
-    """Running first, then waiting in the order of their queue, then what ended, newest first."""
+    """Running first, then waiting in the order of their queue, then what ended, newest first: what still stops before
+    all others."""
 
     def key(job: TrainingJob) -> tuple[int, str, int, float, str]:
         status = job.status
-        over = -(status.finished_at or 0.0) if job_words.is_over(job) else (status.submitted_at or 0.0)
+        ended = -math.inf if status.finished_at is None else -status.finished_at
+        over = ended if job_words.is_over(job) else (status.submitted_at or 0.0)
         rank = _ORDER.index("Failed" if job_words.is_over(job) else status.phase)
         queue = "" if job_words.is_over(job) else job.spec.queue
         return rank, queue, status.queue_position or 1 << 30, over, job_words.label(job)
@@ -32,23 +38,38 @@ def in_order(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
     return sorted(jobs, key=key)
 
 
-def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> Table:
+def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> RenderableType:
     """One line a job; the namespace only where there are several. A name is always shown whole: where `width` columns
-    are too few, others go first."""
+    are too few, others go first, and at last what explains a job stands below it."""
     several = len({job.metadata.namespace or "default" for job in jobs}) > 1
     rows = [_row(job, now, several) for job in in_order(jobs)]
     widths = {title: max(cell_len(title), *(row[title].cell_len for row in rows)) for title in rows[0]} if rows else {}
-    shown = list(_columns(widths, width))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    shown = list(_columns(widths, width - _WHY_WANTED))
+    beside = _taken(widths[title] for title in shown) + _WHY_WANTED <= width
+    if not beside:
+        shown = list(_columns(widths, width))
+    whys = [_why(job, now) for job in in_order(jobs)]
+    tables = [_table(shown, widths, width)]
+    if beside:
+        tables[0].add_column("WHY", ratio=1, overflow="fold")
+    parts: list[RenderableType] = [tables[0]]
+    for row, why in zip(rows, whys, strict=True):
+        tables[-1].add_row(*(row[title] for title in shown), *((why,) if beside else ()))
+        if not beside and why:
+            tables.append(_table(shown, widths, width, header=False))
+            parts += [Padding(why, (0, 0, 0, _GAP)), tables[-1]]
+    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part is tables[0]))
+
+
+def _table(shown: Sequence[str], widths: Mapping[str, int], width: int, *, header: bool = True) -> Table:
+    """Each as wide as any other of the same widths, so that several stand one below the other as one."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0), show_header=header)
     for title in shown:
+        fits = widths[title] <= width
         table.add_column(
-            title, justify="right" if title in _NUMBERS else "left", no_wrap=widths[title] <= width, overflow="fold"
-        )
-    with_why = width - _taken(widths[title] for title in shown) >= _WHY_AT_ALL
-    if with_why:
-        table.add_column("WHY", ratio=1, overflow="fold")
-    for job, row in zip(in_order(jobs), rows, strict=True):
-        table.add_row(*(row[title] for title in shown), *((_why(job, now),) if with_why else ()))
+            title, justify="right" if title in _NUMBERS else "left", no_wrap=fits, overflow="fold",
+            min_width=widths[title] if fits else None,
+        )  # fmt: skip
     return table
 
 
@@ -58,10 +79,10 @@ def _taken(widths: Iterable[int]) -> int:
 
 
 def _columns(widths: Mapping[str, int], width: int) -> Iterator[str]:
-    """The titles of the columns, all but WHY, for which some room is left."""
+    """The titles of the columns, all but WHY, for which there is room."""
     kept = dict(widths)
     for title in _LEAST_WANTED:
-        if _taken(kept.values()) + _WHY_WANTED <= width:
+        if _taken(kept.values()) <= width:
             break
         kept.pop(title, None)
     yield from kept
@@ -98,6 +119,8 @@ def _why(job: TrainingJob, now: float) -> Text:
         words = job_words.last_words(job)
         text.append(f"{'; ' if message else ''}{job_words.shortened(words, _MOST_WORDS)}" if words else "", style="dim")
     elif status.phase in ("Running", "Admitted"):
+        if status.progress is not None and status.progress.attempt == status.attempt:
+            text.append(f"{figures(told(status.progress))}  ")
         text.append(", ".join(sorted({share.node for role in status.placement for share in role.nodes})), style="dim")
     if status.restarts:
         text.append(f"  restarts {status.restarts}", style="dim")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from muster.cli.views.amounts import count, duration
+from muster.amounts import duration
+from muster.cli.views.torchrun import EXCEPTION, telling
 from muster.spec import Condition, TrainingJob
+from muster.terminal import plain
 
 STYLES = {
     "Pending": "yellow",
@@ -17,8 +17,6 @@ STYLES = {
     "Succeeded": "blue",
     "Failed": "red",
 }
-_PREPARING = {"setup": "setting up", "compile": "compiling"}
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _OF_THE_LAUNCHER = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$")
 MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
 
@@ -60,7 +58,9 @@ def reason(job: TrainingJob) -> tuple[str, str]:
     for kind in wanted:
         found = condition(job, kind)
         if found is not None and (found.message or found.reason):
-            return found.reason, found.message
+            return found.reason, plain(found.message)
+    if job.status.phase == "Pending" and job.status.submitted_at is None:
+        return "NotSeen", "nobody has looked at it yet; where that lasts, no operator acts on this cluster"
     return "", ""
 
 
@@ -83,19 +83,17 @@ def silence(job: TrainingJob) -> str:
     return f"{label(job)} wrote nothing"
 
 
-_EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")  # torchrun's own says nothing
-
-
 def last_words(job: TrainingJob) -> str:
-    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that. Where a rule
-    closes a summary, as torchrun's, the last exception before it. Empty when nothing failed or nothing was written."""
+    """The last line that the failed pod wrote; where our launcher tells which rank failed and why, that; where torchrun
+    closed the log with its summary, what the rank said that failed first. Where a rule closes another summary, the last
+    exception before it. Empty when nothing failed or nothing was written."""
     failure = job.status.last_failure
     lines = failure.log_tail.splitlines() if failure is not None else ()
     texts = [text for line in lines if (text := _printable(line))]
-    last = texts[-1] if texts else ""
+    last = telling(texts) or (texts[-1] if texts else "")
     if last and not any(letter.isalnum() for letter in last):
         said = [text for text in texts if any(letter.isalnum() for letter in text)]
-        last = next((text for text in reversed(said) if _EXCEPTION.search(text)), said[-1] if said else last)
+        last = next((text for text in reversed(said) if EXCEPTION.search(text)), said[-1] if said else last)
     told = _OF_THE_LAUNCHER.match(last)
     return told["why"] if told else last
 
@@ -107,8 +105,7 @@ def shortened(text: str, most: int) -> str:
 
 def _printable(line: str) -> str:
     """A line as a terminal ends up showing it, without colours and what moves its cursor."""
-    shown = _ESCAPE.sub("", line.rstrip("\r").rpartition("\r")[2])
-    return "".join(char for char in shown if char.isprintable()).strip()
+    return plain(line).replace("\t", " ").strip()
 
 
 def pods(job: TrainingJob) -> str:
@@ -122,64 +119,9 @@ def pods(job: TrainingJob) -> str:
 
 
 def ran_for(job: TrainingJob, now: float) -> float | None:
-    """Seconds since its start, or from start to end; None before it has started."""
-    if job.status.started_at is None:
-        return None
-    end = job.status.finished_at
-    if end is None and job.status.phase not in ("Running", "Admitted"):
-        return None
-    return (now if end is None else end) - job.status.started_at
-
-
-def leading(beats: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The beat of the lowest rank of the newest attempt: it speaks for the job."""
-    if not beats:
-        return None
-    newest = max(beat.get("attempt") or 0 for beat in beats)
-    return min((beat for beat in beats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0)
-
-
-def present(beats: list[dict[str, Any]], job: TrainingJob) -> dict[str, Any] | None:
-    """The beat that speaks for the attempt at hand: what an earlier one said last is no progress of this one."""
-    beat = leading(beats)
-    return beat if beat is None or (beat.get("attempt") or 0) >= job.status.attempt else None
-
-
-def preparing(beat: Mapping[str, Any], now: float) -> str:
-    """What a rank does before its first step, and for how long; empty once it has made one."""
-    if beat.get("loss") is not None or beat.get("phase") not in _PREPARING:
-        return ""
-    since = f" for {duration(now - beat['at'])}" if isinstance(beat.get("at"), int | float) else ""
-    hint = "; the first time this can take a minute or more" if beat["phase"] == "compile" else ""
-    return f"{_PREPARING[beat['phase']]}{since}{hint}"
-
-
-def progress(beat: Mapping[str, Any]) -> str:
-    """`step 40/60  loss 2.31  12.3k tokens/s  MFU 41.2%  ETA 1m10s`; what is unknown is left out."""
-    parts = []
-    if beat.get("step") is not None:
-        parts.append(f"step {beat['step']}" + (f"/{beat['steps']}" if beat.get("steps") else ""))
-    if beat.get("phase") in ("setup", "compile", "checkpoint"):
-        parts.append(str(beat["phase"]))
-    if beat.get("loss") is not None:
-        parts.append(f"loss {beat['loss']:.4g}")
-    if beat.get("tokens_per_s"):
-        parts.append(f"{count(beat['tokens_per_s'])} tokens/s")
-    if beat.get("mfu"):
-        parts.append(f"MFU {beat['mfu'] * 100:.1f}%")
-    left = eta_s(beat)
-    if left is not None:
-        parts.append(f"ETA {duration(left)}")
-    return "  ".join(parts)
-
-
-def eta_s(beat: Mapping[str, Any]) -> float | None:
-    """Seconds to the last step, as the job says or by its step time; None when it is done or cannot be known."""
-    step, steps = beat.get("step") or 0, beat.get("steps")
-    if beat.get("phase") == "done" or (steps and step >= steps):
-        return None
-    if beat.get("eta_s") is not None:
-        return float(beat["eta_s"])
-    if steps and step and beat.get("step_time_s"):
-        return float((steps - step) * beat["step_time_s"])
-    return None
+    """Seconds that its attempts ran, together and so far; None before the first has started."""
+    status = job.status
+    if status.started_at is None:
+        return float(status.ran_seconds) or None
+    end = now if status.finished_at is None else status.finished_at
+    return status.ran_seconds + max(0.0, end - status.started_at)

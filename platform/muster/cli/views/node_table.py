@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.amounts import amount, short_resource
+from muster.amounts import amount, short_resource
 from muster.cli.views.queue_bar import Level, queue_bar
 from muster.quantity import parse_quantity
 

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.amounts import moment, plural
+from muster.amounts import moment, plural
 from muster.lifecycle.places import to_status
 from muster.model import Admit, Decision, Evict, HoldRoom, Placement, Resize, Snapshot, Wait
 

@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
+from muster.wrapping import in_lines
+
 OWN, BORROWED, IDLE, REACH = "█", "▓", "░", "·"
 LEAST = 4  # cells
 STYLES = {OWN: "green", BORROWED: "yellow", IDLE: "green dim", REACH: "bright_black"}
@@ -64,11 +66,10 @@ class QueueBar:
         yield queue_bar(self.level, self.whole, min(self.width, options.max_width))
 
 
-def legend() -> Text:
-    """What the cells mean."""
-    words = ((OWN, "used"), (BORROWED, "borrowed"), (IDLE, "own, idle"), (REACH, "may borrow"))
+def legend(width: int, *, of_bars: bool) -> list[Text]:
+    """What the cells mean, as far as there are bars, and the marks of jobs; in lines of at most `width` columns."""
+    words = ((OWN, "used"), (BORROWED, "borrowed"), (IDLE, "own, idle"), (REACH, "may borrow")) if of_bars else ()
     jobs = (("●", "green", "running"), ("○", "yellow", "waiting"))
-    return Text("  ").join(
-        [Text.assemble((cell * 2, STYLES[cell]), " ", (word, "dim")) for cell, word in words]
-        + [Text.assemble((mark, style), " ", (word, "dim")) for mark, style, word in jobs]
-    )
+    parts = [Text.assemble((cell * 2, STYLES[cell]), " ", (word, "dim")) for cell, word in words]
+    parts += [Text.assemble((mark, style), " ", (word, "dim")) for mark, style, word in jobs]
+    return in_lines(parts, width, between="  ")

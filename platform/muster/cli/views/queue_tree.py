@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.amounts import amount, short_resource
-from muster.cli.views.queue_bar import Level, QueueBar, legend
+from muster.amounts import amount, short_resource
+from muster.cli.views.queue_bar import LEAST, Level, QueueBar, legend
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _WIDE, _WIDEST_BAR = 100, 40  # columns of the terminal, cells
 _Key = tuple[str, str]  # flavor, resource
+_BAR = ""  # the title above bars
+_SHORT = {"RESOURCE": "RES", "GUARANTEED": "GUAR", "BORROWED": "BORR"}
+_EMPTY = [Text()] * 5  # under the titles from the bar on
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +41,42 @@ def queue_tree(rows: Sequence[QueueRow], width: int = 120) -> RenderableType:
     wholes = _wholes(branches, levels)
     several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
     wide = width >= _WIDE
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
-    for title in ("QUEUE", "JOBS", "RESOURCE", ""):
-        is_bar = title == ""  # the one column that gives way: names are always shown whole
-        table.add_column(title if wide else title.removesuffix("OURCE"), no_wrap=not is_bar)
-    for title in ("USED", "GUARANTEED" if wide else "GUAR", "BORROWED" if wide else "BORR", "LIMIT"):
-        table.add_column(title, justify="right", no_wrap=True)
     bar = max(12, min(_WIDEST_BAR, width - 92)) if wide else 16
-    for branch in branches:
-        _add_queue(table, branch, levels[branch.row["name"]], wholes, several, bar)
-    return Group(table, Text(), legend(), *_complaints(branches))
+    rows_of = (_queue(branch, levels[branch.row["name"]], wholes, several, bar) for branch in branches)
+    cells = [row for drawn in rows_of for row in drawn]
+    titles = ["QUEUE", "JOBS", "RESOURCE", _BAR, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
+    titles = titles if wide else [_SHORT.get(title, title) for title in titles]
+    gap = 2 if wide else 1
+    with_bars = width - _taken(titles, cells, gap) >= LEAST
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
+    for title in titles:
+        if title != _BAR or with_bars:  # the one column that gives way: names are always shown whole
+            right = title in titles[titles.index(_BAR) + 1 :]
+            table.add_column(title, no_wrap=title != _BAR, justify="right" if right else "left")
+    place = titles.index(_BAR)
+    for row in cells:
+        table.add_row(*(row if with_bars else row[:place] + row[place + 1 :]))
+    return Group(table, Text(), *legend(width, of_bars=with_bars), *_complaints(branches))
 
 
-def _add_queue(
-    table: Table,
+def _taken(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]], gap: int) -> int:
+    """Columns of the terminal that all but the bars take, with what parts them from the next one."""
+    widths = [Text(title).cell_len + gap for title in titles]
+    for row in rows:
+        for place, cell in enumerate(row):
+            if isinstance(cell, Text) and titles[place] != _BAR:
+                widths[place] = max(widths[place], cell.cell_len + gap)
+    return sum(widths)
+
+
+def _queue(
     branch: Branch,
     levels: Mapping[_Key, Level],
     wholes: Mapping[tuple[str, _Key], int],
     several_flavors: bool,
     bar: int,
-) -> None:
+) -> Iterator[list[Text | QueueBar]]:
+    """The rows of one queue: for every flavor and resource a cell under each title."""
     row = branch.row
     name = Text.assemble((branch.before_name, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
     if not row["active"] or row["overcommitted"]:
@@ -68,11 +87,11 @@ def _add_queue(
         (f"○{row['waiting']}" if row["waiting"] else "", "yellow"),
     )
     if not levels:
-        table.add_row(name, jobs, Text("no quota", style="dim"))
+        yield [name, jobs, Text("no quota", style="dim"), *_EMPTY]
     below = Text(branch.below_name, style="bright_black")
     for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first)):
         cells = _cells(key, level, wholes[branch.root, key], several_flavors, bar)
-        table.add_row(below if index else name, "" if index else jobs, *cells)
+        yield [below if index else name, Text() if index else jobs, *cells]
 
 
 def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
@@ -88,7 +107,7 @@ def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int)
     borrowed = max(0, level.used - level.guaranteed)
     if not level.named:  # nobody on the path limits it: there is nothing to compare its use with
         name = Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim"))
-        return [name, Text("not limited", style="dim"), Text(amount(level.used, resource), style="bold")]
+        return [name, Text("not limited", style="dim"), Text(amount(level.used, resource), style="bold"), *_EMPTY[2:]]
     full = level.limit is not None and level.used >= level.limit > 0
     return [
         Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim")),

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.amounts import duration
+from muster.amounts import duration
 
 if TYPE_CHECKING:
     from muster.simulate import Result

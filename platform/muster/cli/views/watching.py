@@ -9,9 +9,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from muster.amounts import count, duration, moment, plural, size
 from muster.cli.views import job_words
-from muster.cli.views.amounts import count, duration, moment, plural, size
-from muster.spec import TrainingJob
+from muster.progress import eta_s, preparing
+from muster.spec import LastFailure, TrainingJob
+from muster.terminal import plain
+from muster.wrapping import in_lines
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _DOTS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -66,7 +69,7 @@ def news(before: Sight | None, sight: Sight) -> Iterator[Text]:
         yield from _phase_line(sight)
     if old is not None and status.restarts > old.restarts:
         failure = status.last_failure
-        told = f": pod {failure.pod} ended with {failure.exit_code}" if failure else ""
+        told = f": pod {failure.pod} {_how_it_ended(failure)}" if failure else ""
         yield Text(f"restarts ({status.restarts} of {job.spec.failure_policy.max_restarts}){told}", style="yellow")
     elif old is not None and status.attempt > old.attempt:
         yield Text(f"attempt {status.attempt}", style="yellow")
@@ -75,25 +78,6 @@ def news(before: Sight | None, sight: Sight) -> Iterator[Text]:
     old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
     if old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint:
         yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
-
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """What a line of progress is about: a new one is worth a new line."""
-
-    attempt: int
-    preparing: str  # the phase, before the first step
-    step: int | None
-
-
-def doing(sight: Sight) -> Doing | None:
-    """What the job is doing; None as long as it says nothing."""
-    beat = sight.beat
-    if beat is None:
-        return None
-    phase = str(beat["phase"]) if job_words.preparing(beat, sight.now) else ""
-    step = None if phase else beat.get("step")
-    return Doing(beat.get("attempt") or 0, phase, step) if phase or step is not None else None
 
 
 def _resumed(before: Sight | None, sight: Sight) -> Iterator[Text]:
@@ -128,15 +112,9 @@ def picture(sight: Sight, curve: Curve, width: int) -> RenderableType:
         if status.phase == "Running":
             text.append("; no step was reported yet")
         return text
-    if told := job_words.preparing(sight.beat, sight.now):
+    if told := preparing(sight.beat, sight.now):
         return Text.assemble((f"{_dot(sight.now)} {told}", job_words.STYLES["Running"]))
-    return Group(_bar(sight.beat, width), _figures(sight.beat), *_loss_line(curve, sight.beat, width))
-
-
-def progress_line(sight: Sight) -> Text:
-    """The progress in one line for a pipe."""
-    beat = sight.beat or {}
-    return Text(job_words.preparing(beat, sight.now) or job_words.progress(beat))
+    return Group(_bar(sight.beat, width), *_figures(sight.beat, width), *_loss_line(curve, sight.beat, width))
 
 
 def ending(sight: Sight) -> RenderableType:
@@ -146,7 +124,7 @@ def ending(sight: Sight) -> RenderableType:
     code, message = job_words.reason(job)
     line = Text.assemble(
         (f"{job_words.MARKS[status.phase]} {status.phase}", f"bold {job_words.STYLES[status.phase]}"),
-        f" after {duration(ran)}{' of its last attempt' if status.restarts else ''}" if ran is not None else "",
+        f" after {duration(ran)}" if ran is not None else "",
     )
     if status.restarts:
         line.append(f", {plural(status.restarts, 'restart')}")
@@ -156,8 +134,9 @@ def ending(sight: Sight) -> RenderableType:
     failure = status.last_failure
     if failure is None or not failure.log_tail.strip():
         return line
-    where = Text(f"last lines of {failure.pod} (exit code {failure.exit_code}):", style="red")
-    return Group(line, where, Text(failure.log_tail.rstrip("\n"), style="dim"))
+    code = f"exit code {failure.exit_code}" if failure.exit_code is not None else failure.reason
+    where = Text(f"last lines of {failure.pod} ({code}):", style="red")
+    return Group(line, where, Text(plain(failure.log_tail).rstrip("\n"), style="dim"))
 
 
 def _dot(now: float) -> str:
@@ -178,6 +157,10 @@ def _phase_line(sight: Sight) -> Iterator[Text]:
         shown = ", ".join(nodes) if len(nodes) <= 4 else f"{plural(len(nodes), 'node')} ({nodes[0]} to {nodes[-1]})"
         told.append(f" on {shown}", style="default")
     yield told
+
+
+def _how_it_ended(failure: LastFailure) -> str:
+    return f"failed ({failure.reason})" if failure.exit_code is None else f"ended with {failure.exit_code}"
 
 
 def _queue_place(sight: Sight) -> str:
@@ -205,7 +188,7 @@ def _bar(beat: Mapping[str, Any], width: int) -> Text:
         return Text(f"step {step}", style="bold")
     cells = max(10, min(50, width - 40))
     filled = min(cells, round(cells * step / steps))
-    left = job_words.eta_s(beat)
+    left = eta_s(beat)
     eta = f"  ETA {duration(left)}" if left is not None else ""
     return Text.assemble(
         ("█" * filled, "green"), ("░" * (cells - filled), "bright_black"), (f" step {step}/{steps}", "bold"),
@@ -213,7 +196,7 @@ def _bar(beat: Mapping[str, Any], width: int) -> Text:
     )  # fmt: skip
 
 
-def _figures(beat: Mapping[str, Any]) -> Text:
+def _figures(beat: Mapping[str, Any], width: int) -> list[Text]:
     parts = []
     if beat.get("phase") in ("setup", "compile", "checkpoint"):
         parts.append(f"{beat['phase']}…")
@@ -229,7 +212,7 @@ def _figures(beat: Mapping[str, Any]) -> Text:
         parts.append(f"checkpoint at step {beat['checkpoint_step']}")
     if beat.get("world_size"):
         parts.append(plural(beat["world_size"], "rank"))
-    return Text(" · ".join(parts), style="dim")
+    return [Text.assemble(line, style="dim") for line in in_lines(parts, width)]
 
 
 def _loss_line(curve: Curve, beat: Mapping[str, Any], width: int) -> Iterator[Text]:

@@ -1,0 +1,103 @@
+"""How the verbs are put together and what `-h` prints: names as one writes them, a sentence each, and nothing else.
+
+Typer adds types, defaults, bounds and [required] in brackets; here what matters of these stands in the sentence, and
+what must be written stands in the usage line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_WIDEST = 110  # columns
+HELP = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST}
+
+
+class Verbs(typer.Typer):
+    """Verbs whose help is plain."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
+        """As Typer's."""
+        return super().command(name, **{"cls": Verb, **settings})
+
+
+class Verb(TyperCommand):
+    """One verb."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What must be written is plain, what may be left out stands in brackets."""
+        return _usage(self.get_params(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments and options, each with its sentence."""
+        _write(self.get_params(ctx), formatter)
+
+
+class Group(TyperGroup):
+    """Verbs, listed under titles with the first sentence of each."""
+
+    sections: Mapping[str, Sequence[str]] = {}
+    """The verbs in their order, by title; empty: all of them, as they were added."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All verbs in the order of the help."""
+        return [name for names in self._sections().values() for name in names]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The verb comes last."""
+        return [*_usage(self.get_params(ctx)), "VERB ..."]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The verbs come first: whoever asks for help seeks one."""
+        self.format_commands(ctx, formatter)
+        _write(self.get_params(ctx), formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One section for each title."""
+        for title, names in self._sections().items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(name, verb.get_short_help_str(limit=1000)) for name, verb in found if verb is not None]
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=12)
+
+    def _sections(self) -> Mapping[str, Sequence[str]]:
+        return self.sections or {"Verbs": list(self.commands)}
+
+
+def _usage(params: Iterable[Any]) -> list[str]:
+    needed = [f"{param.opts[0]} {_value(param)}" for param in params if _is_option(param) and param.required]
+    names = [_value(param) + ("..." if param.nargs != 1 else "") for param in params if not _is_option(param)]
+    must = [param.required for param in params if not _is_option(param)]
+    return [
+        *needed,
+        "[OPTIONS]",
+        *(name if needed_ else f"[{name}]" for name, needed_ in zip(names, must, strict=True)),
+    ]
+
+
+def _write(params: Iterable[Any], formatter: Any) -> None:
+    shown = [param for param in params if not param.hidden]
+    arguments = [(_value(param), param.help or "") for param in shown if not _is_option(param)]
+    options = [(_written(param), param.help or "") for param in shown if _is_option(param)]
+    for title, rows in (("Arguments", arguments), ("Options", options)):
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _written(option: Any) -> str:
+    """`-q, --queue QUEUE`; `--report, --no-report`."""
+    names = sorted(option.opts, key=len) + list(option.secondary_opts)
+    return ", ".join(names) + ("" if option.is_flag else f" {_value(option)}")
+
+
+def _value(param: Any) -> str:
+    return str(param.metavar or param.name.upper())
+
+
+def _is_option(param: Any) -> bool:
+    return bool(param.param_type_name == "option")

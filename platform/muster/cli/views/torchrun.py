@@ -1,0 +1,50 @@
+"""What a rank said before it failed, in a log that torchrun closed with its own traceback and summary (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
+"""A line that names an exception, other than torchrun's own, which says nothing."""
+_TRACEBACK = "Traceback (most recent call last):"
+_ROOT_CAUSE = "Root Cause (first observed failure):"
+_RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_EXIT_CODE = re.compile(r"^exitcode\s*: (?P<code>-?\d+)")
+_PREFIX = re.compile(r"^\[\w*?(?P<local>\d+)\]: ?")  # of a rank's line, with --tee
+_NOISE = re.compile(r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable")
+
+
+def telling(lines: Sequence[str]) -> str | None:
+    """The line that tells best why the first rank failed; where none said anything, with which code it exited. None
+    where the log does not end with torchrun's words. `lines` are without what surrounds their text."""
+    begin = _begin(lines)
+    if begin is None:
+        return None
+    said, summary = [line for line in lines[:begin] if line and not _NOISE.match(line)], lines[begin:]
+    cause = list(summary[summary.index(_ROOT_CAUSE) :]) if _ROOT_CAUSE in summary else []
+    rank, code = _first(_RANK, cause), _first(_EXIT_CODE, cause)
+    if rank is not None:
+        own = [line for line in said if (found := _PREFIX.match(line)) and found["local"] == rank["local"]]
+        said = own or said
+    words = [text for line in said if any(map(str.isalnum, text := _PREFIX.sub("", line)))]
+    exception = next((text for text in (*reversed(words), *cause) if EXCEPTION.search(text)), None)
+    if exception is not None or words:
+        return exception if exception is not None else words[-1]
+    return None if rank is None or code is None else f"rank {rank['rank']} exited with code {code['code']}"
+
+
+def _begin(lines: Sequence[str]) -> int | None:
+    """Where torchrun's own words begin."""
+    child = next((at for at, line in enumerate(lines) if "ChildFailedError" in line), None)
+    if child is None:
+        return 0 if _ROOT_CAUSE in lines else None  # the rest is no part of the tail
+    before = lines[:child]
+    if _TRACEBACK not in before:
+        return 0 if any("torch/distributed/" in line for line in before) else child
+    at = child - 1 - before[::-1].index(_TRACEBACK)
+    return child if any(EXCEPTION.search(line) for line in lines[at:child]) else at
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
+    return next((found for line in lines if (found := pattern.match(line))), None)

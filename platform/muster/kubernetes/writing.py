@@ -1,0 +1,150 @@
+"""Objects into a cluster, and changes of jobs that are there. Several are all checked, by us and by the server, before
+the first one is written: a cluster has no transaction over them, so what fails midway says what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from muster.admission import apply_notices, check_apply, check_edit, check_unfinished, with_replicas
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.kubernetes import overview, paths
+from muster.kubernetes.access import DEFAULT_NAMESPACE
+from muster.kubernetes.connection import DRY_RUN, JSON_PATCH, MERGE_PATCH, Connection, Json
+from muster.kubernetes.deleting import named
+from muster.kubernetes.reading import WRONG_VERSION, manifest, read, reads_alike
+from muster.spec import Flavor, Queue, TrainingJob
+
+if TYPE_CHECKING:
+    from muster.documents import Object
+
+STRICT = {"fieldValidation": "Strict"}
+"""The query of a write that refuses fields that nobody knows."""
+
+
+def apply_all(connection: Connection, documents: Sequence[Object]) -> list[dict[str, Any]]:
+    """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. Jobs that
+    name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
+    `muster.admission` as far as what that depends on may be read; what fails midway says what was written before it."""
+    told = _check_apply(connection, documents)
+    for item in documents:
+        _put(connection, item, DRY_RUN)
+    rows: list[dict[str, Any]] = []
+    for item in documents:
+        try:
+            rows.append(_put(connection, item, {}))
+        except MusterError as error:
+            error.args = (_half_written(error, item, rows),)
+            raise
+    noted = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
+    return [row | ({"notices": told[name]} if name in told else {}) for row, name in zip(rows, noted, strict=True)]
+
+
+def change(connection: Connection, job: TrainingJob, fields: Json) -> TrainingJob:
+    """Set fields of the spec of a job that is not finished."""
+    check_unfinished(job)
+    path = paths.one("TrainingJob", job.metadata.name, job.metadata.namespace)
+    return read(TrainingJob, connection.request("PATCH", path, {"spec": fields}, content_type=MERGE_PATCH))
+
+
+def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
+    """Change how many pods roles have. Each write says which role it takes to stand where, so that an edit that comes
+    in between is not overwritten: `Conflict`."""
+    check_unfinished(job)
+    wanted = with_replicas(job, replicas)
+    name, namespace = job.metadata.name, job.metadata.namespace or connection.access.namespace
+    overview.check_new(connection, wanted, namespace)
+    patch = [
+        step
+        for place, role in enumerate(wanted.spec.roles)
+        if role.replicas != job.spec.roles[place].replicas
+        for step in (
+            {"op": "test", "path": f"/spec/roles/{place}/name", "value": role.name},
+            {"op": "replace", "path": f"/spec/roles/{place}/replicas", "value": role.replicas},
+        )
+    ]
+    if not patch:
+        return job
+    path = paths.one("TrainingJob", name, namespace)
+    try:
+        return read(TrainingJob, connection.request("PATCH", path, patch, content_type=JSON_PATCH))
+    except InvalidSpec as error:
+        if "testing value" in str(error):
+            raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
+        raise
+
+
+def _check_apply(connection: Connection, documents: Sequence[Object]) -> dict[str, list[str]]:
+    told: dict[str, list[str]] = {}  # notices, by queue
+    others: list[Queue | Flavor] = [item for item in documents if not isinstance(item, TrainingJob)]
+    if others:
+        with _unless_forbidden():
+            known: list[Queue | Flavor] = [*overview.queues(connection), *overview.flavors(connection)]
+            check_apply(others, known)
+            told = apply_notices(others, known)
+    for job in documents:
+        if isinstance(job, TrainingJob):
+            namespace = job.metadata.namespace or connection.access.namespace
+            with _unless_unreadable(), contextlib.suppress(NotFound):
+                check_edit(overview.job(connection, job.metadata.name, namespace), job)
+            overview.check_new(connection, job, namespace, others)
+    return told
+
+
+def _put(connection: Connection, item: Object, how: Mapping[str, str]) -> dict[str, Any]:
+    """Create the object, or put its spec in the place of what is there; labels and annotations are added."""
+    wanted = manifest(item, connection.access.namespace)
+    meta = wanted["metadata"]
+    name, namespace = meta["name"], meta.get("namespace")
+    path = paths.one(item.kind, name, namespace)
+    try:
+        there = connection.get(path)
+    except NotFound:
+        connection.request("POST", paths.collection(item.kind, namespace), wanted, query={**STRICT, **how})
+        return _result(item.kind, namespace, name, "created")
+    changed = {**there, "spec": wanted["spec"], "metadata": _joined(there["metadata"], meta)}
+    if reads_alike(type(item), changed, there):
+        return _result(item.kind, namespace, name, "unchanged")
+    connection.request("PUT", path, changed, query={**STRICT, **how})
+    return _result(item.kind, namespace, name, "configured")
+
+
+@contextlib.contextmanager
+def _unless_forbidden() -> Iterator[None]:
+    """What may not be read is not checked here."""
+    try:
+        yield
+    except Refused as error:
+        if overview.allowed(error):
+            raise
+
+
+@contextlib.contextmanager
+def _unless_unreadable() -> Iterator[None]:
+    """What cannot be read may be mended; what of it may not be edited the server says."""
+    try:
+        yield
+    except ClusterError as error:
+        if error.reason != WRONG_VERSION:
+            raise
+
+
+def _half_written(error: MusterError, item: Object, rows: Sequence[dict[str, Any]]) -> str:
+    """The error, with what was written before it."""
+    before = [named(row) for row in rows if row["result"] != "unchanged"]
+    told = f"{error}; written before that: {', '.join(before)}" if before else str(error)
+    if isinstance(error, ClusterError):
+        this = named(_result(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
+        return f"{told}; whether {this} was written is not known: apply it again"
+    return told
+
+
+def _joined(there: Json, wanted: Json) -> Json:
+    both = {name: {**there.get(name, {}), **wanted.get(name, {})} for name in ("labels", "annotations")}
+    return {**there, **{name: value for name, value in both.items() if value}}
+
+
+def _result(kind: str, namespace: str | None, name: str, result: str) -> dict[str, Any]:
+    return {"kind": kind, "namespace": namespace if kind == "TrainingJob" else None, "name": name, "result": result}

@@ -1,0 +1,113 @@
+"""report, describe and watch of a job in a cluster, whose run folder cannot be reached from here: where the run is
+instead, and what reports on it. What is fetched from a store is tested in tests/tracing/test_s3.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import NOW, MemoryClient
+from tests.cli.objects import job, status
+from tests.tracing.runs import run_folder
+
+import muster.cli.client
+from muster.spec import TrainingJob
+from muster.tracing.report import json_beside
+
+TRACE = {"startStep": 20, "steps": 3}
+RAN = {"startedAt": NOW, "finishedAt": NOW + 9}
+
+
+class Distant(MemoryClient):
+    """A cluster whose run folders cannot be reached from here."""
+
+    context = "far away"
+
+    def run_dir(self, name: str, namespace: str = "default") -> Any:
+        self.job(name, namespace)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
+    client = Distant(tmp_path)
+    monkeypatch.setattr(muster.cli.client, "_open", lambda start: client)
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    return client
+
+
+def traced(location: str | None, trace: dict[str, int] | None = TRACE, **of_status: Any) -> TrainingJob:
+    fields = {**RAN, **of_status}
+    if location is not None:
+        fields["traces"] = {"files": 2, "location": location}
+    one = job(status=status("Succeeded", **fields), trace=trace)
+    return one.model_copy(update={"metadata": one.metadata.model_copy(update={"uid": "u1", "namespace": "default"})})
+
+
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        (job(trace=TRACE), "there is nothing to report on: default/llama has no pods yet"),
+        (traced(None, None), "job default/llama was not traced (spec.trace, or --trace-steps)"),
+        (traced(None), "nothing has been collected of job default/llama: the cluster has no collectors"),
+        (traced(""), "the traces of job default/llama go with its pods: the cluster has no store"),
+        (traced("pvc://runs/default/llama-u1"), "is in folder default/llama-u1 of claim runs in namespace default"),
+        (traced("volume://muster-run/default/llama-u1"), "in folder default/llama-u1 of volume muster-run of its pods"),
+    ],
+)
+def test_where_no_store_has_the_run_the_report_says_where_it_is(
+    cluster: MemoryClient, muster: Muster, one: TrainingJob, told: str
+) -> None:
+    cluster.kept_jobs["llama"] = one
+    ended = muster("report", "llama")
+    assert (ended.code, ended.out) == (3, "")
+    assert told in ended.err
+
+
+def test_a_store_that_nobody_knows_is_invalid(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = traced("gopher://bucket/default/llama-u1")
+    ended = muster("report", "llama")
+    assert (ended.code, "gopher" in ended.err, "NoStore" in ended.err) == (2, True, True)
+
+
+def test_what_is_in_the_store_is_brought_here_and_reported_on(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    store = run_folder(tmp_path / "store/default/llama-u1")
+    for trace in (store / "traces/spool").iterdir():
+        _compressed(trace, store / "traces")
+    (store / "checkpoints").mkdir()
+    (store / "checkpoints/latest").write_text("{}")
+    cluster.kept_jobs["llama"] = traced(store.as_uri())
+    lines = muster("report", "llama").out.splitlines()
+    page = tmp_path / "home/fetched/default/llama-u1/report/report.html"
+    assert lines[-1] == str(page)
+    report = json.loads(json_beside(page).read_text())
+    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
+    assert not (page.parents[1] / "checkpoints").exists()  # nothing that a report does not read
+    trace = next((page.parents[1] / "traces").glob("rank-0*"))
+    before = trace.stat().st_mtime_ns
+    assert muster("report", "llama").code == 0
+    assert trace.stat().st_mtime_ns == before  # it is here already
+
+
+def test_watch_ends_with_the_command_for_the_report(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = one = traced("s3://bucket/default/llama-u1")
+    cluster.films["llama"] = [one.status]
+    told = "for the report: muster report default/llama --context 'far away'"
+    assert muster("watch", "llama").out.splitlines()[-1] == told
+    assert "for the report" not in muster("watch", "llama", "--no-report").out
+
+
+def test_describe_tells_how_many_traces_there_are_and_where(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = traced("s3://bucket/default/llama-u1")
+    assert "2 files in s3://bucket/default/llama-u1" in muster("describe", "llama").out
+
+
+def _compressed(trace: Path, folder: Path) -> None:
+    import gzip
+
+    (folder / f"{trace.name}.gz").write_bytes(gzip.compress(trace.read_bytes()))
+    trace.unlink()

@@ -1,0 +1,234 @@
+"""Submitting jobs from files, and waiting for them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+from tests.cli.objects import FAILURE, JOB_YAML, QUEUE_YAML, job, queue, status
+
+from muster.cli.views.job_words import last_words
+
+
+@pytest.fixture
+def file(tmp_path: Path, cluster: MemoryClient) -> Path:
+    cluster.kept_queues["research"] = queue("research")
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB_YAML)
+    return path
+
+
+def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", str(file))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "trainingjob default/llama submitted to queue research",
+        "follow it with: muster watch llama",
+    ]
+    assert list(cluster.kept_jobs) == ["llama"]
+
+
+def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:
+    (row,) = muster("submit", str(file), "--json").rows
+    assert (row["kind"], row["metadata"]["name"], row["spec"]["queue"]) == ("TrainingJob", "llama", "research")
+
+
+def test_submit_takes_a_file_from_stdin(
+    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    assert muster("submit", "-").code == 0
+    assert list(cluster.kept_jobs) == ["llama"]
+
+
+def test_a_dry_run_submits_nothing(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", str(file), "--dry-run")
+    assert (ended.code, ended.out) == (0, "trainingjob default/llama would be submitted to queue research\n")
+    assert cluster.kept_jobs == {}
+
+
+def test_when_one_job_of_several_is_refused_none_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    file.write_text(
+        JOB_YAML + "---\n" + JOB_YAML.replace("llama", "other").replace("queue: research", "queue: reserch")
+    )
+    ended = muster("submit", str(file))
+    assert ended.code == 3
+    assert ended.err == (
+        f"error: {file}:15: job other: spec.queue: queue 'reserch' does not exist;"
+        " did you mean 'research'? (QueueNotFound)\n"
+    )
+    assert cluster.kept_jobs == {}
+
+
+def test_a_name_that_is_there_twice_is_invalid_and_none_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    other = file.with_name("other.yaml")
+    other.write_text(file.read_text())
+    ended = muster("submit", str(file), str(other))
+    assert ended.code == 2
+    assert f"error: metadata.name: two of the jobs are default/llama ({file}:3 and {other}:3);" in ended.err
+    assert cluster.kept_jobs == {}
+
+
+def test_a_refusal_as_json_goes_to_stderr(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("queue: research", "queue: nope"))
+    ended = muster("submit", str(file), "--json")
+    assert (ended.code, ended.out) == (3, "")
+    error = json.loads(ended.err)["error"]
+    assert (error["reason"], error["field"]) == ("QueueNotFound", "spec.queue")
+
+
+def test_malformed_yaml_is_invalid_input_with_line_and_column(file: Path, muster: Muster) -> None:
+    file.write_text("a: [1\nb: 2\n")
+    ended = muster("submit", str(file))
+    assert ended.code == 2
+    assert f"{file}:2:2: malformed YAML" in ended.err
+
+
+def test_an_unknown_field_is_invalid_input_with_the_field_in_the_json(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("roles:", "rolls:"))
+    ended = muster("submit", str(file), "--json")
+    assert ended.code == 2
+    assert '"field": "spec.rolls"' in ended.err
+    assert "did you mean 'roles'?" in ended.err
+
+
+def test_a_missing_file_is_invalid_input(cluster: MemoryClient, muster: Muster) -> None:
+    ended = muster("submit", "nowhere.yaml")
+    assert (ended.code, ended.err) == (2, "error: nowhere.yaml: No such file or directory (FileError)\n")
+
+
+def test_a_queue_in_a_file_of_jobs_is_invalid_input(file: Path, muster: Muster) -> None:
+    file.write_text(QUEUE_YAML)
+    ended = muster("submit", str(file))
+    assert ended.code == 2
+    assert "Queue 'research' is no job; `muster apply" in ended.err
+
+
+def test_options_count_instead_of_what_the_file_says(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    muster("submit", str(file), "--priority", "7", "--max-runtime", "2h", "--trace-steps", "20:25", "-n", "team-a")
+    made = cluster.kept_jobs["llama"]
+    assert (made.spec.priority, made.spec.max_runtime_seconds, made.metadata.namespace) == (7, 7200, "team-a")
+    assert made.spec.trace is not None
+    assert (made.spec.trace.start_step, made.spec.trace.steps) == (20, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write one such as 2h"),
+        ("--max-runtime", "0", "--max-runtime: '0' lasts no time; write at least 1s"),
+        (
+            "--trace-steps",
+            "25:20",
+            "--trace-steps: '25:20' holds no step: FIRST:END ends before step END, so that END has to be above",
+        ),
+        ("--queue", "A B", "spec.queue: 'A B' is no name"),
+        ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
+    ],
+)
+def test_wrong_options_are_invalid_input(file: Path, muster: Muster, option: str, value: str, told: str) -> None:
+    ended = muster("submit", str(file), option, value)
+    assert ended.code == 2
+    assert told in ended.err
+    error = json.loads(muster("submit", str(file), option, value, "--json").err)["error"]
+    assert error["field"] in (option, told.partition(":")[0])
+
+
+def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.films["llama"] = [status("Running"), status("Succeeded")]
+    assert muster("submit", str(file), "--wait").code == 0
+    cluster.kept_jobs.clear()
+    cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
+    ended = muster("submit", str(file), "--wait")
+    assert (ended.code, ended.out.splitlines()[2:]) == (
+        1,
+        ["default/llama Failed", "  Error: pod 0 ended with 1", "  see: muster describe llama"],
+    )
+
+
+def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    waits = status("Pending", "QuotaExhausted", "needs 8 GPUs, 4 are free", queuePosition=2)
+    cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]
+    told = muster("submit", str(file), "--wait").out
+    assert told.count("needs 8 GPUs, 4 are free") == 1
+
+
+def test_below_the_rule_that_closes_torchruns_summary_the_exception_is_what_was_said_last() -> None:
+    tail = "RuntimeError: no room\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
+    ended = job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail}))
+    assert last_words(ended) == "RuntimeError: no room"
+
+
+_OF_TORCHRUN = """E1121 19:43:49.789000 15465 /x/torch/distributed/elastic/multiprocessing/api.py:1002] failed
+Traceback (most recent call last):
+  File "/x/torch/distributed/run.py", line 1032, in <module>
+    main()
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 4 (local_rank: 0)
+  exitcode  : -15 (pid: 15500)
+  traceback : Signal 15 (SIGTERM) received by PID 15500
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_19:43:49
+  rank      : 5 (local_rank: 1)
+  exitcode  : 3 (pid: 15501)
+  error_file: <N/A>
+  traceback : To enable traceback see: the docs of elastic, errors
+============================================================
+"""
+_OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nValueError: no data\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "python: can't open file '/nope.py': [Errno 2] No such file\n",
+            "python: can't open file '/nope.py': [Errno 2] No such file",
+        ),
+        ("usage: train.py [-h]\ntrain.py: error: required: --n\n", "train.py: error: required: --n"),
+        (_OF_A_RANK, "ValueError: no data"),
+        ("[1]:step 7\n[1]:ValueError: no data\n[0]:RuntimeError: peer is gone\n", "ValueError: no data"),
+        ("****\nSetting OMP_NUM_THREADS environment variable for each process\n****\n", "rank 5 exited with code 3"),
+        ("", "rank 5 exited with code 3"),
+    ],
+)
+def test_of_a_log_that_torchrun_closed_what_the_first_rank_to_fail_said_counts(said: str, told: str) -> None:
+    whole = said + _OF_TORCHRUN
+    assert last_words(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == told
+
+
+@pytest.mark.parametrize("cut", ["  File ", "    raise ", "Failures:", "Root Cause"])
+def test_where_the_tail_holds_torchruns_words_alone_the_exit_code_is_told(cut: str) -> None:
+    tail = _OF_TORCHRUN[_OF_TORCHRUN.index(cut) :]
+    assert (
+        last_words(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail})))
+        == "rank 5 exited with code 3"
+    )
+
+
+def test_wait_tells_why_a_job_failed_and_where_to_look(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.films["llama"] = [status("Failed", "TooManyRestarts", "no restart is left", lastFailure=FAILURE)]
+    ended = muster("submit", str(file), "--wait", "-n", "team-a")
+    assert ended.out.splitlines()[2:] == [
+        "team-a/llama Failed",
+        "  TooManyRestarts: no restart is left",
+        "  exit code 3",
+        "  last line of the log: ValueError: [red]bad[/red] loss",
+        "  see: muster describe team-a/llama",
+    ]

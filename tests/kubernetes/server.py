@@ -1,0 +1,195 @@
+"""An API server in memory, over real HTTP: it keeps objects by path, and fails where a test says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from muster.kubernetes.access import Access
+from muster.kubernetes.client import KubernetesClient
+from muster.kubernetes.connection import Connection
+
+Json = dict[str, Any]
+Fault = Callable[["Handler"], None]
+"""What becomes of a request in place of its answer."""
+
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+ALL_JOBS = "/apis/muster.dev/v1alpha1/trainingjobs"
+QUEUES = "/apis/muster.dev/v1alpha1/queues"
+FLAVORS = "/apis/muster.dev/v1alpha1/flavors"
+NODES = "/api/v1/nodes"
+
+
+@dataclass
+class Server:
+    """Objects by path, what was asked, and the faults to come: (method, pattern of the path, how often, fault)."""
+
+    port: int = 0
+    objects: dict[str, Json] = field(default_factory=dict)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[list[tuple[str, str]]] = field(default_factory=list)
+    faults: list[list[Any]] = field(default_factory=list)
+    version: int = 0
+
+    def fail(self, method: str, path: str, fault: Fault, times: int = 1) -> None:
+        """The next `times` requests of this method, no dry runs, whose path matches end with a fault."""
+        self.faults.append([method, re.compile(path), times, fault])
+
+    def put(self, path: str, item: Json) -> Json:
+        """Keep an object as a server does."""
+        self.version += 1
+        uid = self.objects.get(path, item).get("metadata", {}).get("uid") or f"uid-{self.version}"
+        item = {**item, "metadata": {**item["metadata"], "uid": uid, "resourceVersion": str(self.version)}}
+        self.objects[path] = item
+        return item
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        for entry in self.faults:
+            if entry[0] == method and entry[1].fullmatch(path) and entry[2] > 0:
+                entry[2] -= 1
+                return entry[3]  # type: ignore[no-any-return]
+        return None
+
+    def of_collection(self, path: str) -> list[Json]:
+        """The objects of a collection, of one namespace or of all."""
+        plural = path.rsplit("/", 1)[1]
+        everywhere = re.compile(rf"{re.escape(path.rsplit('/', 1)[0])}(/namespaces/[^/]+)?/{plural}/[^/]+")
+        return [item for at, item in self.objects.items() if everywhere.fullmatch(at)]
+
+    def connection(self) -> Connection:
+        """Somebody's connection to it."""
+        return Connection(Access(server=f"http://127.0.0.1:{self.port}", tls=None, headers=dict, context="test"))
+
+    def client(self) -> KubernetesClient:
+        """Somebody's client of it."""
+        return KubernetesClient(self.connection())
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request of a `Server`."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    kept: Server
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (ConnectionError, ValueError):  # whoever asked has gone, or the fault closed it
+            self.close_connection = True
+
+    def _answer(self) -> None:
+        at = urlsplit(self.path)
+        self.query = parse_qs(at.query)
+        self.body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "null")
+        dry = "dryRun" in self.query
+        self.kept.asked.append((self.command + (" dry" if dry else ""), at.path))
+        self.kept.headers.append(list(self.headers.items()))
+        fault = None if dry else self.kept.fault(self.command, at.path)
+        if fault is not None:
+            fault(self)
+            return
+        code, answer = self.do(at.path, dry)
+        self.say(code, answer)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
+
+    def do(self, path: str, dry: bool) -> tuple[int, Json]:
+        """What the request does to the objects, and its answer."""
+        if self.command == "POST":
+            path += f"/{self.body['metadata']['name']}"
+            if path in self.kept.objects:
+                return 409, {"kind": "Status", "reason": "AlreadyExists", "message": "already exists"}
+            return 201, self.body if dry else self.kept.put(path, self.body)
+        if self.command == "GET" and re.search(r"/[a-z]+s$", path) and path not in self.kept.objects:
+            return 200, {"kind": "List", "metadata": {}, "items": self.kept.of_collection(path)}
+        if path not in self.kept.objects:
+            name = path.rsplit("/", 1)[1]
+            return 404, {"kind": "Status", "reason": "NotFound", "message": "not found", "details": {"name": name}}
+        there = self.kept.objects[path]
+        if self.command == "DELETE" and not dry:
+            del self.kept.objects[path]
+        if self.command == "PUT":
+            there = self.body if dry else self.kept.put(path, self.body)
+        if self.command == "PATCH":
+            changed = {**there, "spec": {**there.get("spec", {}), **self.body.get("spec", {})}}
+            there = changed if dry else self.kept.put(path, changed)
+        return 200, there
+
+    def say(self, code: int, answer: Json) -> None:
+        """Answer whole."""
+        text = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def hang_up(self) -> None:
+        """Close without a word."""
+        self.close_connection = True
+        self.connection.shutdown(2)
+
+
+def answered(handler: Handler) -> None:
+    """No fault: it is done and answered."""
+    handler.say(*handler.do(urlsplit(handler.path).path, dry=False))
+
+
+def lost(handler: Handler) -> None:
+    """The request never arrives."""
+    handler.hang_up()
+
+
+def unanswered(handler: Handler) -> None:
+    """What is asked is done, and the answer is lost."""
+    handler.do(urlsplit(handler.path).path, dry=False)
+    handler.hang_up()
+
+
+def forbidden(handler: Handler) -> None:
+    """Its user may not."""
+    handler.say(403, {"kind": "Status", "reason": "Forbidden", "message": "alice may not"})
+
+
+def chunks(*texts: str, whole: bool = True) -> Fault:
+    """A stream in these chunks, and its end unless it is cut."""
+
+    def stream(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for text in texts:
+            data = text.encode()
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        if whole:
+            handler.wfile.write(b"0\r\n\r\n")
+        else:
+            handler.hang_up()
+
+    return stream
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server for the length of a test."""
+    server = Server()
+    handler = type("Bound", (Handler,), {"kept": server})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        server.port = http.server_address[1]
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            http.shutdown()
+            thread.join()

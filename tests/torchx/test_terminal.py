@@ -1,0 +1,61 @@
+"""What a job or a cluster wrote does nothing in the terminal of whoever reads it through TorchX."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.torchx.test_story import job, running
+from tests.torchx.test_waiting import Ranks, Watching
+
+from muster.excerpt import WHOLE, Excerpt
+from muster.lifecycle import conditions, moves
+from muster.spec import LastFailure, TrainingJob
+from muster.torchx.readback import description
+from muster.torchx.story import doing
+
+CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
+RED = "\x1b[31mred\x1b[0m"
+
+
+class Logged(Ranks):
+    """A job that runs and has written a line."""
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        return job(running())
+
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+        yield f"{RED}{CLIPBOARD} step 1"
+
+
+class Terminal(io.StringIO):
+    """Somebody looks at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("program", "stdout", "line"),
+    [
+        ("torchx", Terminal, f"{RED} step 1\x1b[0m\n"),
+        ("torchx", io.StringIO, f"{RED}{CLIPBOARD} step 1\n"),
+        ("launcher.py", Terminal, f"{RED}{CLIPBOARD} step 1\n"),
+    ],
+)
+def test_torchx_log_gives_a_terminal_text_and_colours_and_all_others_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, program: str, stdout: type[io.StringIO], line: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [program, "log"])
+    monkeypatch.setattr("sys.stdout", stdout())
+    assert list(Watching(Logged()).log_iter("default:a-1", "main")) == [line]
+
+
+def test_how_a_job_ended_is_told_as_text() -> None:
+    ended = moves.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
+    assert doing(job(ended)) == "it said: no"
+    failure = LastFailure(pod="a-1-main-0-x", exit_code=1, log_tail=f"{RED}{CLIPBOARD} bad\n")
+    told = description(job(ended.model_copy(update={"last_failure": failure})))
+    assert json.loads(told.structured_error_msg)["message"]["message"] == "red bad"

@@ -1,0 +1,156 @@
+"""What somebody hears who waits for a job without its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.torchx.test_story import PLACE, job, running
+
+from muster.errors import ClusterError, DaemonError, MusterError, NotFound
+from muster.excerpt import WHOLE, Excerpt
+from muster.lifecycle import conditions, moves
+from muster.spec import TrainingJob, TrainingJobStatus
+from muster.torchx import scheduler
+from muster.torchx.local import LocalScheduler
+from muster.torchx.refusal import WatchEnded
+from muster.torchx.scheduler import JobClient
+from muster.torchx.waiting import Waiting
+
+
+@dataclass
+class Ranks:
+    """A cluster that knows what ranks said last, and nothing else."""
+
+    said: list[dict[str, Any]] = field(default_factory=list)
+
+    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        return self.said
+
+    def run_dir(self, name: str, namespace: str = "default") -> Path | None:
+        return Path("/runs") / name
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        raise NotImplementedError
+
+    def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
+        raise NotImplementedError
+
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
+        raise NotImplementedError
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        raise NotImplementedError
+
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+        raise NotImplementedError
+
+
+def beat(step: int, **fields: Any) -> dict[str, Any]:
+    return {"rank": 0, "attempt": 0, "step": step, "steps": 60, "loss": 4.0, "phase": "train", "at": 0.0, **fields}
+
+
+def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and_the_end() -> None:
+    now, ranks, heard = [0.0], Ranks(), []
+    waiting = Waiting(clock=lambda: now[0])
+    for second in range(150):
+        now[0] = float(second)
+        step = max(0, second - 70)
+        phase = {"loss": None, "phase": "setup" if second < 5 else "compile", "at": 5.0 if second >= 5 else 0.0}
+        ranks.said = [] if second < 2 else [beat(0, **phase)] if not step else [beat(min(step, 60))]
+        heard += [(second, line) for line in waiting.news("a-1", job(running()), ranks)]
+    over = moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
+    over = over.model_copy(update={"started_at": 2.0})
+    for _ in range(2):
+        heard += [(150, line) for line in waiting.news("a-1", job(over), ranks)]
+    hint = "; the first time this can take a minute or more"
+    assert heard == [
+        (0, "runs on n1, n2"),
+        (2, "setting up for 2s"),
+        (5, f"compiling{hint}"),
+        (35, f"compiling for 30s{hint}"),
+        (65, f"compiling for 1m00s{hint}"),
+        *((second, f"step {second - 70}/60  loss 4") for second in range(75, 130, 10)),
+        (135, "step 60/60  loss 4"),
+        (150, "succeeded: all 2 exited with 0; run folder /runs/a-1"),
+    ]
+
+
+def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progress_of_it() -> None:
+    ranks, waiting = Ranks([beat(40)]), Waiting(clock=lambda: 0.0)
+    assert list(waiting.news("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
+    second = running().model_copy(update={"attempt": 1})
+    assert list(waiting.news("a-1", job(second), ranks)) == ["runs on n1, n2, attempt 1"]
+    assert list(waiting.news("a-1", job(second), ranks)) == []
+
+
+def test_a_job_that_waits_or_never_started_has_no_start_to_tell_of() -> None:
+    ranks, waiting = Ranks(), Waiting(clock=lambda: 0.0)
+    assert list(waiting.news("a-1", job(moves.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
+    ended = moves.finish(TrainingJobStatus(), conditions.FAILED, "Cancelled", "cancelled by the user", 3.0)
+    assert list(waiting.news("b-2", job(ended), ranks)) == ["failed: cancelled by the user"]
+
+
+class Gone(Ranks):
+    """A cluster that shows the job, and then has nothing more to say."""
+
+    def __init__(self, error: MusterError) -> None:
+        super().__init__()
+        self.error = error
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        return job(running())
+
+    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+        raise self.error
+
+
+class Watching(LocalScheduler):
+    """Somebody who waits for a job of another client's cluster."""
+
+    def __init__(self, client: JobClient) -> None:
+        super().__init__("session")
+        self.client = client
+        self._submitted.add("default:a-1")
+
+    def _client(self, app_id: str | None = None) -> Any:
+        return self.client
+
+
+def test_a_cluster_that_goes_away_while_a_job_is_asked_how_far_it_is_ends_the_watch_in_words() -> None:
+    with pytest.raises(WatchEnded, match="default:a-1 cannot be watched any more: the daemon is closing"):
+        Watching(Gone(DaemonError("the daemon is closing"))).describe("default:a-1")
+    assert Watching(Gone(NotFound("there is no job 'a-1'"))).describe("default:a-1") is None
+
+
+@dataclass
+class Upgraded(Ranks):
+    """A cluster whose API server does not answer `silent` times."""
+
+    silent: int = 3
+
+    def job(self, name: str, namespace: str = "default") -> TrainingJob:
+        self.silent -= 1
+        if self.silent >= 0:
+            raise ClusterError("https://a does not answer", reason="Unreachable")
+        return job(running())
+
+
+def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "_PAUSE_S", 0.0)
+    told = Watching(Upgraded()).describe("default:a-1")
+    assert told is not None
+    assert told.state.name == "RUNNING"
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.0)
+    with pytest.raises(WatchEnded, match="default:a-1 cannot be watched any more: https://a does not answer"):
+        Watching(Upgraded(silent=10**9)).describe("default:a-1")
+
+
+def test_who_only_asks_once_is_told_at_once_that_nobody_answers() -> None:
+    with pytest.raises(ClusterError, match="https://a does not answer"):
+        Watching(Upgraded()).describe("default:b-2")
