@@ -1,95 +1,31 @@
-"""The collector as a process: what it takes, what it leaves, and what stops it (nothing but SIGTERM)."""
+"""The collector: what it takes, and what it leaves."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import os
-import random
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.tracing.kineto import trace_text, training_steps
+from tests.tracing.spool import (
+    TRACE,
+    claimed,
+    collected,
+    manifest_of,
+    run_once,
+    spooled,
+    uncollected,
+)
 
-from muster.tracing.claims import only_one
-from muster.tracing.collect import collect_leftovers
-from muster.tracing.collector import main, ranks
-from muster.tracing.manifest import Manifest, TraceEntry, manifests, read_manifest
+from muster.tracing import collect
+from muster.tracing.claims import Claims
+from muster.tracing.collect import Duty
+from muster.tracing.collector import ranks
+from muster.tracing.names import parse_name
+from muster.tracing.reader import TraceFacts, check
 
-ROOT = Path(__file__).resolve().parents[2]
-TRACE = trace_text(training_steps(5))
-
-
-def spooled(run_dir: Path, rank: int = 0, *, attempt: int = 0, content: bytes = TRACE) -> Path:
-    path = run_dir / "traces" / "spool" / f"rank-{rank}.attempt-{attempt}.steps-20-25.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".tmp").write_bytes(content)
-    return path.with_suffix(".tmp").rename(path)
-
-
-def collected(run_dir: Path, rank: int = 0, *, attempt: int = 0) -> Path:
-    return run_dir / "traces" / f"rank-{rank}.attempt-{attempt}.steps-20-25.json.gz"
-
-
-def claimed(source: Path, pod: int = 0) -> Path:
-    return source.parents[1] / "claimed" / f"trainer-{pod}" / source.name
-
-
-def manifest_of(run_dir: Path, pod: int = 0) -> Manifest:
-    return read_manifest(run_dir / "traces" / f"manifest-trainer-{pod}.json")
-
-
-def command(run_dir: Path, *options: str, pod: int = 0) -> list[str]:
-    module = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(run_dir)]
-    return [*module, "--role", "trainer", "--index", str(pod), "--poll-seconds", "0.05", *options]
-
-
-def uncollected(run_dir: Path) -> list[str]:
-    """What lies in the spool or is claimed."""
-    folders = (run_dir / "traces" / "spool", run_dir / "traces" / "claimed")
-    return sorted(path.name for folder in folders for path in folder.rglob("*") if path.is_file())
-
-
-@contextmanager
-def collector(run_dir: Path, *options: str, pod: int = 0, **how: object) -> Iterator[subprocess.Popen[str]]:
-    started = command(run_dir, *options, pod=pod)
-    process = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload]
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.02)
-
-
-def run_once(run_dir: Path, *options: str, pod: int = 0) -> int:
-    """In this process, so quick: everything but signals."""
-    return main(["--run-dir", str(run_dir), "--role", "trainer", "--index", str(pod), "--until-idle", *options])
-
-
-@pytest.fixture(autouse=True)
-def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`main` makes itself nice and takes over signals; the test run wants neither."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr(os, "nice", lambda increment: 0)
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("undisturbed")
 
 
 def test_a_finished_trace_is_compressed_listed_and_leaves_the_spool(tmp_path: Path) -> None:
@@ -197,244 +133,96 @@ def test_a_manifest_that_cannot_be_read_is_kept_and_written_anew(tmp_path: Path)
     assert (tmp_path / "traces/manifest-trainer-0.broken").exists()
 
 
-def test_a_second_collector_for_the_same_pod_steps_back(tmp_path: Path) -> None:
+def collector_of(run_dir: Path, store: Path | None = None) -> collect.Collector:
+    return collect.start(Duty(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
+
+
+def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
+
+    def dies(path: Path) -> TraceFacts:
+        if path.name == killer.name:
+            raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
+        return check(path)
+
+    monkeypatch.setattr(collect, "check", dies)
+    for _ in range(collect.MOST_TRIES):
+        with pytest.raises(SystemExit):
+            collector_of(tmp_path).sweep(0.0)
+    assert claimed(killer).exists()
+    assert [entry.file for entry in manifest_of(tmp_path).traces] == [collected(tmp_path, 1).name], "the second time"
+    assert not claimed(good).exists()
+    assert collector_of(tmp_path).sweep(0.0) == 1
+    bad = next(entry for entry in manifest_of(tmp_path).traces if entry.status == "corrupt")
+    assert (bad.rank, bad.reason) == (0, "whoever read it was killed or failed, 5 times")
+    assert (tmp_path / "traces" / bad.file).read_bytes() == TRACE
+    assert uncollected(tmp_path) == []
+
+
+def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> TraceFacts:
+        raise MemoryError
+
+    monkeypatch.setattr(collect, "check", fails)
     spooled(tmp_path)
-    with collector(tmp_path):
-        eventually(collected(tmp_path).exists)
-        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=20, check=False)
-    assert second.returncode == 1
-    assert "another collector" in second.stderr
-
-
-def test_told_to_stop_it_takes_what_is_in_the_spool_and_ends_with_0(tmp_path: Path) -> None:
-    with collector(tmp_path) as process:
-        spooled(tmp_path, 0)
-        eventually(collected(tmp_path, 0).exists)
-        process.send_signal(signal.SIGSTOP)
-        for rank in range(1, 6):
-            spooled(tmp_path, rank)
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(timeout=20) == 0
-    assert [entry.rank for entry in manifest_of(tmp_path).traces] == [0, 1, 2, 3, 4, 5]
+    assert run_once(tmp_path) == 1
+    sweeping = collector_of(tmp_path)
+    for _ in range(collect.MOST_TRIES):
+        sweeping.sweep(0.0, patient=False)
+    assert [entry.status for entry in manifest_of(tmp_path).traces] == ["corrupt"]
     assert uncollected(tmp_path) == []
 
 
-@contextmanager
-def in_memory(otherwise: Path) -> Iterator[Path]:
-    """A folder where syncing a file costs nothing, if there is one: hundreds of runs sync thousands of files."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield otherwise
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        yield Path(folder)
-
-
-@pytest.mark.slow
-def test_killed_at_any_line_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """SIGKILL after every single line it executes, restart, and look (see killed_at_every_line.py)."""
-    with in_memory(tmp_path) as folder:
-        script = [sys.executable, "-m", "tests.tracing.killed_at_every_line", str(folder)]
-        done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) > 100
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_while_ranks_go_on_writing_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    contents = {rank: trace_text(training_steps(400 + rank), rank=rank) for rank in range(12)}
-    pending = dict(contents)
-    for round_ in range(26):
-        if pending and round_ % 2 == 0:
-            rank, content = pending.popitem()
-            spooled(tmp_path, rank, content=content)
-        with collector(tmp_path) as process:
-            time.sleep(0.2 + 0.017 * round_ % 0.3)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-    assert run_once(tmp_path) == 0
-    entries = manifest_of(tmp_path).traces
-    assert sorted(entry.rank for entry in entries) == list(range(12))
-    for rank, content in contents.items():
-        assert gzip.decompress(collected(tmp_path, rank).read_bytes()) == content
-    assert uncollected(tmp_path) == []
-
-
-# ---- several pods, one run folder
-
-
-def test_of_two_collectors_each_trace_goes_to_one(tmp_path: Path) -> None:
-    for rank in range(20):
-        spooled(tmp_path, rank)
-    with collector(tmp_path, "--until-idle", pod=0) as first, collector(tmp_path, "--until-idle", pod=1) as second:
-        assert (first.wait(timeout=20), second.wait(timeout=20)) == (0, 0)
-    both = [entry.rank for entry in listed(tmp_path)]
-    assert sorted(both) == list(range(20))
-    assert uncollected(tmp_path) == []
-
-
-def listed(run_dir: Path) -> list[TraceEntry]:
-    """All entries of all manifests."""
-    return [entry for manifest in manifests(run_dir / "traces") for entry in manifest.traces]
-
-
-def abandoned(run_dir: Path, rank: int = 0, *, pod: int) -> Path:
-    """A trace that the collector of this pod had claimed when it was killed."""
-    source = spooled(run_dir, rank)
-    claimed(source, pod).parent.mkdir(parents=True, exist_ok=True)
-    return source.rename(claimed(source, pod))
-
-
-def test_what_a_dead_collector_of_another_pod_had_claimed_is_taken_over(tmp_path: Path) -> None:
-    abandoned(tmp_path, 3, pod=7)
-    abandoned(tmp_path, 9, pod=7)
-    assert run_once(tmp_path, "--ranks", "0-3") == 0
-    assert [entry.rank for entry in manifest_of(tmp_path).traces] == [3]
-    assert uncollected(tmp_path) == ["rank-9.attempt-0.steps-20-25.json"]
-
-
-def test_what_a_living_collector_of_another_pod_has_claimed_is_left_to_it(tmp_path: Path) -> None:
-    source = abandoned(tmp_path, pod=7)
-    with only_one(tmp_path / "traces", "trainer-7") as locked:
-        assert locked is True
-        assert run_once(tmp_path) == 0
-    assert source.read_bytes() == TRACE
-
-
-def test_a_trace_that_a_dead_collector_had_written_down_is_not_listed_again(tmp_path: Path) -> None:
+def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_text("a file where the folder should be")
     spooled(tmp_path)
-    run_once(tmp_path, pod=7)
-    abandoned(tmp_path, pod=7)  # as if it had been killed just before deleting the original
-    assert run_once(tmp_path) == 0
-    assert len(listed(tmp_path)) == 1
+    sweeping = collector_of(tmp_path, tmp_path / "kept")
+    for _ in range(2 * collect.MOST_TRIES):
+        assert sweeping.sweep(0.0, patient=False) == 0
+
+    def unread(path: Path) -> TraceFacts:
+        raise OSError("the disk does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collect, "check", unread)
+        for _ in range(2 * collect.MOST_TRIES):
+            assert sweeping.sweep(0.0, patient=False) == 0
+    (tmp_path / "kept").unlink()
+    assert sweeping.sweep(0.0, patient=False) == 1
+    assert [entry.status for entry in manifest_of(tmp_path).traces] == ["ok"]
+
+
+def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_written_again(tmp_path: Path) -> None:
+    source = spooled(tmp_path)
+    name = parse_name(source.name)
+    assert name is not None
+    dead, heir = Claims(tmp_path / "traces", "trainer-0"), Claims(tmp_path / "traces", "trainer-1")
+    heir.prepare()
+    assert dead.claim(name)
+    for _ in range(3):
+        dead.begin_try(name)
+    assert heir.take_over(None) == [name]
+    assert (dead.tries(name), heir.tries(name)) == (0, 3)
+    spooled(tmp_path)
+    assert heir.claim(name)
+    assert heir.tries(name) == 0
+    heir.begin_try(name)
+    heir.path(name).unlink()
+    heir.prepare()
     assert uncollected(tmp_path) == []
 
 
-def test_a_trace_written_again_waits_while_another_pod_works_on_the_earlier_one(tmp_path: Path) -> None:
-    abandoned(tmp_path, pod=7)
-    newer = spooled(tmp_path, content=trace_text(training_steps(2)))
-    with only_one(tmp_path / "traces", "trainer-7"):
-        run_once(tmp_path)
-    assert newer.exists()
+def test_a_manifest_that_is_too_deep_to_be_read_is_none(tmp_path: Path) -> None:
+    spooled(tmp_path)
+    deep = '{"role": "trainer", "index": 0, "odd": ' + "[" * 20_000 + "]" * 20_000 + "}"
+    for name in ("manifest-trainer-0.json", "manifest-trainer-1.json"):
+        (tmp_path / "traces" / name).write_text(deep)
     assert run_once(tmp_path) == 0
-    assert gzip.decompress(collected(tmp_path).read_bytes()) == trace_text(training_steps(2))
-    assert len(listed(tmp_path)) == 1
-
-
-def test_leftovers_of_dead_collectors_are_collected_in_their_name(tmp_path: Path) -> None:
-    abandoned(tmp_path, 0, pod=0)
-    abandoned(tmp_path, 1, pod=1)
-    alive = abandoned(tmp_path, 2, pod=2)
-    with only_one(tmp_path / "traces", "trainer-2"):
-        assert collect_leftovers(tmp_path, now=1.0) == 2
-    assert sorted(entry.rank for entry in listed(tmp_path)) == [0, 1]
-    assert alive.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_collectors_of_several_pods_killed_at_random_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    """Three pods, one run folder; any of them is killed at any moment, and comes back or does not."""
-    chance = random.Random(seed)
-    contents = {rank: trace_text(training_steps(1500 + rank), rank=rank) for rank in range(12)}
-    pending = dict(contents)
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    kills = 0
-    try:
-        while pending or kills < 24:
-            if pending:
-                rank, content = pending.popitem()
-                spooled(tmp_path, rank, content=content)
-            pod = chance.randrange(3)
-            if pod in running:
-                running.pop(pod).kill()
-                kills += 1
-            running[pod] = subprocess.Popen(command(tmp_path, pod=pod), stderr=subprocess.DEVNULL)
-            time.sleep(chance.uniform(0.05, 0.3))
-        for process in running.values():
-            process.kill()
-        last = [subprocess.Popen(command(tmp_path, "--until-idle", pod=pod), stderr=subprocess.PIPE) for pod in (0, 1)]
-        assert [(process.wait(timeout=60)) for process in last] == [0, 0]
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-    collect_leftovers(tmp_path, time.time())  # as at report time: one of the two may have ended before the other
-    assert sorted(entry.rank for entry in listed(tmp_path)) == list(range(12))
-    for rank, content in contents.items():
-        assert gzip.decompress(collected(tmp_path, rank).read_bytes()) == content
-    for entry in listed(tmp_path):
-        assert entry.sha256 == hashlib.sha256((tmp_path / "traces" / entry.file).read_bytes()).hexdigest()
-    assert uncollected(tmp_path) == []
-    assert list((tmp_path / "traces").glob(".*.tmp")) == []
-
-
-# ---- no room
-
-
-def files_up_to(limit_bytes: int) -> Callable[[], None]:
-    """What a full disk looks like to a process: no file may grow beyond the limit."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
-
-    return limit
-
-
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process can be lifted on Linux only")
-def test_without_room_for_a_trace_the_original_stays_until_there_is_room(tmp_path: Path) -> None:
-    content = trace_text(training_steps(3000))
-    source = spooled(tmp_path, content=content)
-    with collector(tmp_path, preexec_fn=files_up_to(8192)) as process:
-        eventually((tmp_path / "traces/manifest-trainer-0.json").exists)
-        (waiting,) = manifest_of(tmp_path).waiting
-        assert waiting.file == source.name
-        assert "File too large" in waiting.reason
-        assert claimed(source).read_bytes() == content
-        assert process.poll() is None
-        assert sorted(p.name for p in (tmp_path / "traces").glob(".*.tmp")) == []
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        eventually(lambda: not claimed(source).exists())
-        eventually(lambda: manifest_of(tmp_path).waiting == ())
-    assert gzip.decompress(collected(tmp_path).read_bytes()) == content
-
-
-def said_about(process: subprocess.Popen[str], source: Path) -> str:
-    """The first line of the collector's log that is about this file."""
-    assert process.stderr is not None
-    return next(line for line in process.stderr if source.name in line)
-
-
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as out:
-        while True:
-            out.write(b"0" * 4096)
-
-
-@pytest.mark.slow
-def test_a_disk_without_a_free_byte_is_waited_out(tmp_path: Path) -> None:
-    """A real full file system, where this machine lets us mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip("may not mount a file system here")
-    try:
-        content = trace_text(training_steps(300))
-        source = spooled(disk, content=content)
-        with collector(disk) as process:
-            eventually(collected(disk).exists)
-            ballast = disk / "ballast"
-            source = spooled(disk, 1, content=content)
-            process.send_signal(signal.SIGSTOP)
-            with pytest.raises(OSError, match="No space left"):
-                fill(ballast)
-            process.send_signal(signal.SIGCONT)
-            assert "No space left" in said_about(process, source)
-            assert claimed(source).read_bytes() == content
-            ballast.unlink()
-            eventually(lambda: not claimed(source).exists())
-        assert gzip.decompress(collected(disk, 1).read_bytes()) == content
-    finally:
-        subprocess.run(["umount", disk], check=False)
+    assert [entry.status for entry in manifest_of(tmp_path).traces] == ["ok"]
+    assert (tmp_path / "traces/manifest-trainer-0.broken").read_text() == deep

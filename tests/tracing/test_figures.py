@@ -17,9 +17,9 @@ from muster.tracing.figures import count, digits, listed, percent, seconds, size
         (0.9999, "1.00 s"),
         (1.2345, "1.23 s"),
         (99.9, "99.9 s"),
-        (99.96, "1:40 min"),
-        (754, "12:34 min"),
-        (7200, "2.0 h"),
+        (99.96, "1m40s"),
+        (754, "12m34s"),
+        (7200, "2h00m"),
         (float("nan"), "–"),
     ],
 )

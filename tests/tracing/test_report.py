@@ -1,105 +1,21 @@
-"""A run folder, whole or damaged, or a bare folder of traces, becomes a report: values, page, terminal."""
+"""A run folder, whole or damaged, becomes a report: values, page, terminal."""
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from html.parser import HTMLParser
 from pathlib import Path
 
-import psutil
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from rich.console import Console
-from tests.tracing.kineto import DATA, Event, step, trace_text, training_steps, write_trace
+from tests.tracing.kineto import Event, kernel, launch, step, training_steps, write_trace
+from tests.tracing.runs import HOSTILE, Page, metrics_line, page_of, run_folder, text_of
 
 from muster.errors import InvalidTrace
 from muster.tracing.collector import main as collect
-from muster.tracing.report import Report, build, load, render_terminal
+from muster.tracing.report import build, load
 
-HOSTILE = '<script>alert("1")</script>&\'"><img src=x onerror=y> [bold]'
-
-
-def metrics_line(number: int, **values: object) -> str:
-    line = {"step": number, "attempt": 0, "at": 1.0, "step_time_s": 0.1, "loss": 5.0 - number / 16}
-    return json.dumps({**line, "tokens_per_s": 1000.0, **values}) + "\n"
-
-
-def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int | None = None) -> Path:
-    """What a job of `ranks` ranks leaves that traced steps 20 to 22; the slow rank computes longer, the others wait."""
-    for name in ("metrics", "beats", "traces/spool"):
-        (folder / name).mkdir(parents=True)
-    for rank in range(ranks):
-        lines = [metrics_line(i, step_time_s=2.0 if i == 0 else 0.1) for i in range(steps)]
-        (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
-        beat = {
-            "rank": rank,
-            "world_size": ranks,
-            "attempt": 0,
-            "step": steps,
-            "steps": steps,
-            "peak_memory_bytes": 2**31,
-        }
-        (folder / f"beats/rank-{rank}.json").write_text(json.dumps(beat))
-        compute_us, wait_us = (700, 100) if rank == slow_rank else (400, 400)
-        events = training_steps(3, compute_us=compute_us, wait_us=wait_us)
-        write_trace(
-            folder / f"traces/spool/rank-{rank}.attempt-0.steps-20-23.json", events, rank=rank, world_size=ranks
-        )
-    return folder
-
-
-def text_of(report: Report, **how: object) -> str:
-    out = io.StringIO()
-    render_terminal(report, Console(file=out, width=100, **how))  # type: ignore[arg-type]
-    return out.getvalue()
-
-
-def page_of(report: Report) -> str:
-    assert report.page is not None
-    return Path(report.page).read_text()
-
-
-class Page(HTMLParser):
-    """What a browser would see: tags, texts and what it would load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.loads: list[str] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in ("meta", "link", "img", "rect", "line", "path", "circle"):
-            self.open.append(tag)
-        loading = ("src", "href", "xlink:href")
-        self.loads += [f"{name}={value}" for name, value in attrs if name in loading or name.startswith("on")]
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("rect", "path", "circle", "line"):
-            return
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+DEEP = "[" * 20_000 + "]" * 20_000
 
 
 def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> None:
@@ -116,7 +32,7 @@ def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> Non
         f"Of the traced time, averaged over ranks: {where} and 8.0% in the optimizer.",
         "Communication runs 30.0% of the time; computation hides 16.7% of it.",
         "Rank 0 waits 40.0% of the time for communication, 100% of that in gloo:all_reduce.",
-        f"{least}: all else takes it 50.0% longer than it takes rank 0, so the others wait for it.",
+        f"{least}: all else takes it 50.0% longer than it takes rank 0, so the other waits for it.",
         "Most operator time goes to aten::mm: 90.2%, in 6 calls of 550 µs.",
     )
     saved = json.loads((tmp_path / "llama-8b/report/report.json").read_text())
@@ -125,6 +41,61 @@ def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> Non
     assert [row["label"] for row in saved["rows"]] == ["rank 0", "rank 1"]
     for wanted in ("Loss", "Step time per rank", "Time per kind of work", "Computation and communication in step 21"):
         assert wanted in page_of(report)
+
+
+@pytest.mark.parametrize(("step", "why"), [(-1, " (it compiles)"), (0, ""), (None, "")])
+def test_that_a_slow_step_compiles_is_said_where_the_trainer_said_so(
+    tmp_path: Path, step: int | None, why: str
+) -> None:
+    folder = run_folder(tmp_path / "llama-8b")
+    happening = {"kind": "compiling", "message": "", "at": 1.0, "attempt": 0, "step": step}
+    (folder / "events.jsonl").write_text(json.dumps(happening) + "\n")
+    assert f"Step 0 took 2.00 s{why}, the median is 100 ms." in build(folder).findings
+
+
+def test_a_step_beside_which_the_trace_was_written_is_explained_and_counts_in_no_median(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    for rank, write_s in ((0, 0.5), (1, 3.5)):
+        aside = {19: {"trace_start_s": 0.2}, 23: {"trace_write_s": write_s}}
+        times = {**dict.fromkeys(range(16, 30), 0.1), 19: 0.2, 23: 3.1 if rank == 0 else 0.1}
+        lines = [
+            metrics_line(i, step_time_s=time_s, tokens_per_s=100 / time_s, **aside.get(i, {}))
+            for i, time_s in times.items()
+        ]
+        (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
+    report = build(folder)
+    assert [(p.step, p.rank, p.started_s, p.written_s, p.spread_s) for p in report.pauses] == [
+        (19, 0, 0.2, 0.0, 0.0),
+        (23, 1, 0.0, 3.5, 3.0),
+    ]
+    explained = (
+        "Before step 19 the profiler was started (200 ms) and before step 23 the trace was written (3.50 s on rank 1, "
+        "3.00 s more than on the fastest). No step time counts that, and medians leave these steps out; in them ranks "
+        "that were done sooner wait for the others."
+    )
+    assert report.findings[1:3] == ("Step 23 took 3.10 s, the median is 100 ms.", explained)
+    shown = page_of(report)
+    assert "step 23: 3.10 s, trace written" in shown
+    assert "traced; written before step 23 in 3.50 s" in shown
+    assert "median 100 ms" in text_of(report)
+
+
+def test_steps_beside_which_a_trace_was_started_or_written_are_in_no_median(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", ranks=1)
+    steps = [(0.1, {}), (0.1, {}), (0.9, {"trace_start_s": 0.4}), (0.9, {"trace_write_s": 0.7}), (0.9, {})]
+    lines = [metrics_line(i, step_time_s=s, tokens_per_s=1 / s, mfu=s, **aside) for i, (s, aside) in enumerate(steps)]
+    (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
+    facts = build(folder).facts
+    assert (facts.step_time_s, facts.tokens_per_s, facts.mfu) == (0.1, 10.0, 0.1)
+
+
+def test_what_tracing_took_is_no_news_where_it_is_a_small_part_of_a_step(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", ranks=1)
+    lines = [metrics_line(i, step_time_s=1.0, trace_write_s=0.04 if i == 23 else None) for i in range(40)]
+    (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
+    report = build(folder)
+    assert [pause.step for pause in report.pauses] == [23]
+    assert not any("trace was written" in sentence for sentence in report.findings)
 
 
 def test_the_page_loads_nothing_runs_nothing_and_is_well_formed(tmp_path: Path) -> None:
@@ -175,6 +146,12 @@ def test_the_terminal_tells_the_same(tmp_path: Path) -> None:
         assert sentence in shown
     for wanted in ("40 steps", "loss 5.00 → 2.56", "rank 0", "11.1% hidden", "aten::mm", "▁"):
         assert wanted in shown
+
+
+def test_a_sentence_that_needs_a_second_line_goes_on_below_itself(tmp_path: Path) -> None:
+    lines = text_of(build(run_folder(tmp_path / "run", slow_rank=1))).splitlines()
+    (first,) = [i for i, line in enumerate(lines) if line.startswith(" • Of the traced time")]
+    assert re.match(r"   \S", lines[first + 1])
 
 
 def test_collected_traces_and_those_still_in_the_spool_count_alike(tmp_path: Path) -> None:
@@ -252,97 +229,6 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "nowhere")
 
 
-def test_any_folder_of_profiler_traces_is_reported(tmp_path: Path) -> None:
-    """As torch.profiler.tensorboard_trace_handler leaves them, other JSON files beside them."""
-    write_trace(tmp_path / "logs/host_1.1700.pt.trace.json", training_steps(), rank=0, world_size=2)
-    (tmp_path / "logs/host_2.1701.pt.trace.json.gz").write_bytes(
-        gzip.compress(trace_text(training_steps(), rank=1, world_size=2))
-    )
-    (tmp_path / "config.json").write_text('{"lr": 1}')
-    (tmp_path / "broken.json").write_bytes(trace_text(training_steps())[:300])
-    for _ in range(2):  # the second time, the first report lies beside them
-        report = build(tmp_path)
-        assert [row.label for row in report.rows] == ["rank 0", "rank 1"]
-        assert [s.file for s in report.skipped] == ["broken.json"]
-        assert report.loss is None
-
-
-@pytest.mark.parametrize(
-    ("folder", "title"),
-    [
-        ("my-run", "my-run"),
-        ("my-run/traces", "my-run/traces"),
-        ("default-llama-8b-0a1b2c3d", "llama-8b"),
-        ("team-a-llama-8b-0a1b2c3d", "team-a-llama-8b-0a1b2c3d"),
-    ],
-)
-def test_a_folder_that_does_not_tell_its_job_gives_the_report_its_title(
-    tmp_path: Path, folder: str, title: str
-) -> None:
-    where = tmp_path / folder
-    where.mkdir(parents=True)
-    write_trace(where / "some.json", training_steps())
-    assert build(where, tmp_path / "out").facts.name == title
-
-
-def test_traces_of_the_same_rank_are_told_apart_by_file(tmp_path: Path) -> None:
-    for name in ("before", "after"):
-        write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)
-    assert [row.label for row in build(tmp_path).rows] == ["rank 0 · after", "rank 0 · before"]
-
-
-def test_a_single_trace_file_is_reported(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "one.json", training_steps(), rank=None)
-    report = build(path)
-    assert [row.label for row in report.rows] == ["one"]
-    assert report.page == str(tmp_path / "report/report.html")
-
-
-@pytest.mark.slow
-def test_eight_ranks_of_a_large_trace_give_a_page_under_3_mb(tmp_path: Path) -> None:
-    text = gzip.decompress((DATA / "control.json.gz").read_bytes())
-    for rank in range(8):
-        mine = text.replace(b'"rank": 3', b'"rank": %d' % rank, 1)
-        (tmp_path / f"rank-{rank}.json.gz").write_bytes(gzip.compress(mine, 1))
-    report = build(tmp_path)
-    assert [row.label for row in report.rows] == [f"rank {rank}" for rank in range(8)]
-    assert len(page_of(report).encode()) < 3_000_000
-    assert {row.trace.hta.overlap_percent for row in report.rows if row.trace.hta} == {47.03}
-
-
-def test_several_processes_find_the_same_as_one(tmp_path: Path) -> None:
-    for name in ("simple_add.json.gz", "ns_resolution.pt.trace.json.gz"):
-        (tmp_path / name).symlink_to(DATA / name)
-    one, two = (build(tmp_path, tmp_path / f"report-{n}", workers=n) for n in (1, 2))
-    assert [row.trace.work_s for row in one.rows] == [row.trace.work_s for row in two.rows]
-
-
-names = st.sampled_from(["aten::mm", "ProfilerStep#1", "ProfilerStep#2", "gloo:all_reduce", "data", "nccl:x", ""])
-categories = st.sampled_from(["cpu_op", "user_annotation", "kernel", "gpu_memcpy", "cuda_runtime", "cuda_sync", "else"])
-any_event = st.builds(
-    Event,
-    names,
-    st.integers(0, 50),
-    st.integers(0, 20),
-    categories,
-    st.integers(1, 2),
-    st.none() | st.integers(0, 2),
-    st.none() | st.integers(0, 3),
-)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(any_event, min_size=1, max_size=12))
-def test_any_events_at_all_give_a_report_whose_parts_sum_up(tmp_path: Path, events: list[Event]) -> None:
-    report = build(write_trace(tmp_path / "any.json", events))
-    trace = report.rows[0].trace
-    assert sum(trace.work_s.values()) == pytest.approx(trace.window_s)
-    assert all(seconds >= 0 for seconds in trace.work_s.values())
-    assert 0 <= trace.overlapped_s <= trace.communication_s + 1e-12
-    assert Page(page_of(report)).open == []
-    assert "any" in text_of(report)
-
-
 def test_what_is_claimed_but_not_collected_counts_as_well(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     claimed = folder / "traces/claimed/trainer-1"
@@ -358,41 +244,44 @@ def test_a_report_is_read_back_as_it_was_built(tmp_path: Path) -> None:
     Path(built.page).with_name("report.json").write_text('{"facts": 1}')
     with pytest.raises(InvalidTrace, match="is no report of this version"):
         load(built.page)
+    Path(built.page).with_name("report.json").write_text('{"odd": ' + DEEP + "}")
+    with pytest.raises(InvalidTrace, match="is no report of this version"):
+        load(built.page)
 
 
-def children(pid: int) -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).children(recursive=True)
-    return []
+def test_what_is_nested_deeper_than_any_program_follows_is_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    metrics = sorted((folder / "metrics").iterdir())[0]
+    metrics.write_text(metrics.read_text() + '{"step": 41, "odd": ' + DEEP + "}\n")
+    (folder / "beats").mkdir(exist_ok=True)
+    (folder / "beats" / "rank-0.json").write_text('{"rank": 0, "odd": ' + DEEP + "}")
+    trace = sorted((folder / "traces/spool").glob("rank-1.*"))[0]
+    trace.write_text('{"traceEvents": [{"ph": "X", "args": ' + DEEP + "}]}")
+    report = build(folder)
+    assert {s.file.rpartition("/")[2] for s in report.skipped} == {metrics.name, "rank-0.json", trace.name}
+    assert [row.label for row in report.rows] == ["rank 0"]
 
 
-@pytest.mark.slow
-def test_processes_that_read_traces_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
-    """They read from pipes into which nobody writes, so that they are in the middle of it."""
-    pipes = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    script = tmp_path / "read.py"
-    script.write_text(
-        "import pathlib, sys\n"
-        "from muster.tracing.analysis import summarise_files\n"
-        "if __name__ == '__main__':\n"
-        "    summarise_files([pathlib.Path(name) for name in sys.argv[1:]], workers=2)\n"
-    )
-    reading = subprocess.Popen([sys.executable, str(script), *map(str, pipes)])
-    left: list[psutil.Process] = []
-    try:
-        until = time.monotonic() + 30
-        while len(workers := [p for p in children(reading.pid) if "spawn_main" in " ".join(p.cmdline())]) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        time.sleep(1.0)
-        left = workers
-        reading.kill()
-        left = psutil.wait_procs(workers, timeout=20)[1]
-        assert left == []
-    finally:
-        reading.kill()
-        reading.wait()
-        for process in left:
-            process.kill()
+def test_ranks_are_apart_by_what_their_devices_took_for_a_step_and_not_by_how_far_their_cpus_ran_ahead(
+    tmp_path: Path,
+) -> None:
+    run_folder(tmp_path)
+    for rank, cpu_us in enumerate((300.0, 900.0)):
+        events = [step(20, 0, cpu_us), launch(1, 10), kernel("gemm", 100, 1000, launch=1)]
+        write_trace(tmp_path / f"traces/spool/rank-{rank}.attempt-0.steps-20-23.json", events, rank=rank, world_size=2)
+    report = build(tmp_path)
+    assert [(s.step, s.fastest_s, s.slowest_s) for s in report.skews] == [(20, 0.001, 0.001)]
+    assert not [finding for finding in report.findings if "the ranks took" in finding]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_in_a_narrow_terminal_no_line_is_too_long_and_nothing_is_broken_in_two(tmp_path: Path, columns: int) -> None:
+    lines = [line.rstrip() for line in text_of(build(run_folder(tmp_path, ranks=4)), width=columns).splitlines()]
+    assert max(map(len, lines)) <= columns
+    told = [part for line in lines if " · " in line for part in line.split(" · ")]
+    assert {"4 ranks", "CPU"} <= set(told)
+    assert any(part.startswith("peak memory ") and part.endswith("GiB") for part in told)
+    assert not any("…" in line for line in lines)
+    legend = lines[lines.index("Time per kind of work") + 5 : lines.index("Top operators") - 1]
+    assert legend
+    assert all(line.startswith("  ") for line in legend)

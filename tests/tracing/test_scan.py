@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, training_steps
 
 from muster.errors import InvalidTrace
+from muster.tracing import scan as scanning
 from muster.tracing.reader import check, read
 from muster.tracing.scan import RawEvent, scan
 
@@ -32,7 +35,6 @@ def scanned(path: Path, block_bytes: int) -> list[RawEvent]:
     return events
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -155,3 +157,81 @@ def test_compact_json_keeps_the_rank(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(trace_text(training_steps(), rank=3, indent=None).replace(b": ", b":"))
     assert read(path).rank == 3
+
+
+def test_what_stands_before_the_events_is_looked_at_once_however_often_their_name_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+    opened = scanning._opened
+
+    def counted(text: bytes) -> int:
+        looked_at.append(len(text))
+        return opened(text)
+
+    monkeypatch.setattr(scanning, "_opened", counted)
+    inner = ",".join('"traceEvents": []' for _ in range(2000))
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"beside": {{{inner}}}, "traceEvents": [{{"ph": "X"}}]}}')
+    for block_bytes in (64, 1 << 20):
+        looked_at.clear()
+        assert len(scanned(path, block_bytes)) == 1
+        assert sum(looked_at) <= path.stat().st_size
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("before", "odd", "after", "says"),
+    [
+        (b'{"traceEvents":[{"ph":"X","args":{"x":["', b"x", b'"]}}]}', "no event ends within 16 MiB after byte 16"),
+        (b'{"x":"', b"x", b'","traceEvents":[{"ph":"X"}]}', "no traceEvents in its first 16 MiB"),
+    ],
+)
+def test_an_event_or_what_stands_before_them_may_have_16_mib(
+    tmp_path: Path, before: bytes, odd: bytes, after: bytes, says: str
+) -> None:
+    path = tmp_path / "large.json"
+    path.write_bytes(before + odd * (15 * MIB) + after)
+    assert check(path).events == 1
+    path.write_bytes(before + odd * (18 * MIB) + after)
+    with pytest.raises(InvalidTrace, match=f"large.json: {says}"):
+        check(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (b'{"traceEvents":[{"ph":"X","pid":[', b"]}]}", r"damaged after byte 16: .*pid"),
+        (b'{"distributedInfo":[', b'],"traceEvents":[{"ph":"X"}]}', ""),
+    ],
+)
+def test_what_is_of_another_type_than_it_should_be_is_not_built(
+    tmp_path: Path, before: bytes, after: bytes, says: str
+) -> None:
+    """As Python's objects, 6 MiB of empty lists would be 140."""
+    path = tmp_path / "odd.json"
+    path.write_bytes(before + b"[]," * (2 * MIB) + b"0" + after)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidTrace, match=says) if says else nullcontext():
+            assert check(path).rank is None
+        assert tracemalloc.get_traced_memory()[1] < 64 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", [b'{"traceEvents":[{"ph":"X","args":{"x":%s}}]}', b'{"x":%s,"traceEvents":[{}]}'])
+def test_what_is_nested_deeper_than_any_trace_is_damage(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "deep.json"
+    path.write_bytes(text % (b"[" * 20_000 + b"]" * 20_000))
+    with pytest.raises(InvalidTrace, match=r"deep\.json: damaged: nested deeper than any trace"):
+        check(path)
+
+
+def test_arguments_of_an_unexpected_type_cost_no_event(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(trace_text(training_steps(3)).replace(b'"args": {}', b'"args": {"stream": [7]}', 1))
+    trace = read(path)
+    assert (trace.decoded, trace.unusable, len(trace.events)) == (15, 0, 15)

@@ -81,6 +81,11 @@ class TraceSummary:
         """The part of communication that computation hides; None without communication."""
         return self.overlapped_s / self.communication_s if self.communication_s > 0 else None
 
+    @property
+    def step_s(self) -> dict[int, float]:
+        """Seconds of each step: on a device from its first kernel to its last, since there the CPU runs ahead."""
+        return {step.step: step.duration_s for step in self.pictures} if self.on_device else dict(self.steps)
+
     def share(self, kind: Work) -> float:
         """The part of the window that went to a kind of work, 0 to 1."""
         return self.work_s[kind.name.lower()] / self.window_s if self.window_s > 0 else 0.0

@@ -34,9 +34,12 @@ class Claims:
         self.folder = traces / CLAIMED / owner
 
     def prepare(self) -> None:
-        """Make the folders, while there is room. Raises OSError."""
+        """Make the folders, while there is room, and forget tries of what is not ours any more. Raises OSError."""
         self._spool.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
+        here = {_tries(self.path(name)) for name in self.held()}
+        for tried in set(self.folder.glob(".*.tries")) - here:
+            tried.unlink(missing_ok=True)
 
     def held(self) -> list[TraceName]:
         """What is ours already, oldest steps first."""
@@ -60,7 +63,26 @@ class Claims:
             self.folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):
                 source.rename(self.path(name))
+                self.end_try(name)  # another text than was tried before
         return self.path(name).exists()
+
+    def tries(self, name: TraceName) -> int:
+        """How often somebody began to read a trace that we hold and did not come to its end: a trace can kill its
+        reader, who is started anew and finds it again."""
+        try:
+            return _tries(self.path(name)).stat().st_size
+        except OSError:
+            return 0
+
+    def begin_try(self, name: TraceName) -> None:
+        """It is about to be read. Best effort: on a full disk nobody counts."""
+        with suppress(OSError), _tries(self.path(name)).open("ab") as file:
+            file.write(b".")
+
+    def end_try(self, name: TraceName) -> None:
+        """Its reader is alive."""
+        with suppress(OSError):
+            _tries(self.path(name)).unlink(missing_ok=True)
 
     def _others_hold(self, name: TraceName) -> bool:
         others = (owner for owner in owners(self._traces) if owner != self._owner)
@@ -89,6 +111,8 @@ class Claims:
                 theirs.unlink()
                 return False
             theirs.rename(ours)
+            with suppress(FileNotFoundError):
+                _tries(theirs).replace(_tries(ours))
         except FileNotFoundError:  # taken meanwhile
             return False
         return True
@@ -131,6 +155,11 @@ def remove_leftovers(traces: Path, owner: str) -> None:
     for leftover in traces.glob(f".*.{owner}.tmp"):
         with suppress(OSError):
             leftover.unlink()
+
+
+def _tries(claimed: Path) -> Path:
+    """One byte for each try, beside the claimed trace."""
+    return claimed.with_name(f".{claimed.name}.tries")
 
 
 def _names(folder: Path) -> list[TraceName]:

@@ -17,26 +17,40 @@ from pathlib import Path
 
 from muster.errors import InvalidTrace
 from muster.tracing.claims import Claims, only_one, owners, remove_leftovers
-from muster.tracing.manifest import Manifest, TraceEntry, Waiting, manifests, read_manifest, write_manifest
+from muster.tracing.manifest import (
+    Manifest,
+    TraceEntry,
+    Waiting,
+    manifests,
+    parse_manifest,
+    read_manifest,
+    write_manifest,
+)
 from muster.tracing.names import TraceName, parse_name
 from muster.tracing.publish import Published, compress_atomically, fingerprint
 from muster.tracing.reader import check
 from muster.tracing.store import Store
 
 LONGEST_BACKOFF_S = 30.0
+MOST_TRIES = 5
+"""A trace whose reader was killed over it so often is set aside."""
 LOOK_AROUND_S = 30.0
 """How often a collector looks for what dead collectors of other pods had claimed; at its own end it always does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay."""
+    """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
+
+    `keeps_metrics`: metrics, beats and events of the run folder go to the store as well.
+    """
 
     run_dir: Path
     role: str
     index: int
     ranks: frozenset[int] | None = None
     store: str | None = None
+    keeps_metrics: bool = False
 
     @property
     def traces(self) -> Path:
@@ -56,6 +70,7 @@ class Collector:
     manifest: Manifest
     look_around_at: float = 0.0
     store: Store | None = None
+    caught_up: bool = False  # with what earlier pods of ours have listed in the store
     waiting: dict[str, Waiting] = field(default_factory=dict)
     retry: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
 
@@ -65,7 +80,9 @@ class Collector:
             self._take_over()
             self.look_around_at = now + LOOK_AROUND_S
         collected = 0
-        for name in self.finished():
+        for name in sorted(
+            self.finished(), key=self.claims.tries
+        ):  # what has killed a reader does not hold up the rest
             if patient and now < self.retry.get(name.spooled, (0.0, 0.0))[0]:
                 continue
             try:
@@ -101,7 +118,7 @@ class Collector:
         source = self.claims.path(name)
         raw_bytes = source.stat().st_size
         try:
-            check(source)
+            self._check(name, source)
         except InvalidTrace as error:
             self._set_aside(name, source, str(error).removeprefix(f"{source}: "), now)
             return
@@ -110,6 +127,19 @@ class Collector:
         source.unlink()
         say(self.duty, f"collected {name.collected}: {raw_bytes} bytes as {published.bytes}")
 
+    def _check(self, name: TraceName, source: Path) -> None:
+        """Read it once. Raises InvalidTrace, also where that has killed or failed its reader too often before."""
+        tries = self.claims.tries(name)
+        if tries >= MOST_TRIES:
+            raise InvalidTrace(f"{source}: whoever read it was killed or failed, {tries} times")
+        self.claims.begin_try(name)
+        try:
+            check(source)
+        except (InvalidTrace, OSError):
+            self.claims.end_try(name)
+            raise
+        self.claims.end_try(name)
+
     def _set_aside(self, name: TraceName, source: Path, reason: str, now: float) -> None:
         """Keep what is broken, out of the way and on record."""
         aside = self.duty.traces / "corrupt" / name.spooled
@@ -117,12 +147,15 @@ class Collector:
         found = fingerprint(source)
         self._record(_entry(name, f"corrupt/{name.spooled}", found, found.bytes, reason, now), upload=None)
         source.replace(aside)
+        self.claims.end_try(name)
         say(self.duty, f"{name.spooled} is corrupt, kept as {aside}: {reason}")
 
     def _record(self, entry: TraceEntry, *, upload: str | None) -> None:
         """Manifest after upload: what it lists is there."""
         traces = self.duty.traces
         store = self._store() if self.duty.store else None
+        if store is not None:
+            self._catch_up(store)
         if store is not None and upload is not None:
             store.put(traces / upload, f"traces/{upload}")
         # The same content again means that we, or the dead one whose claim this was, were killed after writing it
@@ -135,6 +168,27 @@ class Collector:
         if store is not None:
             name = listed_in or self.manifest.name
             store.put(traces / name, f"traces/{name}")
+
+    def _catch_up(self, store: Store) -> None:
+        """What a pod of an earlier attempt has listed there stands, though its folder may have gone with it."""
+        if self.caught_up:
+            return
+        try:
+            with store.open(f"traces/{self.manifest.name}") as file:
+                earlier = parse_manifest(file.read(), f"{store.url}/traces/{self.manifest.name}")
+        except FileNotFoundError:
+            earlier = None
+        except InvalidTrace as error:
+            say(self.duty, f"{error}; it is written anew")
+            earlier = None
+        for entry in earlier.traces if earlier is not None else ():
+            if entry.status == "ok" and self.manifest.entry(entry.file) is None:
+                self.manifest = self.manifest.with_entry(entry)
+        self.caught_up = True
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Put a file of the run folder into the store. Raises what the store raises."""
+        self._store().write(name, content)
 
     def _listed_in(self, entry: TraceEntry) -> str | None:
         """The name of the manifest that has this file with this content already."""

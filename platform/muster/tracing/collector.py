@@ -7,21 +7,43 @@ trouble with a trace, a disk or a store, and never touches the job.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from muster.tracing.claims import LOCK_PATIENCE_S, only_one
 from muster.tracing.collect import Collector, Duty, say, start
+from muster.tracing.ending import good, write_ending
+from muster.tracing.endpoint import SHORTEST_TOKEN, TOKEN_VARIABLE, Address, Endpoint, Subject, now_of
+from muster.tracing.keeping import Keeping
 
 
-def run(duty: Duty, *, follow: bool, poll_s: float) -> int:
+@dataclass(slots=True)
+class Watch:
+    """What others may want to know of a collector that runs, or has."""
+
+    collector: Collector | None = None
+    ending: Path | None = None  # where to say it at the end
+
+    def traces(self) -> int:
+        """How many traces this pod's collector has brought to safety."""
+        return 0 if self.collector is None else good(self.collector.manifest)
+
+    def tell(self, run_dir: Path) -> None:
+        """Leave last words; again and again while there is more to do, since the end may be a SIGKILL."""
+        if self.ending is not None:
+            write_ending(self.ending, run_dir, self.traces())
+
+
+def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
     """Collect until told to stop (`follow`) or until nothing finished is left; the exit code."""
     stop = threading.Event()
 
@@ -44,16 +66,25 @@ def run(duty: Duty, *, follow: bool, poll_s: float) -> int:
                 say(duty, f"cannot start yet: {error}")
                 if stop.wait(5.0) or not follow:
                     return 0 if follow else 1
-        return _collect(collector, stop, follow=follow, poll_s=poll_s)
+        watch.collector = collector
+        return _collect(watch, collector, stop, follow=follow, poll_s=poll_s)
 
 
-def _collect(collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
+def _collect(watch: Watch, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
+    duty, keeping = collector.duty, None
+    if duty.store and duty.keeps_metrics:
+        keeping = Keeping(duty.run_dir, collector.keep, lambda message: say(duty, message))
     while follow and not stop.is_set():
         collector.sweep(time.time())
+        if keeping is not None:
+            keeping.look()
         stop.wait(poll_s)
     # Told to stop, or only asked for what is there: take all of it, the postponed ones once more too.
+    watch.tell(duty.run_dir)
     while collector.sweep(time.time(), patient=False):
-        pass
+        watch.tell(duty.run_dir)
+    if keeping is not None:
+        keeping.look(last=True)
     left = collector.finished()
     if left:
         say(collector.duty, f"leaves {len(left)} behind: {', '.join(name.spooled for name in left)}")
@@ -62,11 +93,50 @@ def _collect(collector: Collector, stop: threading.Event, *, follow: bool, poll_
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m muster.tracing.collector`; 0 when done, 1 when something is left or another one runs, 2 for usage."""
-    args = _parser().parse_args(argv)
-    duty = Duty(run_dir=args.run_dir.absolute(), role=args.role, index=args.index, ranks=args.ranks, store=args.store)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    duty = Duty(args.run_dir.absolute(), args.role, args.index, args.ranks, args.store, args.store_metrics)
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if args.port is not None and len(token) < SHORTEST_TOKEN:
+        parser.error(f"--port {args.port}: {TOKEN_VARIABLE} must hold a token of {SHORTEST_TOKEN} characters or more")
+    if args.open_spool:
+        _open_spool(duty)
     with suppress(OSError):
         os.nice(10)  # the job's own processes come first
-    return run(duty, follow=not args.until_idle, poll_s=args.poll_seconds)
+    watch = Watch(ending=args.ending)
+    try:
+        with _answering(duty, watch, None if args.port is None else Address(args.address, args.port), token):
+            return run(duty, watch, follow=not args.until_idle, poll_s=args.poll_seconds)
+    finally:
+        watch.tell(duty.run_dir)
+
+
+@contextmanager
+def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) -> Iterator[None]:
+    """Say over HTTP how far the job is, if an address is given."""
+    if address is None:
+        yield
+        return
+    subject = Subject(
+        duty.run_dir, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), watch.traces
+    )
+    endpoint = Endpoint(address, token, now_of(subject), lambda message: say(duty, message))
+    endpoint.start()
+    try:
+        yield
+    finally:
+        endpoint.stop()
+
+
+def _open_spool(duty: Duty) -> None:
+    """Make the spool before the ranks do, for ranks of any user; what lies in a folder of ours we may take."""
+    spool = duty.traces / "spool"
+    try:
+        spool.mkdir(parents=True, exist_ok=True)
+        if spool.stat().st_uid == os.geteuid():
+            spool.chmod(0o1777)
+    except OSError as error:
+        say(duty, f"cannot open the spool for ranks of other users: {error}")
 
 
 def _lock(duty: Duty, held: ExitStack) -> bool:
@@ -87,7 +157,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--index", type=int, required=True, help="the pod's index in its role (MUSTER_REPLICA)")
     parser.add_argument("--ranks", type=ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all")
     parser.add_argument("--store", default=None, metavar="URL", help="also keep traces there, such as s3://bucket/run")
+    parser.add_argument(
+        "--store-metrics", action="store_true", help="metrics, beats and events there too, now and then and at the end"
+    )
+    parser.add_argument(
+        "--ending", type=Path, default=None, metavar="FILE", help="at the end say there what was collected"
+    )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between two looks; default 1")
+    parser.add_argument(
+        "--port", type=_port, default=None, help="answer GET /beat there; needs a token in " + TOKEN_VARIABLE
+    )
+    parser.add_argument(
+        "--address", type=_ip, default="127.0.0.1", metavar="IP", help="where to listen; default %(default)s"
+    )
+    parser.add_argument(
+        "--open-spool", action="store_true", help="let ranks of any user write traces: in a folder of the pod's own"
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--follow", action="store_true", help="until SIGTERM, then take what is left (the default)")
     mode.add_argument("--until-idle", action="store_true", help="take what is there, then end")
@@ -105,6 +190,19 @@ def ranks(text: str) -> frozenset[int]:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names no rank; right is 0-1 or 0,3")
     return frozenset(found)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; right is 29480")
+    return int(text)
+
+
+def _ip(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no IP address; right is 127.0.0.1") from None
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
+from muster.tracing.pauses import Pause, usual
 from muster.tracing.runfolder import Metrics, RunFolder, finite
 
 _OF_A_RUN = re.compile(r"default-(.+)-[0-9a-f]{8}")
@@ -21,7 +22,8 @@ class Facts:
     """What is known about the job; None where nothing says it.
 
     `loss_from` and `loss_to` are those of the first and the last step. `step_time_s`, `tokens_per_s` and `mfu` are
-    medians over all steps, so that the slow first ones do not count. `attempts` counts the attempts seen, 1 for a job
+    medians over all steps but those beside which a trace was started or written; so the slow first ones do not count
+    either. `attempts` counts the attempts seen, 1 for a job
     that was never restarted.
     """
 
@@ -40,7 +42,7 @@ class Facts:
     backend: str | None
 
 
-def facts_of(folder: RunFolder, traces: Sequence[TraceSummary], *, name: str | None) -> Facts:
+def facts_of(folder: RunFolder, traces: Sequence[TraceSummary], pauses: Sequence[Pause], *, name: str | None) -> Facts:
     """Facts from metrics and beats first, from traces where those are silent."""
     reference = next((m for m in folder.metrics if np.isfinite(m.loss).any()), None) or next(iter(folder.metrics), None)
     loss = finite(reference.loss) if reference is not None else np.empty(0)
@@ -55,9 +57,9 @@ def facts_of(folder: RunFolder, traces: Sequence[TraceSummary], *, name: str | N
         steps=_steps(folder, reference),
         loss_from=float(loss[0]) if len(loss) else None,
         loss_to=float(loss[-1]) if len(loss) else None,
-        step_time_s=_usual(reference, "step_time_s"),
-        tokens_per_s=_usual(reference, "tokens_per_s"),
-        mfu=_usual(reference, "mfu"),
+        step_time_s=None if reference is None else usual(reference, reference.step_time_s, pauses),
+        tokens_per_s=None if reference is None else usual(reference, reference.tokens_per_s, pauses),
+        mfu=None if reference is None else usual(reference, reference.mfu, pauses),
         peak_memory_bytes=max(memory, default=0) or None,
         device=_device(traces),
         backend=_backend(traces),
@@ -85,13 +87,6 @@ def _title(folder: Path) -> str:
     if job := _OF_A_RUN.fullmatch(folder.name):
         return job[1]
     return f"{folder.parent.name}/{folder.name}" if folder.name in _SAYS_NOTHING and folder.parent.name else folder.name
-
-
-def _usual(metrics: Metrics | None, column: str) -> float | None:
-    if metrics is None:
-        return None
-    values = finite(getattr(metrics, column))
-    return float(np.median(values)) if len(values) else None
 
 
 def _device(traces: Sequence[TraceSummary]) -> str | None:

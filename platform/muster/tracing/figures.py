@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
+from muster.amounts import duration
+
 
 def seconds(value: float) -> str:
-    """1.23 s, 134 ms, 42.1 µs; minutes and hours from 100 s on."""
+    """1.23 s, 134 ms, 42.1 µs; from 100 s on 1m40s, 2h05m, as everywhere."""
     if not math.isfinite(value):
         return "–"
     magnitude = abs(value)
-    if magnitude >= 5999.5:
-        return f"{value / 3600:.1f} h"
     if magnitude >= 99.95:
-        return f"{int(value + 0.5) // 60}:{int(value + 0.5) % 60:02d} min"
+        return ("-" if value < 0 else "") + duration(magnitude)
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if magnitude * factor >= 0.9995 or unit == "µs":
             return f"{digits(value * factor)} {unit}"

@@ -9,6 +9,7 @@ import numpy as np
 from muster.tracing.analysis import TraceSummary
 from muster.tracing.figures import digits, listed, percent, seconds
 from muster.tracing.operators import Operator, merged, short_name
+from muster.tracing.pauses import Pause, told, usual
 from muster.tracing.rows import Row
 from muster.tracing.runfolder import RunFolder, Skipped, finite
 from muster.tracing.steps import Skew
@@ -30,11 +31,15 @@ SPENT = {
 
 
 def findings_of(
-    folder: RunFolder, rows: Sequence[Row], skews: Sequence[Skew], skipped: Sequence[Skipped]
+    folder: RunFolder,
+    rows: Sequence[Row],
+    skews: Sequence[Skew],
+    pauses: Sequence[Pause],
+    skipped: Sequence[Skipped],
 ) -> tuple[str, ...]:
     """All sentences, the most general first."""
     traces = [row.trace for row in rows]
-    sentences = [*_loss(folder), *_slow_steps(folder), *_slow_rank(folder)]
+    sentences = [*_loss(folder), *_slow_steps(folder, pauses), *_pauses(folder, pauses), *_slow_rank(folder, pauses)]
     if of_one_job(folder, traces):
         sentences += [
             *_where_time_goes(traces),
@@ -75,23 +80,34 @@ def _loss(folder: RunFolder) -> list[str]:
     return []
 
 
-def _slow_steps(folder: RunFolder) -> list[str]:
+def _slow_steps(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
     for metrics in folder.metrics:
-        known = finite(metrics.step_time_s)
-        if len(known) < 10:
+        if len(finite(metrics.step_time_s)) < 10:
             continue
-        usual = float(np.median(known))
-        slow = np.flatnonzero(metrics.step_time_s > SLOW_STEP * usual)
+        median = usual(metrics, metrics.step_time_s, pauses) or 0.0
+        slow = np.flatnonzero(metrics.step_time_s > SLOW_STEP * median)
         if len(slow) == 1:
             step, took = metrics.step[slow[0]], metrics.step_time_s[slow[0]]
-            return [f"Step {step} took {seconds(took)}, the median is {seconds(usual)}."]
+            why = " (it compiles)" if int(step) in _compiling(folder) else ""
+            return [f"Step {step} took {seconds(took)}{why}, the median is {seconds(median)}."]
         if len(slow):
             named = listed([str(int(metrics.step[i])) for i in slow], most=5)
-            extra = float((metrics.step_time_s[slow] - usual).sum())
-            several = f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {seconds(usual)}"
+            extra = float((metrics.step_time_s[slow] - median).sum())
+            several = f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {seconds(median)}"
             return [f"{several}: steps {named}, together {seconds(extra)} longer."]
         return []
     return []
+
+
+def _compiling(folder: RunFolder) -> set[int]:
+    """The steps of which the trainer told that they compile: the first one of an attempt."""
+    return {told.step + 1 for told in folder.happenings if told.kind == "compiling" and told.step is not None}
+
+
+def _pauses(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
+    """What tracing took, where that is more than a small part of a step."""
+    medians = [median for m in folder.metrics if (median := usual(m, m.step_time_s, pauses)) is not None]
+    return told(pauses, TELLING * min(medians, default=0.0))
 
 
 def _where_time_goes(traces: Sequence[TraceSummary]) -> list[str]:
@@ -125,7 +141,8 @@ def _waiting_ranks(rows: Sequence[Row]) -> list[str]:
     if own[1] > 0 and own[0] / own[1] > 1 + TELLING:
         ratio = own[0] / own[1]
         longer = f"{percent(ratio - 1)} longer than" if ratio < 2 else f"{ratio:.1f} times as long as"
-        sentence += f": all else takes it {longer} it takes {most.label}, so the others wait for it"
+        waiting = "the other waits" if len(rows) == 2 else "the others wait"
+        sentence += f": all else takes it {longer} it takes {most.label}, so {waiting} for it"
     return [*_waits(most, _capital(most.label)), f"{sentence}."]
 
 
@@ -190,15 +207,16 @@ def _alone(row: Row) -> str:
     return f"{_capital(row.label)}: {listed(parts)}{hidden}."
 
 
-def _slow_rank(folder: RunFolder) -> list[str]:
+def _slow_rank(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
     """A rank whose steps take longer all through the run; collectives usually even this out."""
-    medians = [(float(np.median(known)), m.rank) for m in folder.metrics if len(known := finite(m.step_time_s)) >= 10]
+    measured = [m for m in folder.metrics if len(finite(m.step_time_s)) >= 10]
+    medians = [(usual(m, m.step_time_s, pauses) or 0.0, m.rank) for m in measured]
     if len(medians) < 2:
         return []
-    usual, (slowest, rank) = float(np.median([m for m, _ in medians])), max(medians)
-    if slowest < (1 + TELLING) * usual:
+    median, (slowest, rank) = float(np.median([m for m, _ in medians])), max(medians)
+    if slowest < (1 + TELLING) * median:
         return []
-    return [f"Steps of rank {rank} take {seconds(slowest)}, those of the median rank {seconds(usual)}."]
+    return [f"Steps of rank {rank} take {seconds(slowest)}, those of the median rank {seconds(median)}."]
 
 
 def _skew(skews: Sequence[Skew]) -> list[str]:

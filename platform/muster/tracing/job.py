@@ -13,8 +13,9 @@ from muster.tracing.analysis import TraceSummary, Unreadable, summarise_files
 from muster.tracing.facts import Facts, facts_of
 from muster.tracing.findings import SLOW_STEP, findings_of
 from muster.tracing.operators import Operator, merged
+from muster.tracing.pauses import Pause, pauses_of, usual
 from muster.tracing.rows import Row, labelled, picture_step
-from muster.tracing.runfolder import Float64, Metrics, RunFolder, Skipped, Window, finite
+from muster.tracing.runfolder import Float64, Metrics, RunFolder, Skipped, Window
 from muster.tracing.steps import Skew, skew
 
 LOSS_POINTS = 1200
@@ -33,7 +34,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """A step that took more than twice the median of its rank."""
+    """A step that took more than twice the usual time of its rank."""
 
     rank: int
     step: int
@@ -47,7 +48,7 @@ class Report:
     Long curves are thinned: `loss` to its extremes, `step_times` to medians of stretches of steps, beside which the
     slowest steps are kept as they are (`slow_steps`, at most 60, by time). `rows` hold one entry per trace of the
     newest window; `picture_step` is the step of the timeline, None without one; `skews` tell per traced step how far
-    the ranks were apart. `page` is where it was written.
+    the ranks were apart; `pauses` what tracing took between steps. `page` is where it was written.
     """
 
     facts: Facts
@@ -62,6 +63,7 @@ class Report:
     operators: tuple[Operator, ...]
     kernels: tuple[Operator, ...]
     skipped: tuple[Skipped, ...]
+    pauses: tuple[Pause, ...] = ()
     page: str | None = None
 
 
@@ -71,15 +73,16 @@ def analyse(folder: RunFolder, *, name: str | None = None, workers: int = 1) -> 
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing(folder, unreadable))
     rows = labelled(summaries)
-    facts = facts_of(folder, summaries, name=name)
-    skews = skew({t.rank: dict(t.steps) for t in summaries if t.rank is not None}) if folder.ours else ()
+    pauses = pauses_of(folder.metrics)
+    facts = facts_of(folder, summaries, pauses, name=name)
+    skews = skew({t.rank: t.step_s for t in summaries if t.rank is not None}) if folder.ours else ()
     skipped = (*folder.skipped, *(Skipped(_relative(folder.path, u.source), u.reason) for u in unreadable))
     report = Report(
         facts=facts,
         findings=(),
         loss=_loss(folder.metrics),
         step_times=tuple(_medians(m, m.step_time_s) for m in folder.metrics if np.isfinite(m.step_time_s).any()),
-        slow_steps=_slow_steps(folder.metrics),
+        slow_steps=_slow_steps(folder.metrics, pauses),
         traced=window.steps if window is not None else None,
         rows=rows,
         picture_step=picture_step(summaries),
@@ -87,8 +90,9 @@ def analyse(folder: RunFolder, *, name: str | None = None, workers: int = 1) -> 
         operators=merged([row.trace.operators for row in rows])[:30],
         kernels=merged([row.trace.kernels for row in rows])[:30],
         skipped=skipped,
+        pauses=pauses,
     )
-    return replace(report, findings=findings_of(folder, rows, skews, skipped))
+    return replace(report, findings=findings_of(folder, rows, skews, pauses, skipped))
 
 
 def _newest_readable(folder: RunFolder, workers: int) -> tuple[Window | None, list[TraceSummary], list[Unreadable]]:
@@ -143,11 +147,10 @@ def _medians(metrics: Metrics, values: Float64) -> Series:
     )
 
 
-def _slow_steps(metrics: Sequence[Metrics]) -> tuple[SlowStep, ...]:
+def _slow_steps(metrics: Sequence[Metrics], pauses: Sequence[Pause]) -> tuple[SlowStep, ...]:
     found = []
     for m in metrics:
-        known = finite(m.step_time_s)
-        limit = SLOW_STEP * float(np.median(known)) if len(known) else np.inf
+        limit = SLOW_STEP * (usual(m, m.step_time_s, pauses) or np.inf)
         found += [
             SlowStep(m.rank, int(m.step[i]), float(m.step_time_s[i])) for i in np.flatnonzero(m.step_time_s > limit)
         ]

@@ -73,10 +73,15 @@ class Manifest:
 
 def read_manifest(path: Path) -> Manifest:
     """Raises InvalidTrace if the file is not a manifest, FileNotFoundError if there is none."""
+    return parse_manifest(path.read_bytes(), str(path))
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """Raises InvalidTrace, which names `where`, if this is no manifest."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise InvalidTrace(f"{path}: is no manifest: {error}") from error
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidTrace(f"{where}: is no manifest: {error}") from error
 
 
 def manifests(traces: Path) -> list[Manifest]:

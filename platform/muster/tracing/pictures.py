@@ -9,7 +9,8 @@ import numpy as np
 
 from muster.tracing.charts import Bar, Beyond, Curve, Lane, Plot, Segment, Track, line_chart, stacked_bars, timeline
 from muster.tracing.figures import percent, seconds
-from muster.tracing.job import Report, Series
+from muster.tracing.job import Report, Series, SlowStep
+from muster.tracing.pauses import Pause, slow_because
 from muster.tracing.rows import Row
 from muster.tracing.tables import kind_names, numbers, time_and_part
 from muster.tracing.timeline import StepPicture
@@ -46,16 +47,25 @@ def _step_times(report: Report) -> str:
         time=True,
         top=top,
         beyond=tuple(
-            Beyond(s.step, s.seconds, styles[s.rank], f"step {s.step}: {seconds(s.seconds)}")
-            for s in slow
-            if s.seconds > top
+            Beyond(s.step, s.seconds, styles[s.rank], _slow(s, report.pauses)) for s in slow if s.seconds > top
         ),
-        shade=(report.traced[0] - 0.5, report.traced[1] - 0.5, "traced") if report.traced is not None else None,
+        shade=None if report.traced is None else _traced(report.traced, report.pauses),
     )
     legend = _legend([(f"key {c.style}", c.label) for c in curves_]) if len(curves_) > 1 else ""
     title = "Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}"
     head = f'<div class="head"><h2>{title}</h2>{legend}</div>'
     return f"<section>{head}{line_chart(curves_, plot)}</section>"
+
+
+def _slow(step: SlowStep, pauses: Sequence[Pause]) -> str:
+    why = slow_because(step.step, pauses)
+    return f"step {step.step}: {seconds(step.seconds)}{f', {why}' if why else ''}"
+
+
+def _traced(steps: tuple[int, int], pauses: Sequence[Pause]) -> tuple[float, float, str]:
+    written = next((pause for pause in pauses if pause.step == steps[1] and pause.written_s), None)
+    after = "" if written is None else f"; written before step {written.step} in {seconds(written.written_s)}"
+    return steps[0] - 0.5, steps[1] - 0.5, f"traced{after}"
 
 
 def _told_apart(series: Sequence[Series]) -> list[tuple[Series, str]]:

@@ -4,12 +4,14 @@
     report = build("runs/llama-8b")          # writes report/report.html and report/report.json there
     render_terminal(report, rich.console.Console())
 
-Any folder of torch.profiler traces will do as well; then the parts that need metrics are left out.
+Any folder of torch.profiler traces will do as well, or some traces; then the parts that need metrics are left out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,43 +22,67 @@ from muster.errors import InvalidTrace
 from muster.tracing.html import page
 from muster.tracing.job import Report, analyse
 from muster.tracing.publish import write_atomically
-from muster.tracing.runfolder import read_run_folder
+from muster.tracing.runfolder import read_run_folder, read_selection
 from muster.tracing.terminal import render
 
-__all__ = ["Report", "build", "load", "render_terminal"]
+__all__ = ["Report", "build", "json_beside", "load", "render_terminal"]
+
+_LONGEST_STEM = 60  # characters, which are at most four bytes each: of a file's name 255 bytes may be used
 
 
 def build(
-    run_dir: str | os.PathLike[str],
+    run: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
     *,
     name: str | None = None,
     workers: int = 1,
 ) -> Report:
-    """Analyse a run folder, or any folder of traces or a single one, and write report.html and report.json.
+    """Analyse a run folder, any folder of traces, or some traces, and write a page and, beside it, the same as JSON.
 
-    `out` is the folder for both (default: `report` inside); `name` the job's name where the folder does not tell it;
-    `workers` how many processes read traces; with more than one, a script that calls this needs the `__main__` guard
-    that multiprocessing asks for.
+    A folder's are report.html and report.json; those of one trace or several have names of their own, so that they
+    leave the folder's alone. `out` is the folder for both (default: `report` in the folder, or beside the first trace);
+    `name` the job's name where the folder does not tell it; `workers` how many processes read traces; with more than
+    one, a script that calls this needs the `__main__` guard that multiprocessing asks for.
     Raises InvalidTrace if there is nothing to report on, OSError if the report cannot be written.
     """
-    folder = Path(run_dir)
-    report = analyse(read_run_folder(folder), name=name, workers=workers)
-    target = Path(out) if out is not None else (folder.parent if folder.is_file() else folder) / "report"
+    paths = [Path(run)] if isinstance(run, str | os.PathLike) else [Path(path) for path in run]
+    if not paths:
+        raise InvalidTrace("no trace was named")
+    first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
+    read = read_selection(paths) if of_traces else read_run_folder(first)
+    report = analyse(read, name=name, workers=workers)
+    target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
-    report = replace(report, page=str(target / "report.html"))
+    written = target / f"{_name_of(paths) if of_traces else 'report'}.html"
+    report = replace(report, page=str(written))
     owner = f"report-{os.getpid()}"  # the daemon and a user may build the same one at the same time
-    write_atomically(target / "report.json", msgspec.json.encode(report), owner=owner)
-    write_atomically(target / "report.html", page(report).encode(), owner=owner)
+    write_atomically(json_beside(written), msgspec.json.encode(report), owner=owner)
+    write_atomically(written, page(report).encode(), owner=owner)
     return report
 
 
+def _name_of(traces: Sequence[Path]) -> str:
+    """Of the page of these traces: the same for the same ones, another for others."""
+    first = traces[0].name.removesuffix(".gz").removesuffix(".json")
+    if len(traces) == 1 and len(first) <= _LONGEST_STEM:
+        return f"report-of-{first}"
+    mark = hashlib.sha256("\0".join(sorted(str(path.absolute()) for path in traces)).encode()).hexdigest()[:8]
+    return f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_LONGEST_STEM]}-{mark}"
+
+
+def json_beside(page_path: str | os.PathLike[str]) -> Path:
+    """The file beside a page that says the same as JSON. A page's name may have dots of its own."""
+    path = Path(page_path)
+    return path.with_name(path.name.removesuffix(".html") + ".json")
+
+
 def load(page_path: str | os.PathLike[str]) -> Report:
-    """The report whose page this is. Raises InvalidTrace if its report.json is none, OSError if it cannot be read."""
-    path = Path(page_path).with_name("report.json")
+    """The report whose page this is. Raises InvalidTrace if the JSON beside it is no report, OSError if it cannot be
+    read."""
+    path = json_beside(page_path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidTrace(f"{path}: is no report of this version: {error}") from error
 
 

@@ -6,6 +6,7 @@ traces is read as well. What cannot be read is named, never a reason to refuse t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class MetricsLine(msgspec.Struct):
     loss: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
+    trace_start_s: float | None = None
+    trace_write_s: float | None = None
 
 
 class Beat(msgspec.Struct):
@@ -72,6 +75,8 @@ class Metrics:
     loss: Float64
     tokens_per_s: Float64
     mfu: Float64
+    trace_start_s: Float64
+    trace_write_s: Float64
 
     def __len__(self) -> int:
         return len(self.step)
@@ -108,7 +113,7 @@ class RunFolder:
 
 
 def read_run_folder(path: Path) -> RunFolder:
-    """Raises InvalidTrace if there is no such folder or file."""
+    """Raises InvalidTrace if there is no such folder."""
     if not path.exists():
         raise InvalidTrace(f"{path}: no such folder")
     if not _is_ours(path):
@@ -129,6 +134,18 @@ def read_run_folder(path: Path) -> RunFolder:
     )
 
 
+def read_selection(traces: Sequence[Path]) -> RunFolder:
+    """These traces as a folder that holds nothing else; a single one is its own. Raises InvalidTrace for what is no
+    file."""
+    for path in traces:
+        if not path.is_file():
+            what = "is a folder: name one folder alone, or traces" if path.is_dir() else "no such file"
+            raise InvalidTrace(f"{path}: {what}")
+    files = tuple(dict.fromkeys(traces))
+    within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
+    return RunFolder(within, False, (), (), (), (Window(0, None, files),), ())
+
+
 def _is_ours(path: Path) -> bool:
     traces = path / "traces"
     return any((path / name).is_dir() for name in ("metrics", "beats")) or (
@@ -144,7 +161,7 @@ def _rank_files(folder: Path) -> list[Path]:
 def _beat(path: Path, skipped: list[Skipped]) -> Beat | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Beat)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         skipped.append(Skipped(_short(path), f"cannot be read: {error}"))
         return None
 
@@ -162,7 +179,7 @@ def _lines(path: Path, kind: type[Line], skipped: list[Skipped]) -> list[Line]:
             for number, line in enumerate(file, 1):
                 try:
                     found.append(decoder.decode(line))
-                except (msgspec.MsgspecError, UnicodeDecodeError):
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     if line.strip():
                         broken.append(number)
     except OSError as error:
@@ -193,6 +210,8 @@ def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
         loss=column("loss"),
         tokens_per_s=column("tokens_per_s"),
         mfu=column("mfu"),
+        trace_start_s=column("trace_start_s"),
+        trace_write_s=column("trace_write_s"),
     )
 
 
@@ -238,8 +257,6 @@ def _refused(traces: Path) -> list[Skipped]:
 
 def _bare_windows(path: Path) -> tuple[Window, ...]:
     """Every file below a folder that may be a trace by its name; whether it is one shows when it is read."""
-    if path.is_file():
-        return (Window(0, None, (path,)),)
     files = [
         file
         for pattern in ("*.json", "*.json.gz")

@@ -5,6 +5,9 @@ it whole costs ten times its size. So the text is cut into blocks, and each bloc
 where a `}, {` stands, which may be a false one (inside a string, inside nested arguments), but a false cut leaves
 brackets or quotes open and so cannot decode; the next candidate is tried then. Damage is thereby also found where it
 is, not at "line 1", and a truncated file is known as truncated.
+
+Any program may have written the file. Time is linear in its size, and memory bounded: what stands before the events,
+and each event, may have so many bytes and no more, and what is of another type than it should be is never built.
 """
 
 from __future__ import annotations
@@ -15,28 +18,35 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 import msgspec
 
 from muster.errors import InvalidTrace
 
-BLOCK_BYTES = 4 << 20
-# No honest stretch between two events is longer: past this a block that does not decode is damaged.
-MOST_BYTES_PER_CUT = 64 << 20
+BLOCK_BYTES = 1 << 20
+# No honest event is longer, nor what stands before the first: past this a block that does not decode is damaged.
+MOST_BYTES_PER_CUT = 16 << 20
+# Python's own objects take up to thirty times their text, so what msgspec refuses is looked at again up to here only.
+_MOST_LOOSE_BYTES = 4 << 20
+_MOST_BYTES_OF_A_FIELD = 1 << 20
 CUT = re.compile(rb"\}\s*(?=,\s*\{)")
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 GZIP_MAGIC = b"\x1f\x8b"
 NOT_A_TRACE = "NotATrace"
+
+
+Plain = int | float | str | None
 
 
 class Arguments(msgspec.Struct, gc=False):
     """The arguments we read; the many others are skipped without being built."""
 
-    stream: Any = None
-    correlation: Any = None
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    name: Any = None
+    stream: Plain = None
+    correlation: Plain = None
+    collective: Plain = msgspec.field(name="Collective name", default=None)
+    name: Plain = None
 
 
 class RawEvent(msgspec.Struct, gc=False):
@@ -47,8 +57,8 @@ class RawEvent(msgspec.Struct, gc=False):
     cat: str = ""
     ts: float | None = None
     dur: float | None = None
-    pid: Any = None
-    tid: Any = None
+    pid: Plain = None
+    tid: Plain = None
     args: Arguments | None = None
 
 
@@ -62,12 +72,30 @@ class Header(msgspec.Struct):
     muster: Any = None  # whose trace it is, where Muster's trainer wrote it
 
 
-class _Document(Header):
+_ABSENT = msgspec.Raw()
+
+
+class _Document(msgspec.Struct):
+    """The same, and the events. The fields are built later, if they are no larger than fields are."""
+
+    distributedInfo: msgspec.Raw = _ABSENT
+    deviceProperties: msgspec.Raw = _ABSENT
+    baseTimeNanoseconds: msgspec.Raw = _ABSENT
+    host_name: msgspec.Raw = _ABSENT
+    muster: msgspec.Raw = _ABSENT
     traceEvents: list[RawEvent] | None = None
+
+    def header(self) -> Header:
+        return Header(**{field: _built(getattr(self, field)) for field in Header.__struct_fields__})
+
+
+def _built(field: msgspec.Raw) -> Any:
+    return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MOST_BYTES_OF_A_FIELD else None
 
 
 _events = msgspec.json.Decoder(list[RawEvent])
 _document = msgspec.json.Decoder(_Document)
+_skim = msgspec.json.Decoder(msgspec.Raw)
 
 Take = Callable[[list[RawEvent]], None]
 
@@ -84,6 +112,8 @@ def scan(path: Path, take: Take, *, block_bytes: int = BLOCK_BYTES) -> Header:
             raw.seek(0)
             source = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
             return _Scan(path, source, take, block_bytes).run()
+    except RecursionError as error:
+        raise InvalidTrace(f"{path}: damaged: nested deeper than any trace") from error
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
             raise InvalidTrace(f"{path}: damaged gzip data: {error}") from error
@@ -110,9 +140,9 @@ class _Scan:
                 return _merge(head, self._finish(closing))
             if self._take_block():
                 need = self.block_bytes
-            elif need < MOST_BYTES_PER_CUT:
+            elif len(self.buffer) < MOST_BYTES_PER_CUT:
                 # Either no event ends in this block, or the array does: more text tells.
-                need = 2 * len(self.buffer)
+                need = min(2 * len(self.buffer), MOST_BYTES_PER_CUT)
             else:
                 self._fail(self.buffer, b"", "")
 
@@ -127,26 +157,43 @@ class _Scan:
 
     def _enter(self) -> tuple[Header, bytes]:
         """Step past what stands before the first event; return it, and what is missing in front of the rest."""
+        passed, depth, need = 0, 0, self.block_bytes  # up to `passed`, which lies outside of strings, all is counted
         while True:
+            while len(self.buffer) < need and not self.done:
+                self._read()
             if self.buffer.lstrip()[:1] == b"[":
                 self._drop(self.buffer.index(b"[") + 1)
                 return Header(), b"["
-            for match in EVENTS_KEY.finditer(self.buffer):
-                head = self.buffer[: match.end()]
-                try:
-                    header = _document.decode(head + b"[]}")
-                except msgspec.MsgspecError:
-                    continue  # the key stands inside a string or a nested object
-                self._drop(match.end() + 1)
-                return header, b'{"traceEvents":['
-            if self.done or len(self.buffer) > MOST_BYTES_PER_CUT:
+            for match in EVENTS_KEY.finditer(self.buffer, passed):
+                if self.buffer.endswith(b"\\", 0, match.start()):
+                    continue  # the end of another name
+                depth += _opened(self.buffer[passed : match.start()])
+                passed = match.start()
+                if depth == 1:
+                    return self._head(match.end()), b'{"traceEvents":['
+            if self.done or len(self.buffer) >= MOST_BYTES_PER_CUT:
                 self._refuse_headless()
-            self._read()
+            need = min(2 * len(self.buffer), MOST_BYTES_PER_CUT)
 
-    def _refuse_headless(self) -> None:
+    def _head(self, end: int) -> Header:
+        """What stands before the events, which begin at `end`."""
+        text = self.buffer[:end] + b"[]}"
         try:
-            msgspec.json.decode(self.buffer)
-        except msgspec.MsgspecError as error:
+            header = _document.decode(text).header()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            loose = _decode_loosely(text)
+            if not isinstance(loose, dict):
+                self._fail(text, b"", str(error))
+            header = _header_of(loose)
+        self._drop(end + 1)
+        return header
+
+    def _refuse_headless(self) -> NoReturn:
+        if not self.done:
+            raise InvalidTrace(f"{self.path}: no traceEvents in its first {MOST_BYTES_PER_CUT >> 20} MiB")
+        try:
+            _skim.decode(self.buffer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(self.buffer, b"", str(error))
         raise InvalidTrace(f"{self.path}: is JSON without traceEvents, so not a trace", reason=NOT_A_TRACE)
 
@@ -171,14 +218,14 @@ class _Scan:
                 return Header()
             document = _document.decode(text)
             self.take(document.traceEvents or [])
-            return document
+            return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             loose = _decode_loosely(text)
             if loose is None:
                 self._fail(text, closing, str(error))
         if isinstance(loose, dict):
             self.take(_loose_events(loose.get("traceEvents")))
-            return Header(**{field: loose.get(field) for field in Header.__struct_fields__})
+            return _header_of(loose)
         self.take(_loose_events(loose))
         return Header()
 
@@ -186,19 +233,34 @@ class _Scan:
         self.buffer = self.buffer[count:]
         self.base += count
 
-    def _fail(self, text: bytes, prefix: bytes, message: str) -> None:
+    def _fail(self, text: bytes, prefix: bytes, message: str) -> NoReturn:
         end = self.base + len(self.buffer)
         if not message:
             try:
-                _events.decode(b"[" + text)
-            except msgspec.MsgspecError as error:
+                _skim.decode(b"[" + text)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 message, prefix = str(error), b"["
         found = re.search(r"\(byte (\d+)\)", message)
+        if found is None and not self.done:
+            most = f"{MOST_BYTES_PER_CUT >> 20} MiB"
+            raise InvalidTrace(f"{self.path}: no event ends within {most} after byte {self.base}: none may be larger")
+        if found is None and "truncated" not in message:
+            raise InvalidTrace(f"{self.path}: damaged after byte {self.base}: {message}")
         if found is None:
             raise InvalidTrace(f"{self.path}: truncated: the text ends at byte {end} inside the trace")
         at = self.base + int(found.group(1)) - len(prefix)
         what = re.sub(r"\s*\(byte \d+\)", "", message)
         raise InvalidTrace(f"{self.path}: damaged at byte {at}: {what}")
+
+
+def _opened(text: bytes) -> int:
+    """How many more brackets and braces the text opens than it closes; it begins outside of strings."""
+    bare = _STRING.sub(b"", text)
+    return sum(map(bare.count, (b"{", b"["))) - sum(map(bare.count, (b"}", b"]")))
+
+
+def _header_of(document: dict[str, Any]) -> Header:
+    return Header(**{field: document.get(field) for field in Header.__struct_fields__})
 
 
 def _merge(head: Header, tail: Header) -> Header:
@@ -230,7 +292,12 @@ _BARE_NUMBERS = re.compile(r":\s*-?(?:nan|inf)\b", re.IGNORECASE)
 
 
 def _decode_loosely(text: bytes) -> Any:
-    """JSON as some profilers write it: NaN and inf as numbers, raw control characters, bytes that are not UTF-8."""
+    """JSON as some profilers write it: NaN and inf as numbers, raw control characters, bytes that are not UTF-8.
+
+    None for what is none, or too large to be built.
+    """
+    if len(text) > _MOST_LOOSE_BYTES:
+        return None
     try:
         return json.loads(_BARE_NUMBERS.sub(": null", text.decode("utf-8", "replace")), strict=False)
     except ValueError:
@@ -243,10 +310,12 @@ def _loose_events(values: Any) -> list[RawEvent]:
 
 
 def _loose_event(value: Any) -> RawEvent:
-    try:
-        return msgspec.convert(value, RawEvent, strict=False)
-    except msgspec.ValidationError:
-        return RawEvent(ph="unusable")
+    for kept in (value, {**value, "args": None} if isinstance(value, dict) else None):
+        try:
+            return msgspec.convert(kept, RawEvent, strict=False)
+        except msgspec.ValidationError:
+            continue
+    return RawEvent(ph="unusable")
 
 
 def blocks_of(path: Path) -> Iterator[list[RawEvent]]:

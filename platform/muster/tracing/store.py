@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,12 +21,12 @@ class Store:
     """A folder or bucket prefix given by URL: `s3://bucket/run`, `gs://...`, `file:///...` or a plain path.
 
     Credentials come from the environment, as fsspec's backends have it. The backend is only loaded by `Store(url)`;
-    ValueError for an unknown protocol, ImportError for one whose package is not installed.
+    ValueError for an unknown protocol, ImportError for one whose package is not installed. `options` are the backend's.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **options: object) -> None:
         self.url = url
-        filesystem, root = url_to_fs(url)
+        filesystem, root = url_to_fs(url, **options)
         self._fs: Any = filesystem
         self._root: str = root.rstrip("/")
         protocol = filesystem.protocol
@@ -36,25 +39,60 @@ class Store:
         A reader never sees a part of it: where the backend writes in place, under a temporary name first.
         """
         target = self._path(name)
-        self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
-        if self._renames:
-            folder, _, last = target.rpartition("/")
-            temporary = f"{folder}/{temporary_name(last, 'upload')}"
-            self._fs.put_file(str(local), temporary)
-            self._fs.mv(temporary, target)
-        else:
-            self._fs.put_file(str(local), target)
-        expected, found = local.stat().st_size, self._fs.size(target)
+        self._folder(target)
+        self._whole(target, lambda place: self._fs.put_file(str(local), place))
+        self._check(name, local.stat().st_size)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Publish these bytes under `name`, as `put` does."""
+        target = self._path(name)
+        self._folder(target)
+        self._whole(target, lambda place: self._fs.pipe_file(place, data))
+        self._check(name, len(data))
+
+    def _folder(self, target: str) -> None:
+        """Whoever may write below a prefix alone may not even ask for the bucket; the upload tells whether it may."""
+        with suppress(PermissionError):
+            self._fs.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+
+    def _whole(self, target: str, send: Callable[[str], object]) -> None:
+        if not self._renames:
+            send(target)
+            return
+        folder, _, last = target.rpartition("/")
+        temporary = f"{folder}/{temporary_name(last, 'upload')}"
+        send(temporary)
+        self._fs.mv(temporary, target)
+
+    def _check(self, name: str, expected: int) -> None:
+        self._fs.invalidate_cache()
+        found = self._fs.size(self._path(name))
         if found != expected:
             raise OSError(f"{self.url}: {name} has {found} bytes after the upload, {expected} were sent")
 
     def list(self) -> tuple[str, ...]:
         """All names, sorted; temporary ones left out."""
-        if not self._fs.exists(self._root):
-            return ()
+        return tuple(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """All names, sorted, and how many bytes each has; temporary ones left out."""
         self._fs.invalidate_cache()
-        names = (str(found)[len(self._root) :].lstrip("/") for found in self._fs.find(self._root))
-        return tuple(sorted(name for name in names if not name.rpartition("/")[2].startswith(".")))
+        if not self._fs.exists(self._root):
+            return {}
+        found = self._fs.find(self._root, detail=True)
+        named = {str(path)[len(self._root) :].lstrip("/"): about for path, about in found.items()}
+        kept = sorted(name for name in named if not name.rpartition("/")[2].startswith("."))
+        return {name: int(named[name]["size"] or 0) for name in kept}
+
+    def fetch(self, name: str, local: Path) -> None:
+        """Copy one file here, whole or not at all. FileNotFoundError if it is not there."""
+        temporary = local.with_name(temporary_name(local.name, f"download-{os.getpid()}"))
+        local.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._fs.get_file(self._path(name), str(temporary))
+            temporary.replace(local)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def open(self, name: str) -> IO[bytes]:
         """Open for reading; FileNotFoundError if it is not there."""

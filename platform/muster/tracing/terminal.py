@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console, Group
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +14,7 @@ from muster.tracing.figures import count, digits, percent, seconds, size
 from muster.tracing.job import Report
 from muster.tracing.operators import Operator, short_name
 from muster.tracing.work import Work
+from muster.wrapping import in_lines
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Letters tell kinds apart where there is no colour.
@@ -27,22 +27,33 @@ MARKS = {
     Work.OTHER: ("·", "bright_black", "no operator"),
 }
 MOST_ROWS = 16
+_WIDE = 100  # columns of the terminal
 
 
 def render(report: Report, console: Console) -> None:
     """Print the report; at most as wide as the console."""
     console.print(Rule(Text(report.facts.name, style="bold"), style="bright_black"))
-    console.print(_facts(report))
-    for sentence in report.findings:
-        console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
     width = min(console.width, 110)
+    console.print(*in_lines(_facts(report), console.width), sep="\n")
+    if report.findings:
+        console.print(_findings(report.findings))
     parts: list[Text | Table] = [*_curves(report, width - 24), *_kinds(report, width)]
-    parts += _operators("Top kernels", report.kernels) or _operators("Top operators", report.operators)
+    parts += _operators("Top kernels", report.kernels, width) or _operators("Top operators", report.operators, width)
     parts += _skipped(report)
     console.print(Group(*parts))
 
 
-def _facts(report: Report) -> Text:
+def _findings(sentences: Sequence[str]) -> Table:
+    """A list whose sentences go on below themselves."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(width=2)
+    table.add_column(overflow="fold")
+    for sentence in sentences:
+        table.add_row(" •", Text(sentence))
+    return table
+
+
+def _facts(report: Report) -> list[str]:
     facts = report.facts
     told = []
     if facts.steps is not None:
@@ -63,7 +74,7 @@ def _facts(report: Report) -> Text:
         told.append(facts.device)
     if facts.attempts > 1:
         told.append(f"{facts.attempts} attempts")
-    return Text(" · ".join(told))
+    return told
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -86,8 +97,10 @@ def _curves(report: Report, width: int) -> list[Text]:
         out += [Text("\nLoss", style="bold"), Text(f"  {sparkline(values, width)}  {ends}")]
     if report.step_times:
         out.append(Text("\nStep time per rank", style="bold"))
+        after_pauses = {pause.step for pause in report.pauses}
         for series in report.step_times[:MOST_ROWS]:
-            usual = float(np.median(series.values))
+            of_steps = zip(series.steps, series.values, strict=True)
+            usual = float(np.median([value for step, value in of_steps if step not in after_pauses] or series.values))
             # A compile of a minute would flatten all that follows.
             line = sparkline(np.minimum(series.values, 3 * usual).tolist(), width - 12)
             out.append(Text(f"  rank {series.rank:<4} {line}  median {seconds(usual)}"))
@@ -116,34 +129,34 @@ def _kinds(report: Report, width: int) -> list[Text]:
         if ratio is not None:
             line.append(f"  {percent(ratio) if ratio >= 0.005 else 'none'} hidden", style="bright_black")
         out.append(line)
-    legend = Text("  ")
+    legend = []
     for kind in Work:
         mark, style, name = MARKS[kind]
         if kind in shown:
             name = "idle" if kind is Work.OTHER and any(row.trace.on_device for row in rows) else name
-            legend.append(mark, style=style).append(f" {name}   ", style="bright_black")
+            legend.append(Text.assemble((mark, style), (f" {name}", "bright_black")))
+    out += in_lines(legend, width, between="   ", before="  ")
     if any(row.trace.overlap_ratio is not None for row in rows):
-        out_of_sight = Text(
-            "  hidden: the part of communication that runs while something computes", style="bright_black"
-        )
-        return [*out, legend, out_of_sight]
-    return [*out, legend]
+        words = ["hidden:", "the", "part", "of", "communication", "that", "runs", "while", "something", "computes"]
+        out += [Text.assemble(line, style="bright_black") for line in in_lines(words, width, " ", before="  ")]
+    return out
 
 
-def _operators(title: str, operators: Sequence[Operator]) -> list[Text | Table]:
+def _operators(title: str, operators: Sequence[Operator], width: int) -> list[Text | Table]:
     if not operators:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 2), show_edge=False)
+    wide = width >= _WIDE
+    table = Table(box=None, padding=(0, 2 if wide else 0, 0, 2), show_edge=False)
     table.add_column("", overflow="fold")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in ("total", "calls", "mean"):
-        table.add_column(name, justify="right", header_style="bright_black")
-    longest = operators[0].total_ns or 1
+        table.add_column(name, justify="right", header_style="bright_black", no_wrap=True)
+    longest, bar_width = operators[0].total_ns or 1, 16 if wide else 8
     for op in operators[:8]:
-        bar = "█" * max(1, round(16 * op.total_ns / longest))
+        bar = "█" * max(1, round(bar_width * op.total_ns / longest))
         # Text, not markup: names hold square brackets.
         table.add_row(
-            Text(short_name(op.name, 44)),
+            Text(short_name(op.name, 44 if wide else max(12, width - 46))),
             Text(bar, style="blue"),
             seconds(op.total_ns / 1e9),
             f"{op.calls:,}",

@@ -1,0 +1,61 @@
+"""A real S3 server: moto's, as a process of its own on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, Queue
+
+import fsspec
+
+BUCKET = "traces"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+_START_S = 90.0
+_RUN = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def serving() -> Iterator[dict[str, str]]:
+    """The environment in which S3 is that server, with one empty bucket."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUN], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        environment = {**CREDENTIALS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{_port(process)}"}
+        here = fsspec.filesystem(
+            "s3",
+            key=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            secret=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            client_kwargs={"endpoint_url": environment["AWS_ENDPOINT_URL_S3"]},
+            skip_instance_cache=True,
+        )
+        here.mkdir(BUCKET)
+        yield environment
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _port(process: subprocess.Popen[str]) -> str:
+    """What it prints once it listens."""
+    said: Queue[str] = Queue()
+    assert process.stdout is not None
+    threading.Thread(target=lambda out=process.stdout: said.put(out.readline()), daemon=True).start()
+    try:
+        line = said.get(timeout=_START_S).strip()
+    except Empty:
+        line = ""
+    assert line.isdecimal(), "the S3 server did not start"
+    return line

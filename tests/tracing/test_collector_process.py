@@ -1,0 +1,165 @@
+"""The collector as a process: nothing but SIGTERM ends it, SIGKILL loses nothing, and a full disk is waited out."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.local.small import eventually
+from tests.tracing.kineto import trace_text, training_steps
+from tests.tracing.spool import (
+    claimed,
+    collected,
+    collector,
+    command,
+    manifest_of,
+    run_once,
+    spooled,
+    uncollected,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undisturbed")]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_second_collector_for_the_same_pod_steps_back(tmp_path: Path) -> None:
+    spooled(tmp_path)
+    with collector(tmp_path):
+        eventually(collected(tmp_path).exists)
+        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=20, check=False)
+    assert second.returncode == 1
+    assert "another collector" in second.stderr
+
+
+def test_told_to_stop_it_takes_what_is_in_the_spool_and_ends_with_0(tmp_path: Path) -> None:
+    with collector(tmp_path) as process:
+        spooled(tmp_path, 0)
+        eventually(collected(tmp_path, 0).exists)
+        process.send_signal(signal.SIGSTOP)
+        for rank in range(1, 6):
+            spooled(tmp_path, rank)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(timeout=20) == 0
+    assert [entry.rank for entry in manifest_of(tmp_path).traces] == [0, 1, 2, 3, 4, 5]
+    assert uncollected(tmp_path) == []
+
+
+@contextmanager
+def in_memory(otherwise: Path) -> Iterator[Path]:
+    """A folder where syncing a file costs nothing, if there is one: hundreds of runs sync thousands of files."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield otherwise
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+def test_killed_at_any_line_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """SIGKILL after every single line it executes, restart, and look (see killed_at_every_line.py)."""
+    with in_memory(tmp_path) as folder:
+        script = [sys.executable, "-m", "tests.tracing.killed_at_every_line", str(folder)]
+        done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 100
+
+
+def test_killed_at_random_moments_while_ranks_go_on_writing_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    contents = {rank: trace_text(training_steps(400 + rank), rank=rank) for rank in range(12)}
+    pending = dict(contents)
+    for round_ in range(26):
+        if pending and round_ % 2 == 0:
+            rank, content = pending.popitem()
+            spooled(tmp_path, rank, content=content)
+        with collector(tmp_path) as process:
+            time.sleep(0.2 + 0.017 * round_ % 0.3)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert run_once(tmp_path) == 0
+    entries = manifest_of(tmp_path).traces
+    assert sorted(entry.rank for entry in entries) == list(range(12))
+    for rank, content in contents.items():
+        assert gzip.decompress(collected(tmp_path, rank).read_bytes()) == content
+    assert uncollected(tmp_path) == []
+
+
+# ---- no room
+
+
+def files_up_to(limit_bytes: int) -> Callable[[], None]:
+    """What a full disk looks like to a process: no file may grow beyond the limit."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+
+    return limit
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process can be lifted on Linux only")
+def test_without_room_for_a_trace_the_original_stays_until_there_is_room(tmp_path: Path) -> None:
+    content = trace_text(training_steps(3000))
+    source = spooled(tmp_path, content=content)
+    with collector(tmp_path, preexec_fn=files_up_to(8192)) as process:
+        eventually((tmp_path / "traces/manifest-trainer-0.json").exists)
+        (waiting,) = manifest_of(tmp_path).waiting
+        assert waiting.file == source.name
+        assert "File too large" in waiting.reason
+        assert claimed(source).read_bytes() == content
+        assert process.poll() is None
+        assert sorted(p.name for p in (tmp_path / "traces").glob(".*.tmp")) == []
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        eventually(lambda: not claimed(source).exists())
+        eventually(lambda: manifest_of(tmp_path).waiting == ())
+    assert gzip.decompress(collected(tmp_path).read_bytes()) == content
+
+
+def said_about(process: subprocess.Popen[str], source: Path) -> str:
+    """The first line of the collector's log that is about this file."""
+    assert process.stderr is not None
+    return next(line for line in process.stderr if source.name in line)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as out:
+        while True:
+            out.write(b"0" * 4096)
+
+
+def test_a_disk_without_a_free_byte_is_waited_out(tmp_path: Path) -> None:
+    """A real full file system, where this machine lets us mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip("may not mount a file system here")
+    try:
+        content = trace_text(training_steps(300))
+        source = spooled(disk, content=content)
+        with collector(disk) as process:
+            eventually(collected(disk).exists)
+            ballast = disk / "ballast"
+            process.send_signal(signal.SIGSTOP)
+            eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+            source = spooled(disk, 1, content=content)
+            with pytest.raises(OSError, match="No space left"):
+                fill(ballast)
+            process.send_signal(signal.SIGCONT)
+            assert "No space left" in said_about(process, source)
+            assert claimed(source).read_bytes() == content
+            ballast.unlink()
+            eventually(lambda: not claimed(source).exists())
+        assert gzip.decompress(collected(disk, 1).read_bytes()) == content
+    finally:
+        subprocess.run(["umount", disk], check=False)

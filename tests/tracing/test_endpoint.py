@@ -1,0 +1,236 @@
+"""What a collector answers, asked over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.local.small import eventually
+
+from muster.tracing import endpoint
+from muster.tracing.collector import main
+from muster.tracing.endpoint import CONNECTIONS, LARGEST_FILE_BYTES, Address, Endpoint, Subject, now_of
+
+TOKEN = "0123456789abcdef-token"
+NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
+
+
+@contextmanager
+def listening(run_dir: Path) -> Iterator[int]:
+    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(run_dir, "uid-1", "pod-0")), print)
+    one.start()
+    try:
+        yield one.port(20.0)
+    finally:
+        one.stop()
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    with listening(tmp_path) as number:
+        yield number
+
+
+def ask(port: int, path: str = "/beat", token: str | None = TOKEN, verb: str = "GET", body: str | None = None) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    connection.request(verb, path, body, headers)
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
+
+
+def write(run_dir: Path, name: str, text: str | bytes) -> None:
+    path = run_dir / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def unreadable(port: int) -> list[str]:
+    code, answer = ask(port)
+    assert (code, answer["beat"]) == (200, None)
+    found: list[str] = answer["unreadable"]
+    return found
+
+
+def test_it_tells_the_beat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_path: Path) -> None:
+    said = {"rank": 0, "world_size": 2, "attempt": 1, "step": 7, "loss": 2.5, "at": 100.5, "phase": "train"}
+    write(tmp_path, "beats/rank-0.json", json.dumps(said))
+    write(tmp_path, "beats/rank-1.json", json.dumps({**said, "rank": 1, "step": 9}))
+    write(tmp_path, "checkpoints/latest", '{"step": 5, "attempt": 1, "path": "step-5", "at": 90.0}')
+    before = time.time()
+    code, answer = ask(port)
+    assert code == 200
+    assert before <= answer["now"] <= time.time()
+    assert (answer["job_uid"], answer["pod"]) == ("uid-1", "pod-0")
+    assert {name: value for name, value in answer["beat"].items() if value is not None} == said
+    assert answer["checkpoint"] == {"step": 5, "at": 90.0}
+    assert answer["unreadable"] == []
+
+
+def test_a_job_that_has_said_nothing_yet_is_no_error(port: int) -> None:
+    code, answer = ask(port)
+    assert code == 200
+    assert {name: answer[name] for name in NOTHING} == NOTHING
+
+
+@pytest.mark.parametrize("token", [None, "", "x", TOKEN[:-1], TOKEN + "x", "ü" * 8])
+def test_without_the_token_nothing_is_told(port: int, token: str | None) -> None:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    header = b"" if token is None else f"Authorization: Bearer {token}\r\n".encode()
+    connection.sendall(b"GET /beat HTTP/1.0\r\n" + header + b"\r\n")
+    answer = connection.makefile("rb").read()
+    connection.close()
+    assert b" 401 " in answer.splitlines()[0]
+    assert b"uid-1" not in answer
+
+
+def test_another_kind_of_authorization_is_none(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/beat", headers={"Authorization": f"Basic {TOKEN}"})
+    assert connection.getresponse().status == 401
+    connection.close()
+
+
+def test_a_probe_needs_no_token_and_learns_nothing(port: int) -> None:
+    assert ask(port, "/healthz", token=None) == (200, {"ok": True})
+
+
+def test_other_paths_and_verbs_are_refused(port: int) -> None:
+    assert ask(port, "/../etc/passwd")[0] == 404
+    assert ask(port, verb="POST")[0] == 501
+    assert ask(port, body="x")[0] == 413
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', b"\xff\xfe", b"[" * 50_000])
+def test_a_corrupt_beat_is_named_and_is_none(port: int, tmp_path: Path, text: str | bytes) -> None:
+    write(tmp_path, "beats/rank-0.json", text)
+    assert unreadable(port) == ["beats/rank-0.json: no JSON object"]
+
+
+def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path) -> None:
+    write(tmp_path, "beats/rank-0.json", json.dumps({"step": 1, "more": "x" * LARGEST_FILE_BYTES}))
+    (why,) = unreadable(port)
+    assert f"at most {LARGEST_FILE_BYTES} are read" in why
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_beat_is_never_waited_for(port: int, tmp_path: Path) -> None:
+    (tmp_path / "beats").mkdir()
+    os.mkfifo(tmp_path / "beats" / "rank-0.json")
+    assert unreadable(port) == ["beats/rank-0.json: no plain file"]
+    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
+    assert "checkpoints/latest: no plain file" in unreadable(port)
+
+
+def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -> None:
+    said = '{"step": 3, "loss": NaN, "at": "now", "phase": "secret", "token": "word", "rank": true, "steps": 1e999}'
+    write(tmp_path, "beats/rank-0.json", said)
+    beat = ask(port)[1]["beat"]
+    assert {name: value for name, value in beat.items() if value is not None} == {"step": 3}
+
+
+def test_who_holds_all_connections_is_cut_off_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "DEADLINE_S", 0.5)
+    with listening(tmp_path) as port, ExitStack() as held:
+        for _ in range(CONNECTIONS):
+            idle = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            idle.sendall(b"GET /beat HTTP/1.0\r\nX: ")
+
+        def answers() -> bool:
+            try:
+                return bool(ask(port)[0] == 200)
+            except (OSError, http.client.HTTPException):
+                return False
+
+        eventually(answers)
+
+
+def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_AGAIN_S", 0.05)
+    said = threading.Event()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        one = Endpoint(Address("127.0.0.1", number), TOKEN, dict, lambda message: said.set())
+        one.start()
+        assert said.wait(20)
+    assert one.port(20.0) == number
+    one.stop()
+
+
+def test_one_that_is_stopped_before_it_serves_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, stopped = threading.Event(), threading.Event()
+
+    class Slow(endpoint._Server):
+        def __enter__(self) -> Any:
+            bound.set()
+            stopped.wait(60)
+            return super().__enter__()
+
+    monkeypatch.setattr(endpoint, "_Server", Slow)
+    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(tmp_path)), print)
+    one.start()
+    assert bound.wait(60)
+    ending = threading.Thread(target=one.stop, daemon=True)
+    ending.start()
+    eventually(one._stopping.is_set)
+    stopped.set()
+    ending.join(20)
+    assert not ending.is_alive()
+    with pytest.raises(TimeoutError):
+        one.port(0.0)
+
+
+def test_without_a_token_a_port_is_refused_and_the_token_leaves_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--run-dir", str(tmp_path), "--role", "r", "--index", "0", "--port", "0"]
+    monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "short")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "MUSTER_COLLECTOR_TOKEN must hold a token of 16 characters or more" in capsys.readouterr().err
+    assert endpoint.TOKEN_VARIABLE not in os.environ
+    for wrong, why in ((["--port", "70000"], "no port"), (["--address", "localhost"], "no IP address")):
+        with pytest.raises(SystemExit):
+            main([*arguments, *wrong])
+        assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+    write(tmp_path, "beats/rank-0.json", '{"step": 4, "at": 1.0}')
+    command = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(tmp_path), "--role", "r", "--index"]
+    environment = {**os.environ, endpoint.TOKEN_VARIABLE: TOKEN, "MUSTER_JOB_UID": "u", "MUSTER_POD": "p"}
+    process = subprocess.Popen([*command, "0", "--port", str(number), "--open-spool"], env=environment)
+    try:
+
+        def answers() -> bool:
+            try:
+                return bool(ask(number)[1]["beat"]["step"] == 4)
+            except OSError:
+                return False
+
+        eventually(answers)
+        assert (tmp_path / "traces" / "spool").stat().st_mode & 0o7777 == 0o1777
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,193 @@
+"""Bare traces, a folder of them or some, become a report."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.tracing.kineto import DATA, Event, trace_text, training_steps, write_trace
+from tests.tracing.runs import Page, page_of, text_of
+
+from muster.errors import InvalidTrace
+from muster.tracing.report import build, load
+
+
+def test_any_folder_of_profiler_traces_is_reported(tmp_path: Path) -> None:
+    """As torch.profiler.tensorboard_trace_handler leaves them, other JSON files beside them."""
+    write_trace(tmp_path / "logs/host_1.1700.pt.trace.json", training_steps(), rank=0, world_size=2)
+    (tmp_path / "logs/host_2.1701.pt.trace.json.gz").write_bytes(
+        gzip.compress(trace_text(training_steps(), rank=1, world_size=2))
+    )
+    (tmp_path / "config.json").write_text('{"lr": 1}')
+    (tmp_path / "broken.json").write_bytes(trace_text(training_steps())[:300])
+    for _ in range(2):  # the second time, the first report lies beside them
+        report = build(tmp_path)
+        assert [row.label for row in report.rows] == ["rank 0", "rank 1"]
+        assert [s.file for s in report.skipped] == ["broken.json"]
+        assert report.loss is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "title"),
+    [
+        ("my-run", "my-run"),
+        ("my-run/traces", "my-run/traces"),
+        ("default-llama-8b-0a1b2c3d", "llama-8b"),
+        ("team-a-llama-8b-0a1b2c3d", "team-a-llama-8b-0a1b2c3d"),
+    ],
+)
+def test_a_folder_that_does_not_tell_its_job_gives_the_report_its_title(
+    tmp_path: Path, folder: str, title: str
+) -> None:
+    where = tmp_path / folder
+    where.mkdir(parents=True)
+    write_trace(where / "some.json", training_steps())
+    assert build(where, tmp_path / "out").facts.name == title
+
+
+def test_traces_of_the_same_rank_are_told_apart_by_file(tmp_path: Path) -> None:
+    for name in ("before", "after"):
+        write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)
+    assert [row.label for row in build(tmp_path).rows] == ["rank 0 · after", "rank 0 · before"]
+
+
+def test_a_single_trace_file_is_reported_on_a_page_of_its_own(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "one.json", training_steps(), rank=None)
+    of_folder, report = build(tmp_path), build(path)
+    assert [row.label for row in report.rows] == ["one"]
+    assert report.page == str(tmp_path / "report/report-of-one.html")
+    assert load(report.page) == report
+    assert of_folder.page == str(tmp_path / "report/report.html")
+    assert load(of_folder.page) == of_folder
+
+
+def test_some_traces_are_reported_on_a_page_of_their_own_that_other_traces_leave_alone(tmp_path: Path) -> None:
+    traces = [write_trace(tmp_path / f"{rank}.json", training_steps(), rank=rank, world_size=3) for rank in range(3)]
+    pages = [build(some).page for some in (traces[:2], traces[1:], traces[:2], traces[1::-1], tmp_path)]
+    assert pages[0] == pages[2] == pages[3]
+    assert len(set(pages)) == 3
+    assert [row.label for row in load(str(pages[0])).rows] == ["rank 0", "rank 1"]
+    assert re.fullmatch(r"report-of-2-traces-[0-9a-f]{8}\.html", Path(str(pages[0])).name)
+
+
+def test_a_trace_with_the_longest_name_there_can_be_has_a_page_too(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / f"{'ä' * 125}.json", training_steps())
+    assert Path(str(build(path).page)).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("folder", "is a folder: name one folder alone, or traces"), ("gone.json", "no such file")]
+)
+def test_what_is_no_trace_among_several_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, told: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InvalidTrace, match=f"{name}: {told}"):
+        build([write_trace(tmp_path / "one.json", training_steps()), tmp_path / name])
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.slow
+def test_eight_ranks_of_a_large_trace_give_a_page_under_3_mb(tmp_path: Path) -> None:
+    text = gzip.decompress((DATA / "control.json.gz").read_bytes())
+    for rank in range(8):
+        mine = text.replace(b'"rank": 3', b'"rank": %d' % rank, 1)
+        (tmp_path / f"rank-{rank}.json.gz").write_bytes(gzip.compress(mine, 1))
+    report = build(tmp_path)
+    assert [row.label for row in report.rows] == [f"rank {rank}" for rank in range(8)]
+    assert len(page_of(report).encode()) < 3_000_000
+    assert {row.trace.hta.overlap_percent for row in report.rows if row.trace.hta} == {47.03}
+
+
+@pytest.mark.slow
+def test_several_processes_find_the_same_as_one(tmp_path: Path) -> None:
+    for name in ("simple_add.json.gz", "ns_resolution.pt.trace.json.gz"):
+        (tmp_path / name).symlink_to(DATA / name)
+    one, two = (build(tmp_path, tmp_path / f"report-{n}", workers=n) for n in (1, 2))
+    assert [row.trace.work_s for row in one.rows] == [row.trace.work_s for row in two.rows]
+
+
+names = st.sampled_from(["aten::mm", "ProfilerStep#1", "ProfilerStep#2", "gloo:all_reduce", "data", "nccl:x", ""])
+
+categories = st.sampled_from(["cpu_op", "user_annotation", "kernel", "gpu_memcpy", "cuda_runtime", "cuda_sync", "else"])
+
+any_event = st.builds(
+    Event,
+    names,
+    st.integers(0, 50),
+    st.integers(0, 20),
+    categories,
+    st.integers(1, 2),
+    st.none() | st.integers(0, 2),
+    st.none() | st.integers(0, 3),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(any_event, min_size=1, max_size=12))
+def test_any_events_at_all_give_a_report_whose_parts_sum_up(tmp_path: Path, events: list[Event]) -> None:
+    report = build(write_trace(tmp_path / "any.json", events))
+    trace = report.rows[0].trace
+    assert sum(trace.work_s.values()) == pytest.approx(trace.window_s)
+    assert all(seconds >= 0 for seconds in trace.work_s.values())
+    assert 0 <= trace.overlapped_s <= trace.communication_s + 1e-12
+    assert Page(page_of(report)).open == []
+    assert "any" in text_of(report)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def opened_for_reading(pipe: Path, until: float) -> int:
+    """Our end of a pipe that somebody has opened to read, which cannot be had before."""
+    while True:
+        with suppress(OSError):
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        assert time.monotonic() < until, f"nobody reads {pipe}"
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_processes_that_read_traces_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
+    """They read from pipes into which nobody writes, so that they are in the middle of it."""
+    pipes = [tmp_path / f"rank-{rank}.json" for rank in range(2)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    script = tmp_path / "read.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "from muster.tracing.analysis import summarise_files\n"
+        "if __name__ == '__main__':\n"
+        "    summarise_files([pathlib.Path(name) for name in sys.argv[1:]], workers=2)\n"
+    )
+    reading = subprocess.Popen([sys.executable, str(script), *map(str, pipes)])
+    left: list[psutil.Process] = []
+    writing: list[int] = []
+    try:
+        for pipe in pipes:
+            writing.append(opened_for_reading(pipe, time.monotonic() + 60))
+        left = workers = [p for p in children(reading.pid) if "spawn_main" in " ".join(p.cmdline())]
+        assert len(workers) == len(writing)
+        reading.kill()
+        left = psutil.wait_procs(workers, timeout=20)[1]
+        assert left == []
+    finally:
+        reading.kill()
+        reading.wait()
+        for process in left:
+            process.kill()
+        for pipe_end in writing:
+            os.close(pipe_end)

@@ -1,0 +1,159 @@
+"""Traces in S3, from the collectors beside two pods to `muster report` on a user's machine."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from tests.cli.conftest import Muster, muster
+from tests.cli.memory import NOW, MemoryClient
+from tests.cli.objects import job, status
+from tests.tracing import s3
+from tests.tracing.runs import metrics_line
+from tests.tracing.spool import collector
+
+from muster.tracing.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+__all__ = ["muster"]  # a fixture
+
+SAMPLE = json.loads(gzip.decompress((Path(__file__).parent / "data" / "simple_add.json.gz").read_bytes()))
+UID = "0b6f5ab2"
+LOCATION = f"s3://{s3.BUCKET}/muster/team/llama-{UID}"
+
+
+class Distant(MemoryClient):
+    """A cluster whose run folders cannot be reached from here."""
+
+    def run_dir(self, name: str, namespace: str = "default") -> Any:
+        self.job(name, namespace)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    with s3.serving() as environment:
+        yield environment
+
+
+@pytest.fixture
+def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The run's folder there, empty."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # else it is that of an address of before
+    one = Store(LOCATION, skip_instance_cache=True)
+    for name in one.list():
+        one._fs.rm(one._path(name))
+    return one
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
+    import muster.cli.client
+
+    client = Distant(tmp_path)
+    traces = {"files": 2, "location": LOCATION}
+    client.kept_jobs["llama"] = _traced(status("Succeeded", startedAt=NOW, finishedAt=NOW + 9, traces=traces))
+    monkeypatch.setattr(muster.cli.client, "_open", lambda start: client)
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    return client
+
+
+def _traced(of_job: Any, **spec: Any) -> Any:
+    made = job(status=of_job, trace={"startStep": 20, "steps": 5}, **spec)
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"namespace": "team", "uid": UID})})
+
+
+def pod(folder: Path, rank: int, attempt: int = 0) -> Path:
+    """What a pod of one rank leaves in its run folder."""
+    for name in ("metrics", "beats", "traces/spool"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(metrics_line(i) for i in range(30)))
+    beat = {"rank": rank, "world_size": 2, "attempt": attempt, "step": 30, "steps": 30}
+    (folder / f"beats/rank-{rank}.json").write_text(json.dumps(beat))
+    (folder / f"traces/spool/rank-{rank}.attempt-{attempt}.steps-20-25.json").write_text(_trace(rank))
+    (folder / "events.jsonl").write_text('{"kind": "note", "message": "hello", "at": 1.0}\n')
+    return folder
+
+
+def _trace(rank: int) -> str:
+    """A trace of a real GPU, as this rank's."""
+    return json.dumps({**SAMPLE, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}})
+
+
+def collect(folder: Path, index: int) -> dict[str, Any]:
+    """Run the pod's collector as a process until it is done; its last words."""
+    ending = folder / "ending.json"
+    with collector(
+        folder, "--until-idle", "--store", LOCATION, "--store-metrics", "--ending", str(ending), pod=index
+    ) as process:
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert "testing" not in said  # neither key
+    words: dict[str, Any] = json.loads(ending.read_text())
+    return words
+
+
+def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
+    tmp_path: Path, store: Store, cluster: MemoryClient, muster: Muster
+) -> None:
+    for rank in (0, 1):
+        assert collect(pod(tmp_path / f"pod-{rank}", rank), rank) == {"traces": 1, "checkpoint": None}
+    traces = [f"rank-{rank}.attempt-0.steps-20-25.json.gz" for rank in (0, 1)]
+    assert store.list() == (
+        "beats/rank-0.json",
+        "beats/rank-1.json",
+        "events.jsonl",
+        "metrics/rank-0.jsonl",
+        "metrics/rank-1.jsonl",
+        "traces/manifest-trainer-0.json",
+        "traces/manifest-trainer-1.json",
+        *(f"traces/{name}" for name in traces),
+    )
+    ended = muster("report", "llama", "-n", "team")
+    assert (ended.code, ended.err) == (0, "")
+    page = tmp_path / "home" / "fetched" / "team" / f"llama-{UID}" / "report" / "report.html"
+    assert ended.out.splitlines()[-1] == str(page)
+    report = json.loads(page.with_name("report.json").read_text())
+    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
+    assert report["facts"]["world_size"] == 2
+    assert report["loss"] is not None
+    again = muster("report", "llama", "-n", "team", "--out", str(tmp_path / "there"))
+    assert again.out.splitlines()[-1] == str(tmp_path / "there" / "report.html")
+
+
+def test_a_pod_whose_folder_went_with_the_attempt_before_lists_what_that_had_collected(
+    tmp_path: Path, store: Store
+) -> None:
+    collect(pod(tmp_path / "first", 0), 0)
+    assert collect(pod(tmp_path / "second", 0, attempt=1), 0)["traces"] == 2
+    with store.open("traces/manifest-trainer-0.json") as file:
+        assert [entry["attempt"] for entry in json.load(file)["traces"]] == [0, 1]
+
+
+def test_where_nothing_has_been_collected_yet_the_report_says_so(
+    store: Store, cluster: MemoryClient, muster: Muster
+) -> None:
+    ended = muster("report", "llama", "-n", "team")
+    assert (ended.code, ended.out) == (3, "")
+    assert f"nothing has been collected yet: {LOCATION} holds no trace and no metrics" in ended.err
+    assert "NothingCollected" in ended.err
+
+
+def test_a_store_out_of_reach_is_told_with_what_would_help(
+    store: Store, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    ended = muster("report", "llama", "-n", "team")
+    assert (ended.code, ended.out) == (4, "")
+    assert f"the store {LOCATION} cannot be read: " in ended.err
+    assert "AWS_ENDPOINT_URL_S3" in ended.err
+    assert "StoreOutOfReach" in ended.err
