@@ -63,6 +63,12 @@ class Accounts:
                 del self._running[uid]
         self._metrics.depth.put(depth)
 
+    def rest(self) -> None:
+        """Another operator leads, and counts from now on. What was counted here stays in the counters."""
+        self._looked_at.clear()
+        self._running.clear()
+        self._metrics.depth.put({})
+
     def _charge(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
         """From now on the job has what its status says."""
         uid = job.metadata.uid

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -12,13 +11,13 @@ from muster.lifecycle import is_finished
 from muster_operator.kube.api import Api, ApiError
 from muster_operator.kube.resources import QUEUES
 from muster_operator.labels import IN_USE
+from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.documents import Documents
-from muster_operator.sight.shapes import Namespace
+from muster_operator.sight.jobs import Jobs
+from muster_operator.sight.written import written
 
-_LOG = logging.getLogger("muster.operator")
 
-
-def wanted(queue: spec.Queue, named: frozenset[str]) -> list[str] | None:
+def wanted(queue: spec.Queue, named: AbstractSet[str]) -> list[str] | None:
     """The finalizers the queue should have, if others than it has. `named` are queues that unfinished jobs name."""
     meta = queue.metadata
     if meta.deletion_timestamp is None:
@@ -28,23 +27,33 @@ def wanted(queue: spec.Queue, named: frozenset[str]) -> list[str] | None:
     return [one for one in meta.finalizers if one != IN_USE]
 
 
-async def settle(api: Api, queues: Documents[spec.Queue], jobs: Iterable[spec.TrainingJob]) -> None:
-    """Put the finalizer on queues that lack it, and take it off those that may go. Raises ClusterError."""
+def named_by(jobs: Jobs) -> set[str]:
+    """Queues that unfinished jobs name, those included that are not shown yet or cannot be read."""
+    named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
+    broken = jobs.broken.values()
+    return named | {one.queue for one in broken if one.status is None or not is_finished(one.status)}
+
+
+async def settle(api: Api, queues: Documents[spec.Queue], jobs: Jobs, refusals: Refusals) -> None:
+    """Put the finalizer on queues that lack it, and take it off those that may go. Raises ClusterError for what is no
+    single queue's trouble."""
     every = queues.all()
     leaving = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    named = frozenset(job.spec.queue for job in jobs if not is_finished(job.status)) if leaving else frozenset[str]()
+    named = named_by(jobs) if leaving else set[str]()
     for queue in every:
         finalizers = wanted(queue, named)
-        if finalizers is None:
+        meta, path = queue.metadata, QUEUES.path(None, queue.metadata.name)
+        if finalizers is None or not refusals.may_try(path):
             continue
-        meta = queue.metadata
         patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta.resource_version}}
         try:
-            answer = await api.patch(QUEUES.path(None, meta.name), msgspec.json.encode(patch))
+            answer = await api.patch(path, msgspec.json.encode(patch))
         except ApiError as error:
-            if error.code not in (404, 409):
+            if concerns_everybody(error):
                 raise
-            continue  # it changed meanwhile; the watch wakes us
+            if error.code not in (404, 409):  # else it changed meanwhile, and the watch wakes us
+                refusals.write_refused(path, error)
+            continue
+        refusals.over(path)
         if meta.deletion_timestamp is None:
-            version = msgspec.json.decode(answer, type=Namespace).metadata.version
-            queues.wrote(meta.name, version, {"finalizers": finalizers})
+            queues.wrote(meta.name, written(answer).version, {"finalizers": finalizers})

@@ -80,6 +80,7 @@ class Metrics:
             "counter", "muster_api_calls_total", "Calls to the API server.", ("verb", "resource", "code")
         )
         self.rounds = Metric("counter", "muster_rounds_total", "Rounds: observe, decide, write.")
+        self.failures = Metric("counter", "muster_failures_total", "Failures that a part survived: bugs.", ("part",))
         self.conflicts = Metric(
             "counter", "muster_conflicts_total", "Statuses refused because the job changed meanwhile."
         )
@@ -95,6 +96,8 @@ class Metrics:
         )
         self.depth = Metric("gauge", "muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
         self.leading = Metric("gauge", "muster_leading", "1 while this operator acts.")
+        self.beats = Metric("counter", "muster_beats_total", "Collectors asked, by what came of it.", ("outcome",))
+        self.silent_collectors = Metric("gauge", "muster_collectors_silent", "Collectors that do not answer.")
         self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events not recorded for lack of time.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:

@@ -73,6 +73,10 @@ class Outbox:
             try:
                 body = msgspec.json.encode(letter.manifest)
                 await self._api.post(EVENTS.path(letter.namespace), body, accept=METADATA_ONLY)
-            except ClusterError as error:
+            except Exception as error:  # whatever is wrong with one, the others are sent
                 self._dropped()
-                _LOG.debug("event not recorded", extra={"why": str(error)})
+                _LOG.log(
+                    logging.DEBUG if isinstance(error, ClusterError) else logging.ERROR,
+                    "event not recorded",
+                    extra={"why": str(error) or type(error).__name__},
+                )

@@ -10,24 +10,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from muster.cluster import ObjectWrites
 from muster.engine import Engine, Round
 from muster.errors import ClusterError
+from muster.lifecycle import Bounds
 from muster_operator import finalizers
 from muster_operator.accounts import Accounts
+from muster_operator.backlog import Backlog, Rush
 from muster_operator.kube.api import Fenced
 from muster_operator.metrics import Metrics
 from muster_operator.sight.world import Sight
+from muster_operator.traces import Traces
+from muster_operator.unreadable import Complaints
 from muster_operator.writer import Outcome, Writer
 
 _LOG = logging.getLogger("muster.operator")
 _AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
-_REFUSED_AGAIN_S = 5.0  # for whoever may mend what the API server refuses
 _TROUBLE_S = (0.2, 15.0)
+_LONGEST_AFTER_REFUSALS_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 _LONGEST_REST_S = 0.2
 _BEGIN_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
+_PIECE = 64  # of the backlog, between two looks at what has changed
+_LOOK_S = 1.0  # how long a backlog rests at most
 _WRITE_SHARE = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
 
 
@@ -35,10 +42,11 @@ _WRITE_SHARE = 6.0  # but not before writing took so many times as long as decid
 class Term:
     """One time of leading: an engine of its own, which remembers nothing of earlier ones."""
 
-    engine: Engine = field(default_factory=lambda: Engine(None))
+    engine: Engine
     last: Round | None = None
     rest_s: float = 0.0  # from the begin of one round to the next, at least: news come in crowds
     troubles: int = 0
+    refusals: int = 0  # rounds that a refused status cut short, one after the other
 
 
 class Leader:
@@ -49,15 +57,25 @@ class Leader:
     ) -> None:
         self.changed = asyncio.Event()
         self.term: Term | None = None
+        self.bounds = Bounds()
+        self.traces: Traces | None = None  # None: nobody collects any
         self._sight = sight
         self._writer = writer
         self._metrics = metrics
         self._accounts = accounts
         self._may_write = may_write
+        self.rush = Rush(
+            lambda: self._unfinished or sight.jobs.unseen() or sight.pods.unbound(),
+            lambda: sight.jobs.served + sight.pods.served,
+        )
+        self._backlog = Backlog()
+        self._unfinished = False  # not everything of the last round was written
+        self._complaints = Complaints(writer.api, sight, writer.outbox, writer.instance)
 
     async def lead(self) -> None:
         """Decide and write until the Lease is lost (returns) or cancelled."""
-        term = self.term = Term()
+        term = self.term = Term(Engine(None, bounds=self.bounds))
+        self._backlog.clear()
         try:
             while self._may_write():
                 self.changed.clear()
@@ -79,17 +97,18 @@ class Leader:
             return self._in_trouble(term, error)
         if outcome.trouble is not None:
             return 0.0 if isinstance(outcome.trouble, Fenced) else self._in_trouble(term, outcome.trouble)
-        term.troubles = 0
+        term.troubles, term.refusals = 0, term.refusals + 1 if outcome.refused else 0
         if outcome.conflicts or outcome.refused:
             self._metrics.conflicts.add(outcome.conflicts)
-            return _AFTER_CONFLICT_S
+            return min(_LONGEST_AFTER_REFUSALS_S, _AFTER_CONFLICT_S * 2.0 ** min(term.refusals, 10))
         if outcome.unwritten:
             return 0.0
         assert term.last is not None
-        wake_at = term.last.wake_at
-        return _LONGEST_PAUSE_S if wake_at is None else min(_LONGEST_PAUSE_S, max(0.0, wake_at - time.time()))
+        wake_at, longest_s = term.last.wake_at, _LOOK_S if len(self._backlog) else _LONGEST_PAUSE_S
+        return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
     async def _decide_and_write(self, term: Term) -> Outcome:
+        await self._writer.doubts.settle()
         began = time.monotonic()
         self._accounts.round_began = time.time()
         world = self._sight.observe()
@@ -100,16 +119,43 @@ class Leader:
         term.last, term.rest_s = round_, min(_LONGEST_REST_S, 2.0 * (decided - began))
         try:
             patience_s = max(_BEGIN_WITHIN_S, _WRITE_SHARE * (decided - began))
+            for phase in round_.phases:
+                self._backlog.void(phase)
+            self._backlog.add(round_.afterwards)
             outcome = await self._writer.carry_out(round_.phases, patience_s)
             term.engine.recheck(outcome.unwritten - outcome.later)
+            self._unfinished = bool(outcome.unwritten - outcome.later)
+            await self._catch_up(term, outcome)
         except BaseException:
+            self._backlog.clear()
             term.engine.recheck()
             raise
         self._metrics.apply_s.observe(time.monotonic() - decided)
-        if outcome.later:
-            asyncio.get_running_loop().call_later(_REFUSED_AGAIN_S, self._again, term, frozenset(outcome.later))
-        await finalizers.settle(self._writer.api, self._sight.queues, world.jobs)
+        for pause_s, uids in self._pauses(outcome.later).items():
+            asyncio.get_running_loop().call_later(pause_s, self._again, term, uids)
+        await finalizers.settle(self._writer.api, self._sight.queues, self._sight.jobs, self._writer.refusals)
+        await self._complaints.settle()
+        if self.traces is not None and (due := self.traces.due()):
+            told = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
+            late = await self._writer.carry_out([told], _BEGIN_WITHIN_S)
+            outcome.trouble = outcome.trouble or late.trouble  # what is refused is due again in the next round
         return outcome
+
+    async def _catch_up(self, term: Term, outcome: Outcome) -> None:
+        """Write what may be written later, piece by piece, until something changes."""
+        while len(self._backlog) and outcome.trouble is None and not self.rush.on():
+            late = await self._writer.carry_out([self._backlog.take(_PIECE)], _BEGIN_WITHIN_S)
+            term.engine.recheck(late.unwritten - late.later)
+            outcome.join(late)
+            if self.changed.is_set():
+                return
+
+    def _pauses(self, refused: Iterable[str]) -> dict[float, set[str]]:
+        """Jobs of which something was refused, by how many seconds they are left alone."""
+        pauses: dict[float, set[str]] = {}
+        for uid in refused:
+            pauses.setdefault(self._writer.refusals.pause_s(uid), set()).add(uid)
+        return pauses
 
     def _again(self, term: Term, uids: Iterable[str]) -> None:
         if term is self.term:

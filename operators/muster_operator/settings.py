@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+from muster.spec import ContainerResources
 from muster_operator.kube.api import Limits
 from muster_operator.kube.lease import LeaseTimes
+from muster_operator.manifests.collector import CollectorChoices
+from muster_operator.sight.world import Collectors
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -37,6 +43,10 @@ class Settings:
     limits: Limits
     addresses: Addresses
     priority_class: str
+    pod_groups: bool
+    learn_again_s: float
+    collectors: Collectors
+    progress_s: float
     snapshot_dir: Path
     log_level: str
 
@@ -100,6 +110,18 @@ def parse(argv: Sequence[str]) -> Settings:
         help="priority class of all pods; give it preemptionPolicy Never (default: the cluster's default)",
     )
     add(
+        "--learn-again-seconds",
+        metavar="S",
+        type=_positive,
+        default=600.0,
+        help="while jobs wait, what their pods really ask for is looked up again after so long (default: %(default)g)",
+    )
+    add(
+        "--pod-groups",
+        action="store_true",
+        help="have kube-scheduler bind gangs whole (PodGroups of scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha)",
+    )
+    add(
         "--snapshot-dir",
         metavar="DIR",
         type=Path,
@@ -107,9 +129,10 @@ def parse(argv: Sequence[str]) -> Settings:
         help="where SIGUSR1 writes the newest snapshot (default: %(default)s)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
+    _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_seconds, flags.renew_deadline_seconds, flags.renew_every_seconds)
-    if not times.duration_s > times.renew_deadline_s > times.retry_s:
+    if not min(times.duration_s, times.written_s) > times.renew_deadline_s > times.retry_s:
         parser.error(
             f"--lease-seconds {times.duration_s:g} must be above --renew-deadline-seconds {times.renew_deadline_s:g}, "
             f"and that above --renew-every-seconds {times.retry_s:g}"
@@ -129,9 +152,90 @@ def parse(argv: Sequence[str]) -> Settings:
         limits=Limits(flags.in_flight, flags.qps, flags.burst),
         addresses=Addresses(flags.listen, flags.listen_local),
         priority_class=flags.priority_class,
+        pod_groups=flags.pod_groups,
+        learn_again_s=flags.learn_again_seconds,
+        collectors=_collectors(flags),
+        progress_s=flags.progress_seconds,
         snapshot_dir=flags.snapshot_dir,
         log_level=flags.log_level,
     )  # fmt: skip
+
+
+def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "collectors: sidecars that bring traces to safety and tell how far a job is"
+    ).add_argument
+    add(
+        "--collector-image",
+        metavar="IMAGE",
+        default="",
+        help="what they run (default: none; then no stall is noticed and no checkpoint known)",
+    )
+    add("--collector-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="", help="of that image")
+    add(
+        "--collector-resources",
+        metavar="JSON",
+        type=_resources,
+        default=CollectorChoices().resources,
+        help='as {"requests": {"cpu": "100m"}}; requests that equal limits leave Guaranteed pods what they are',
+    )
+    add(
+        "--collector-store",
+        metavar="URL",
+        type=_store,
+        default="",
+        help="where traces go as well, such as s3://bucket/muster; every job has a folder below it",
+    )
+    add(
+        "--collector-store-secret",
+        metavar="NAME",
+        default="",
+        help="a Secret in the job's namespace whose keys are the variables with the store's credentials",
+    )
+    add(
+        "--beats-every-seconds",
+        metavar="S",
+        type=_positive,
+        default=15.0,
+        help="how often jobs are asked how far they are (default: %(default)g)",
+    )
+    add(
+        "--progress-seconds",
+        metavar="S",
+        type=_positive,
+        default=60.0,
+        help="how far a job is into its status at most this often (default: %(default)g)",
+    )
+
+
+def _collectors(flags: argparse.Namespace) -> Collectors:
+    choices = CollectorChoices(
+        image=flags.collector_image,
+        pull_policy=flags.collector_pull_policy,
+        resources=flags.collector_resources,
+        store=flags.collector_store,
+        store_secret=flags.collector_store_secret,
+    )
+    return Collectors(choices, flags.beats_every_seconds)
+
+
+def _resources(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+        ContainerResources.model_validate(document)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} are no resources of a container: {error}") from error
+    found: dict[str, Any] = document
+    return found
+
+
+def _store(text: str) -> str:
+    parts = urlsplit(text)
+    if text and (not parts.scheme or "$(" in text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL; write s3://bucket/folder")
+    if "@" in parts.netloc:
+        raise argparse.ArgumentTypeError("a URL with credentials would be seen by everybody; give them by a Secret")
+    return text
 
 
 def _own_namespace() -> str:

@@ -29,29 +29,50 @@ class Watching:
             Reflector(api, resources.TRAINING_JOBS, shapes.Job, sight.jobs),
         ]
         self._tasks: list[asyncio.Task[None]] = []
+        self._failure = ""
+        self.ended = asyncio.Event()
+        """A watch has ended, which none ever should: from then on the world is not seen as it is."""
 
     def start(self) -> None:
         """List and watch everything, from scratch if it was started before."""
         self.stop()
         for reflector in self._reflectors:
             reflector.synced.clear()
-        self._tasks = [asyncio.create_task(reflector.run()) for reflector in self._reflectors]
+        self._tasks = [asyncio.create_task(self._watch(reflector)) for reflector in self._reflectors]
 
     def stop(self) -> None:
         """End all watches."""
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        self._tasks = []
 
     def missing(self) -> list[str]:
         """What was not listed yet."""
         return [one.resource.plural for one in self._reflectors if not one.synced.is_set()]
 
-    def failure(self) -> BaseException | None:
-        """Why a watch ended that never should."""
-        return next((task.exception() for task in self._tasks if task.done() and not task.cancelled()), None)
+    def failure(self) -> str:
+        """Which watch ended that never should, and why; empty while all go on."""
+        return self._failure
 
     async def synced(self) -> None:
         """Until everything was listed."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
+
+    async def _watch(self, reflector: Reflector[Any]) -> None:
+        why = "it returned"
+        try:
+            await reflector.run()
+        except asyncio.CancelledError:
+            if self._stopped():
+                raise
+            why = "it was cancelled"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            _LOG.exception("a watch ended", extra={"resource": reflector.resource.plural})
+        self._failure = f"the watch of {reflector.resource.plural} ended: {why}"
+        self.ended.set()
+
+    def _stopped(self) -> bool:
+        """Whether whoever is cancelled now was to be."""
+        return asyncio.current_task() not in self._tasks

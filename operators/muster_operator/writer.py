@@ -1,6 +1,6 @@
 """Carries a round's writes out: many jobs side by side, each job's status before its pods.
 
-The four rules are those of `muster.cluster`. A round that takes long stops beginning jobs after a while: what was not
+The rules are those of `muster.cluster`. A round that takes long stops beginning jobs after a while: what was not
 begun is decided again, on news, and nothing that happened meanwhile has to wait for thousands of writes.
 """
 
@@ -28,29 +28,21 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import ClusterError
-from muster.snapshot import pod_request
+from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
-from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
-from muster_operator.kube.resources import FLAVORS, PODS, QUEUES, SERVICES, TRAINING_JOBS
+from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
 from muster_operator.manifests.events import event_manifest
-from muster_operator.manifests.pods import PodChoices, pod_manifest
-from muster_operator.manifests.services import needs_service, service_manifest
+from muster_operator.manifests.pods import PodChoices
 from muster_operator.manifests.status import status_patch
 from muster_operator.outbox import Letter, Outbox
+from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.jobs import KnownJob
-from muster_operator.sight.pods import created_pod
-from muster_operator.sight.shapes import Meta, Pod
 from muster_operator.sight.world import Sight
+from muster_operator.sight.written import written
+from muster_operator.staffing import Staffing
 
 _LOG = logging.getLogger("muster.operator")
-_REFUSALS = frozenset({400, 403, 404, 413, 422})
-_SERVED_MOST = 50_000
-
-
-class _Written(msgspec.Struct):
-    """What we read of the answer to a write."""
-
-    metadata: Meta
 
 
 class Observer(Protocol):
@@ -60,20 +52,36 @@ class Observer(Protocol):
         """The status of this job is written."""
 
 
+class Telling(Protocol):
+    """Who adds to statuses that are about to be written."""
+
+    def __call__(self, known: KnownJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+        """What is written of this job, instead of `status`."""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """`unwritten`: jobs of which not everything was written; `conflicts`: how many statuses were refused."""
+    """`unwritten`: jobs whose status, or all, was not written; `conflicts`: how many statuses were refused, since
+    something changed meanwhile."""
 
     unwritten: set[str] = field(default_factory=set)
-    later: set[str] = field(default_factory=set)  # jobs with a pod that the API server refuses for now
+    later: set[str] = field(default_factory=set)  # jobs of which something is refused; `Refusals` says until when
     conflicts: int = 0
-    refused: int = 0  # objects that the API server refuses as they are
+    refused: int = 0  # statuses that the API server does not take, for another reason
     trouble: ClusterError | None = None  # the API server could not be reached, or may not be written to
 
     @property
     def whole(self) -> bool:
         """Whether everything was written."""
         return not self.unwritten and self.trouble is None
+
+    def join(self, other: Outcome) -> None:
+        """What was written after it belongs to it."""
+        self.unwritten |= other.unwritten
+        self.later |= other.later
+        self.conflicts += other.conflicts
+        self.refused += other.refused
+        self.trouble = self.trouble or other.trouble
 
 
 @dataclass(slots=True)
@@ -83,13 +91,21 @@ class Writer:
     api: Api
     sight: Sight
     dry_runs: DryRuns
+    doubts: Doubts
     outbox: Outbox
     choices: PodChoices
     instance: str
     jobs_at_once: int = 64
+    tells: Telling = lambda known, status: status
     wrote: Observer = lambda before, status: None
     busy: int = 0  # rounds under way: events wait for them
-    _served: set[str] = field(default_factory=set)  # jobs whose Service is known to be there
+    refusals: Refusals = field(default_factory=Refusals)
+    staffing: Staffing = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The same parts write pods."""
+        parts = self.api, self.sight, self.dry_runs, self.doubts, self.choices
+        self.staffing = Staffing(*parts, self.record, self.refusals)
 
     async def carry_out(self, phases: Sequence[Phase], begin_within_s: float) -> Outcome:
         """Phase after phase, until one is not carried out whole. After `begin_within_s` no more jobs are begun."""
@@ -127,12 +143,22 @@ class Writer:
                     outcome.unwritten.add(item.job_uid)
             except ClusterError as error:
                 outcome.unwritten.add(item.job_uid)
-                if isinstance(error, ApiError) and error.code in _REFUSALS - {403}:  # of this object alone
-                    _LOG.error("write refused", extra={"job": item.job_uid, "why": str(error)})
+                if isinstance(error, ApiError) and not concerns_everybody(error):
                     outcome.refused += 1
-                    outcome.later.add(item.job_uid)
+                    self._refused(_subject(item), error, outcome)
                 else:
                     outcome.trouble = error
+            except Exception as error:  # a bug that this object met: all others are written
+                _LOG.exception("write failed", extra={"of": _subject(item)})
+                outcome.unwritten.add(item.job_uid)
+                outcome.refused += 1
+                self._refused(_subject(item), ApiError(500, "", f"{type(error).__name__}: {error}"), outcome)
+
+    def _refused(self, of: str, error: ApiError, outcome: Outcome) -> None:
+        """Something of an object is refused, other than pods."""
+        if of not in outcome.later:
+            outcome.later.add(of)
+            self.refusals.write_refused(of, error)
 
     # ---- one object
 
@@ -141,37 +167,44 @@ class Writer:
         pods: list[CreatePod | DeletePod] = []
         for write in item.writes:
             if isinstance(write, WriteStatus):
-                if not await self._status(write):
+                if not await self.put_status(write):
                     return False
             elif isinstance(write, CreatePod | DeletePod):
                 pods.append(write)
             elif isinstance(write, RecordEvent):
-                self._record(write)
+                self.record(write)
             elif isinstance(write, WriteQueueStatus):
                 await self._queue_status(write)
             elif isinstance(write, WriteFlavorStatus):
                 await self._flavor_status(write)
         if pods:
-            await self._pods(item.job_uid, pods, outcome)
+            await self.staffing.carry_out(item.job_uid, pods, outcome.later)
         for write in item.writes:
             if isinstance(write, RemoveJob):
-                await self._remove(write.job_uid)
+                await self._remove(write.job_uid, outcome)
+        if (of := _subject(item)) not in outcome.later:
+            self.refusals.over(of)
         return True
 
-    async def _status(self, write: WriteStatus) -> bool:
+    async def put_status(self, write: WriteStatus) -> bool:
+        """Write one status, unless the job was changed meanwhile (False). Raises as `Api.patch` does."""
         known = self.sight.jobs.known(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
-        patch = status_patch(known.job.status, write.status, write.resource_version)
-        path = TRAINING_JOBS.path(known.namespace, known.job.metadata.name, "status")
+        status = self.tells(known, write.status)
+        patch = status_patch(known.job.status, status, write.resource_version)
+        name, body = known.job.metadata.name, msgspec.json.encode(patch)
+        path = TRAINING_JOBS.path(known.namespace, name, "status")
         try:
-            answer = await self.api.patch(path, msgspec.json.encode(patch))
+            answer = await self.doubts.watch_over(
+                TRAINING_JOBS.path(known.namespace, name), lambda: self.api.patch(path, body)
+            )
         except ApiError as error:
             if error.code in (404, 409):
                 return False
             raise
-        self.sight.jobs.wrote(write.job_uid, write.status, _version(answer))
-        self.wrote(known.job, write.status)
+        self.sight.jobs.wrote(write.job_uid, status, written(answer).version)
+        self.wrote(known.job, status)
         return True
 
     async def _queue_status(self, write: WriteQueueStatus) -> None:
@@ -194,13 +227,14 @@ class Writer:
             if version is not None:
                 self.sight.flavors.wrote(write.flavor, version, {"status": write.status})
 
-    def _record(self, event: RecordEvent) -> None:
+    def record(self, event: RecordEvent) -> None:
+        """Have an Event told when there is time."""
         known = self.sight.jobs.known(event.job_uid)
         if known is not None:
-            manifest = event_manifest(known.job, event, time.time(), self.instance)
+            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance)
             self.outbox.add(Letter(known.namespace, manifest))
 
-    async def _remove(self, uid: str) -> None:
+    async def _remove(self, uid: str, outcome: Outcome) -> None:
         """Delete a job whose time is over. One that a user deletes goes by itself once its pods are gone."""
         known = self.sight.jobs.known(uid)
         if known is None or known.job.metadata.deletion_timestamp is not None:
@@ -209,83 +243,27 @@ class Writer:
         preconditions = {"uid": uid, "resourceVersion": meta.resource_version}
         options = {"preconditions": preconditions, "propagationPolicy": "Background"}
         path = TRAINING_JOBS.path(known.namespace, meta.name)
-        await _unless_gone(self.api.delete(path, msgspec.json.encode(options)))
-
-    # ---- pods
-
-    async def _pods(self, uid: str, writes: Sequence[CreatePod | DeletePod], outcome: Outcome) -> None:
-        known = self.sight.jobs.known(uid)
-        if known is None:
-            return
-        if uid not in self._served and needs_service(known.job) and any(isinstance(one, CreatePod) for one in writes):
-            await self._service(known)
-        if len(writes) == 1:
-            await self._pod(known, writes[0], outcome)
-            return
-        results = await asyncio.gather(*(self._pod(known, one, outcome) for one in writes), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _pod(self, known: KnownJob, write: CreatePod | DeletePod, outcome: Outcome) -> None:
-        await (self._create(known, write, outcome) if isinstance(write, CreatePod) else self._delete(known, write))
-
-    async def _service(self, known: KnownJob) -> None:
-        body = msgspec.json.encode(service_manifest(known.job))
         try:
-            await self.api.post(SERVICES.path(known.namespace), body, accept=METADATA_ONLY)
+            await _unless_gone(self.api.delete(path, msgspec.json.encode(options)))
         except ApiError as error:
-            if error.reason != "AlreadyExists":
+            if concerns_everybody(error):
                 raise
-        if len(self._served) >= _SERVED_MOST:
-            self._served.clear()  # only costs asking again
-        self._served.add(known.uid)
+            self._refused(uid, error, outcome)
 
-    async def _create(self, known: KnownJob, write: CreatePod, outcome: Outcome) -> None:
-        if write.role not in known.templates:
-            return
-        flavor = self.sight.flavors.get(write.flavor)
-        tolerations = flavor.spec.tolerations if flavor is not None else []
-        manifest = pod_manifest(known.job, known.templates[write.role].document, write, tolerations, self.choices)
-        try:
-            answer = await self.api.post(
-                PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY
-            )
-        except ApiError as error:
-            if error.reason == "AlreadyExists":
-                return
-            if error.code not in _REFUSALS:
-                raise
-            outcome.later.add(known.uid)
-            if self.dry_runs.refused(known, write.role, error.message):
-                _LOG.warning("pod refused", extra={"pod": write.name, "why": error.message})
-                self._record(RecordEvent(known.uid, "Warning", "PodRejected", error.message))
-            return
-        meta = msgspec.json.decode(answer, type=Pod).metadata
-        request = pod_request(known.templates[write.role].model.spec)
-        self.sight.pods.created(created_pod(meta, known.uid, write.node, request))
 
-    async def _delete(self, known: KnownJob, write: DeletePod) -> None:
-        pod = self.sight.pods.of_job(known.uid, write.name)
-        if pod is None:
-            return
-        grace_s = 0 if write.force else round(write.grace_s)
-        options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
-        path = PODS.path(known.namespace, write.name)
-        version = await _unless_gone(self.api.delete(path, msgspec.json.encode(options)))
-        if version is not None:
-            self.sight.pods.deleted(pod, version)
+def _subject(item: ObjectWrites) -> str:
+    """Whose writes these are: a job's uid, or which queue or flavor."""
+    first = item.writes[0]
+    if isinstance(first, WriteQueueStatus):
+        return f"queue {first.queue}"
+    return f"flavor {first.flavor}" if isinstance(first, WriteFlavorStatus) else item.job_uid
 
 
 async def _unless_gone(call: Any) -> int | None:
     """The version after the call; None when there is nothing of that name, uid and version any more."""
     try:
-        return _version(await call)
+        return written(await call).version
     except ApiError as error:
         if error.code in (404, 409):
             return None
         raise
-
-
-def _version(answer: bytes) -> int:
-    return msgspec.json.decode(answer, type=_Written).metadata.version

@@ -117,15 +117,18 @@ class History:
         """The operator admits a job."""
         self.status(name, "Admitted", attempt=attempt, places=list(places), **more)
 
-    def hold(self, name: str, *places: str, victims: tuple[str, ...] = (), seconds: float = 60) -> None:
-        """The operator holds room for a job that waits."""
+    def hold(
+        self, name: str, *places: str, victims: tuple[str, ...] = (), seconds: float = 60, waits: bool = False
+    ) -> None:
+        """The operator holds room for a job that waits; `waits`: for others to leave, victims or not."""
         nodes = [{"node": node, "indexes": str(index)} for index, node in enumerate(places)]
         hold = {
             "placement": [{"role": "w", "flavor": "any", "nodes": nodes}],
             "victims": [f"uid-{victim}" for victim in victims],
             "expiresAt": self.time(seconds),
         }
-        self.status(name, hold=hold)
+        why = {"type": "Admitted", "status": "False", "reason": "HoldWaiting"}
+        self.status(name, hold=hold, conditions=[why] if waits else [])
 
     def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1) -> str:
         """The operator creates a pod of a job; its key."""
@@ -162,11 +165,11 @@ class History:
         conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
         self._change(key, lambda body: body.update(status={"phase": phase, "conditions": conditions}))
 
-    def stop(self, key: str, *, disrupted: bool = False) -> None:
+    def stop(self, key: str, *, disrupted: bool = False, grace: int = 30) -> None:
         """A pod is told to stop; `disrupted`: by somebody who evicts it, and says so."""
 
         def change(body: Json) -> None:
-            body["metadata"]["deletionTimestamp"] = self.time()
+            body["metadata"] |= {"deletionTimestamp": self.time(), "deletionGracePeriodSeconds": grace}
             if disrupted:
                 body["status"].setdefault("conditions", []).append({"type": "DisruptionTarget", "status": "True"})
 

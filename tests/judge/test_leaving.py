@@ -29,6 +29,30 @@ def test_others_may_evict_a_pod() -> None:
     assert history.rules == []
 
 
+def created_again(wait_s: float) -> tuple[History, str]:
+    """A pod that somebody removed without grace, and the next one of its name a while later."""
+    history = History()
+    (key,) = history.running("a", "n0")
+    history.stop(key, disrupted=True, grace=0)
+    history.drop("Pod", key)
+    history.wait(wait_s)
+    history.pod("a", 0, "n0")
+    return history, key
+
+
+def test_a_late_delete_by_name_of_what_plays_the_kubelet_hits_the_next_pod_of_that_name() -> None:
+    history, key = created_again(8)
+    history.stop(key, grace=0)
+    assert history.rules == []
+
+
+def test_the_next_pod_of_a_name_is_stopped_with_grace_or_much_later() -> None:
+    for wait_s, grace in ((8, 3), (90, 0)):
+        history, key = created_again(wait_s)
+        history.stop(key, grace=grace)
+        assert STOPPED in history.rules
+
+
 def test_a_gang_that_leaves_a_new_attempt_and_a_gone_job_are_reasons() -> None:
     history = History()
     for number, reason in enumerate(("Evicted", "attempt", "gone")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cluster.chaos.judge import objects
 from tests.cluster.chaos.judge.quota import Tree
@@ -29,7 +29,6 @@ def worlds(draw: st.DrawFn) -> tuple[list[model.Queue], dict[str, int]]:
 
 
 @given(worlds(), st.integers(0, 12))
-@settings(max_examples=300)
 def test_both_allow_the_same(world: tuple[list[model.Queue], dict[str, int]], asked: int) -> None:
     queues, charged = world
     tree = queue_tree(queues)

@@ -75,6 +75,35 @@ def test_room_for_which_somebody_still_leaves_is_charged_once() -> None:
     assert history.rules == []
 
 
+def test_room_that_somebody_leaves_for_reasons_of_its_own_is_charged_once() -> None:
+    history = teams()
+    history.running("restarts", "n0", queue="blue", gpus=4)
+    history.job("high", queue="red", gpus=4)
+    history.status("restarts", "Admitted", "Evicted", places=["n0"])
+    history.hold("high", "n0", waits=True)
+    history.running("other", "n1", queue="blue", gpus=4)
+    assert history.rules == []
+
+
+def test_nobody_is_admitted_to_what_is_promised_beyond_what_others_leave() -> None:
+    history = teams()
+    history.running("restarts", "n0", queue="blue", gpus=4)
+    history.job("high", queue="red", gpus=4)
+    history.status("restarts", "Admitted", "Evicted", places=["n0"])
+    history.hold("high", "n0", "n1", waits=True)
+    history.running("other", "n1", queue="blue", gpus=4)
+    assert history.rules == [QUOTA]
+
+
+def test_nobody_is_admitted_to_what_others_only_leave() -> None:
+    history = teams()
+    history.running("restarts", "n0", "n1", queue="blue", gpus=4)
+    history.status("restarts", "Admitted", "Evicted", places=["n0", "n1"])
+    history.node("n2", 4)
+    history.running("other", "n2", queue="blue", gpus=4)
+    assert history.rules == [QUOTA]
+
+
 def test_nobody_is_admitted_to_what_is_promised_beyond_what_victims_leave() -> None:
     history = teams()
     history.running("low", "n0", queue="blue", gpus=4)
@@ -177,6 +206,20 @@ def test_a_foreign_pod_that_was_there_for_long() -> None:
     history.wait(15)
     history.job("a", gpus=3)
     history.admit("a", "n0")
+    assert history.rules == [TWICE]
+
+
+def test_a_gang_takes_nothing_of_what_it_does_not_ask_for() -> None:
+    history = History()
+    history.job("between-two-attempts", gpus=4)
+    history.admit("between-two-attempts", "n0")
+    history.bind(history.foreign("came-meanwhile", 1), "n0")
+    history.wait(15, led=False)
+    history.job("b", gpus=0)
+    history.admit("b", "n0")
+    assert history.rules == []
+    history.job("c", gpus=1)
+    history.admit("c", "n0")
     assert history.rules == [TWICE]
 
 

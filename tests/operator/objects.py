@@ -9,6 +9,7 @@ import msgspec
 
 from muster import spec
 from muster.cluster import CreatePod
+from muster.lifecycle import pod_name
 from muster_operator.sight.shapes import Job, Node, Pod
 
 T = TypeVar("T")
@@ -64,13 +65,29 @@ def create(**fields: Any) -> CreatePod:
     return CreatePod(**{**wanted, **fields})
 
 
-def pod_seen(name: str = "p", version: int = 1, *, node: str = "n1", owner: str = "", **status: Any) -> Pod:
-    """A pod on a node that asks for one GPU; `owner` is the uid of the TrainingJob it belongs to."""
+def name_of(owner: str = "uid-llama", index: int = 0, attempt: int = 0) -> str:
+    """The name of a pod of the job with this uid."""
+    return pod_name(owner.removeprefix("uid-"), owner, "trainer", index, attempt)
+
+
+def pod_seen(
+    name: str = "",
+    version: int = 1,
+    *,
+    node: str = "n1",
+    owner: str = "",
+    seat: tuple[int, int] = (0, 0),
+    **status: Any,
+) -> Pod:
+    """A pod on a node that asks for one GPU. `owner` is the uid of the TrainingJob it belongs to, `seat` its index and
+    attempt there, from which its name follows unless it has another."""
+    name = name or (name_of(owner, *seat) if owner else "p")
     meta: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
     if owner:
-        meta["labels"] = {"muster.dev/role": "trainer", "muster.dev/index": "0", "muster.dev/attempt": "0"}
+        index, attempt = map(str, seat)
+        meta["labels"] = {"muster.dev/role": "trainer", "muster.dev/index": index, "muster.dev/attempt": attempt}
         reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": owner, "controller": True}
-        meta["ownerReferences"] = [reference]
+        meta["ownerReferences"] = [{**reference, "name": owner.removeprefix("uid-")}]
     wanted = template()["spec"] | ({"nodeName": node} if node else {})
     return read(Pod, {"metadata": meta, "spec": wanted, "status": {"phase": "Running", **status}})
 

@@ -56,6 +56,20 @@ def test_a_free_lease_may_be_taken_and_one_that_is_held_may_not() -> None:
     assert not claim.may_take(14.9)
 
 
+def test_a_lease_is_the_same_as_long_as_nobody_else_has_held_it() -> None:
+    claim = Claim("us", TIMES)
+    claim.saw(lease(), 0.0)
+    first = claim.next(lease(), "t1")
+    claim.renewed(first, 0.0, 0.1)
+    claim.gave_up()
+    late = claim.next(first, "t2")
+    claim.renewed(late, 60.0, 60.1)
+    assert claim.acquired == first.spec.acquire_time == "t1"
+    back = claim.next(held_by("them"), "t3")
+    claim.renewed(back, 90.0, 90.1)
+    assert claim.acquired == "t3"
+
+
 def test_a_lease_is_taken_over_once_it_did_not_change_for_its_whole_duration() -> None:
     claim = Claim("us", TIMES)
     claim.saw(held_by("them", "t0"), 100.0)

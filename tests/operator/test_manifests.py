@@ -72,6 +72,11 @@ def test_the_pin_stands_in_every_term_and_leaves_the_rest_of_the_affinity_alone(
     }
 
 
+def test_an_overhead_that_says_nothing_is_left_out_as_the_api_server_would_refuse_it() -> None:
+    assert "overhead" not in manifest(template(overhead={}))["spec"]
+    assert manifest(template(overhead={"cpu": "1"}))["spec"]["overhead"] == {"cpu": "1"}
+
+
 def test_the_template_is_kept_whole() -> None:
     wanted = template(
         imagePullSecrets=[{"name": "s"}],
@@ -112,8 +117,6 @@ def test_every_container_finds_the_promised_environment_first_and_cannot_overrid
         "MUSTER_JOB": "llama",
         "MUSTER_NAMESPACE": "team",
         "MUSTER_JOB_UID": "uid-llama",
-        "MUSTER_QUEUE": "research",
-        "MUSTER_POD": "llama-trainer-1-abcde",
         "MUSTER_ROLE": "trainer",
         "MUSTER_REPLICA": "1",
         "MUSTER_REPLICAS": "2",
@@ -177,7 +180,7 @@ def test_a_service_publishes_addresses_before_pods_are_ready() -> None:
     assert service["spec"] == {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {"muster.dev/job-uid": "uid-llama"},
+        "selector": {"muster.dev/job-uid": "uid-llama", "muster.dev/index": "0"},
     }
     assert service["metadata"]["ownerReferences"][0]["uid"] == "uid-llama"
 
@@ -249,7 +252,9 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def test_an_event_names_its_job_and_is_cut_where_the_server_would_refuse_it() -> None:
-    event = event_manifest(job(), RecordEvent("uid-llama", "Warning", "Failed", "ü" * 900), 1763719200.5, "op-1")
+    event = event_manifest(
+        job().metadata, RecordEvent("uid-llama", "Warning", "Failed", "ü" * 900), 1763719200.5, "op-1"
+    )
     assert event["regarding"]["uid"] == "uid-llama"
     assert event["reportingController"] == "muster.dev/operator"
     assert event["eventTime"] == "2025-11-21T10:00:00.500000Z"

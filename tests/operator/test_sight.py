@@ -1,62 +1,18 @@
-"""What the operator sees becomes the world of the engine."""
+"""What the operator sees of nodes, pods and queues becomes the world of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.operator.objects import job_document, job_seen, node_seen, pod_seen, read, template
+from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
+from tests.operator.seeing import sight
 
-from muster import spec
 from muster.cluster import World
 from muster.model import Resources, Taint
-from muster_operator.dryrun import judged
 from muster_operator.sight.amounts import asks_for
-from muster_operator.sight.jobs import KnownJob, Verdict
 from muster_operator.sight.pods import created_pod, pod_view
 from muster_operator.sight.shapes import Document, Namespace, Pod, PodSpec
-from muster_operator.sight.templates import Template
-from muster_operator.sight.world import Sight
-
-
-class Knowing:
-    """Knows a verdict of every template, unless told to wait."""
-
-    def __init__(self, answer: Verdict | None = Verdict()) -> None:  # noqa: B008 - it is a value
-        self.answer = answer
-        self.asked: list[str] = []
-
-    def verdict(self, namespace: str, template: Template) -> Verdict | None:
-        return self.answer
-
-    def ask(self, job: KnownJob) -> None:
-        self.asked.append(job.uid)
-
-
-class Changes:
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-    def during(self, act: Callable[[], object]) -> int:
-        before = self.count
-        act()
-        return self.count - before
-
-
-def sight(knowing: Knowing | None = None) -> tuple[Sight, Changes]:
-    changes = Changes()
-    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0), changes
-
-
-def tell(seen: Sight) -> None:
-    """There is something new to know about the templates of all jobs."""
-    for job in list(seen.jobs.all()):
-        for one in job.templates.values():
-            seen.jobs.learned(job.namespace, one.digest)
 
 
 def foreign(world: World, node: str = "n1") -> dict[str, int]:
@@ -142,12 +98,12 @@ def test_a_foreign_pod_counts_from_when_it_is_bound_and_even_before_its_node_is_
 def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_gone() -> None:
     seen, _ = sight()
     seen.nodes.put(node_seen())
-    seen.pods.put(pod_seen("a", owner="uid-llama"))
+    seen.pods.put(pod_seen(owner="uid-llama"))
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
     seen.jobs.put(job_seen())
     world = seen.observe()
     assert foreign(world) == {}
-    assert [pod.name for pod in world.pods["uid-llama"]] == ["a"]
+    assert [pod.name for pod in world.pods["uid-llama"]] == [name_of()]
     seen.jobs.drop(job_seen(version=2))
     world = seen.observe()
     assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
@@ -159,7 +115,7 @@ def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
     seen.nodes.put(node_seen())
     seen.jobs.put(job_seen())
     seen.pods.put(pod_seen("gone"))
-    seen.pods.put(pod_seen("mine", owner="uid-llama"))
+    seen.pods.put(pod_seen(owner="uid-llama"))
     seen.pods.replace([pod_seen("new", 7)], 9)
     world = seen.observe()
     assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
@@ -181,19 +137,35 @@ def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod
 def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:
     seen, changes = sight()
     seen.jobs.put(job_seen())
-    made = pod_seen("a", 5, owner="uid-llama")
+    made = pod_seen("", 5, owner="uid-llama")
     seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
     before = seen.observe().pods["uid-llama"]
     assert (before[0].phase, before[0].node) == ("Pending", "n1")
-    event = pod_seen("a", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
+    event = pod_seen("", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
     assert changes.during(lambda: seen.pods.put(event)) == 0
     assert seen.observe().pods["uid-llama"] is before
+
+
+def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
+    seen, _ = sight()
+    seen.pods.put(pod_seen("foreign", 1, node=""))
+    assert not seen.pods.unbound()
+    for index in (0, 1):
+        seen.pods.put(pod_seen(version=2 + index, node="", owner="uid-llama", seat=(index, 0)))
+    assert not seen.pods.unbound(), "nobody knows yet that they are a job's"
+    seen.jobs.put(job_seen())
+    assert seen.pods.unbound()
+    seen.pods.put(pod_seen(version=4, owner="uid-llama"))
+    assert seen.pods.unbound()
+    seen.pods.drop(pod_seen(version=5, node="", owner="uid-llama", seat=(1, 0)))
+    assert not seen.pods.unbound()
+    assert seen.pods.served == 2
 
 
 def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says() -> None:
     seen, _ = sight()
     seen.jobs.put(job_seen())
-    made = pod_seen("a", 5, owner="uid-llama")
+    made = pod_seen("", 5, owner="uid-llama")
     seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
     side = read(PodSpec, {"containers": [{"name": "side", "resources": {"requests": {"cpu": "250m"}}}]})
     made.metadata.resource_version = "6"
@@ -208,8 +180,8 @@ def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says()
 def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
     seen, _ = sight()
     seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("a", 5, owner="uid-llama"))
-    pod = seen.pods.of_job("uid-llama", "a")
+    seen.pods.put(pod_seen("", 5, owner="uid-llama"))
+    pod = seen.pods.of_job("uid-llama", name_of())
     assert pod is not None
     seen.pods.deleted(pod, 6)
     assert seen.observe().pods["uid-llama"][0].deleting
@@ -258,136 +230,6 @@ def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
     assert foreign(seen.observe()) == {"pods": 1}
 
 
-# ---- jobs
-
-
-def test_a_job_is_shown_once_its_templates_are_known() -> None:
-    knowing = Knowing(None)
-    seen, _ = sight(knowing)
-    seen.jobs.put(job_seen())
-    assert seen.observe().jobs == ()
-    assert knowing.asked == ["uid-llama"]
-    knowing.answer = Verdict()
-    tell(seen)
-    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]},
-        {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended"}]},
-        {"hold": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
-    ],
-    ids=["admitted", "suspended", "holds room"],
-)
-def test_a_job_that_an_earlier_leader_gave_room_is_shown_before_its_templates_are_known(
-    status: dict[str, Any],
-) -> None:
-    knowing = Knowing(None)
-    seen, _ = sight(knowing)
-    document = job_document()
-    document["status"] = status
-    for condition in status.get("conditions", ()):
-        condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
-    seen.jobs.put(read(type(job_seen()), document))
-    assert len(seen.observe().jobs) == 1
-    assert knowing.asked == ["uid-llama"]
-    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
-    knowing.answer = Verdict(pod=pod)
-    tell(seen)
-    (job,) = seen.observe().jobs
-    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
-
-
-def test_a_finished_job_is_shown_without_asking() -> None:
-    knowing = Knowing(None)
-    seen, _ = sight(knowing)
-    done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
-    document = job_document()
-    document["status"] = {"conditions": [done]}
-    seen.jobs.put(read(type(job_seen()), document))
-    assert len(seen.observe().jobs) == 1
-    assert knowing.asked == []
-
-
-def test_a_job_is_shown_with_what_its_pods_really_ask_for() -> None:
-    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
-    seen, _ = sight(Knowing(Verdict(pod=pod)))
-    seen.jobs.put(job_seen())
-    (job,) = seen.observe().jobs
-    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
-    known = seen.jobs.known("uid-llama")
-    assert known is not None
-    assert known.job.spec.roles[0].template.spec.overhead == {}
-
-
-def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_heals() -> None:
-    knowing = Knowing(Verdict(refusal="no such account"))
-    seen, _ = sight(knowing)
-    seen.jobs.put(job_seen())
-    assert seen.observe().rejections == {"uid-llama": "no such account"}
-    knowing.answer = Verdict()
-    tell(seen)
-    assert seen.observe().rejections == {}
-
-
-def test_our_status_counts_at_once_and_its_event_is_no_news() -> None:
-    seen, changes = sight()
-    seen.jobs.put(job_seen())
-    status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
-    seen.jobs.wrote("uid-llama", status, 7)
-    (job,) = seen.observe().jobs
-    assert job.status is status
-    assert job.metadata.resource_version == "7"
-    assert changes.during(lambda: seen.jobs.put(job_seen(version=7))) == 0
-    assert seen.observe().jobs[0] is job
-
-
-def test_what_did_not_change_of_a_job_keeps_its_identity() -> None:
-    seen, _ = sight()
-    seen.jobs.put(job_seen(version=1))
-    (before,) = seen.observe().jobs
-    seen.jobs.put(job_seen(version=2))
-    (after,) = seen.observe().jobs
-    assert after is not before
-    assert after.spec is before.spec
-    assert after.status is before.status
-
-
-def test_a_job_of_the_same_name_is_another_job() -> None:
-    seen, _ = sight()
-    seen.jobs.put(job_seen())
-    document = job_document(version=9)
-    document["metadata"]["uid"] = "uid-2"
-    seen.jobs.put(read(type(job_seen()), document))
-    assert [job.metadata.uid for job in seen.observe().jobs] == ["uid-2"]
-
-
-def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
-    seen, _ = sight()
-    broken = job_document("broken")
-    broken["spec"]["roles"] = "none"
-    seen.jobs.put(read(type(job_seen()), broken))
-    seen.jobs.put(job_seen())
-    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
-    assert "team/broken" in seen.jobs.broken
-
-
-def test_no_job_looks_stuck_while_nobody_reads_its_beats() -> None:
-    seen, _ = sight()
-    seen.jobs.put(job_seen(stallTimeoutSeconds=60))
-    assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
-
-
-def test_jobs_of_one_template_share_it() -> None:
-    seen, _ = sight()
-    seen.jobs.put(job_seen("a"))
-    seen.jobs.put(job_seen("b"))
-    one, two = seen.observe().jobs
-    assert one.spec.roles[0].template is two.spec.roles[0].template
-
-
 # ---- the rest
 
 
@@ -400,25 +242,3 @@ def test_queues_namespaces_and_their_labels_are_seen() -> None:
     assert [(queue.metadata.name, queue.spec.weight) for queue in world.queues] == [("q", 2.0)]
     assert world.queues[0].metadata.finalizers == ["f"]
     assert world.namespaces == {"team": {"org": "x"}}
-
-
-# ---- what a dry run says
-
-
-def answered(**of_spec: Any) -> dict[str, Any]:
-    wanted = template()["spec"]
-    by_default = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}]
-    return {**wanted, "schedulerName": "default-scheduler", "tolerations": by_default, **of_spec}
-
-
-def test_a_dry_run_that_adds_only_defaults_says_nothing_new() -> None:
-    written = spec.PodSpec.model_validate(template()["spec"])
-    assert judged(written, answered()) == Verdict()
-
-
-def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> None:
-    written = spec.PodSpec.model_validate(template()["spec"])
-    side = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
-    verdict = judged(written, answered(initContainers=[side]))
-    assert verdict.pod is not None
-    assert verdict.pod.init_containers[0].name == "mesh"

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import msgspec
@@ -98,6 +98,7 @@ class Api:
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
             headers={"User-Agent": "muster-operator", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            trace_configs=[self._last_look()],
         )
         return self
 
@@ -159,12 +160,12 @@ class Api:
     async def _call(
         self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
     ) -> bytes:
-        resource, writes = _resource(path), verb != "GET" and "dryRun" not in params
+        resource, writes = _resource(path), _writes(verb, params)
         for attempt in range(_RETRIES + 1):
             await self._turn()
             async with self._in_flight:
-                if writes and not self._may_write():
-                    raise Fenced(f"{verb} {path} was not begun: the lease is not ours any more")
+                if writes:
+                    self._fence(f"{verb} {path}")
                 code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
             self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
             if 200 <= code < 300:
@@ -190,12 +191,29 @@ class Api:
                     params=params or None,
                     headers=headers,
                     server_hostname=self._endpoint.server_name,
+                    trace_request_ctx=f"{verb} {path}" if _writes(verb, params) else None,
                 ) as response,
             ):
                 return response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count(verb, _resource(path), "error")
             raise ClusterError(f"{verb} {path}: {_said(error)}") from error
+
+    def _fence(self, call: str) -> None:
+        if not self._may_write():
+            raise Fenced(f"{call} was not begun: the lease is not ours any more")
+
+    def _last_look(self) -> aiohttp.TraceConfig:
+        """Ask again once there is a connection: opening one takes time, and a process can be frozen in the middle."""
+
+        async def look(session: object, context: Any, params: object) -> None:
+            if context.trace_request_ctx is not None:
+                self._fence(context.trace_request_ctx)
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(look)
+        trace.on_connection_reuseconn.append(look)
+        return trace
 
     async def _turn(self) -> None:
         wait_s = self._bucket.take(time.monotonic())
@@ -217,9 +235,14 @@ class Api:
 def _failed(code: int, answer: bytes) -> ApiError:
     try:
         status = msgspec.json.decode(answer, type=Status)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError):
         status = Status(message=answer[:300].decode(errors="replace"))
     return ApiError(code, status.reason, status.message)
+
+
+def _writes(verb: str, params: Mapping[str, str]) -> bool:
+    """Whether a call changes anything. A dry run does not, whoever leads: what it says is the API server's word."""
+    return verb != "GET" and "dryRun" not in params
 
 
 def _said(error: Exception) -> str:

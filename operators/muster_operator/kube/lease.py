@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -31,6 +32,11 @@ class LeaseTimes:
     duration_s: float = 15.0
     renew_deadline_s: float = 10.0
     retry_s: float = 2.0
+
+    @property
+    def written_s(self) -> int:
+        """The duration as it stands in the Lease, in whole seconds: never less than the holder counts on."""
+        return math.ceil(self.duration_s)
 
 
 class _Spec(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -65,6 +71,8 @@ class Claim:
         self._last: _Spec | None = None
         self._changed_at = 0.0
         self._renewed_at: float | None = None
+        self.acquired: str | None = None
+        """When the Lease became ours: the same as long as nobody else has held it."""
 
     def saw(self, lease: Lease, now: float) -> None:
         """The Lease as it is now."""
@@ -77,6 +85,7 @@ class Claim:
         """A write that makes us the holder was acknowledged; it was begun at `began_at`."""
         self.saw(lease, now)
         self._renewed_at = began_at
+        self.acquired = lease.spec.acquire_time
 
     def gave_up(self) -> None:
         """We do not act from now on, whatever the Lease says."""
@@ -101,7 +110,7 @@ class Claim:
             lease.metadata,
             _Spec(
                 holder_identity=self.identity,
-                lease_duration_seconds=max(1, round(self.times.duration_s)),
+                lease_duration_seconds=self.times.written_s,
                 acquire_time=old.acquire_time if mine else wall,
                 renew_time=wall,
                 lease_transitions=old.lease_transitions + (0 if mine or not old.holder_identity else 1),
@@ -135,6 +144,15 @@ class Election:
         """Asked before every write."""
         return self._claim.holds(self._clock())
 
+    @property
+    def acquired(self) -> str | None:
+        """When the Lease became ours; the same as long as nobody else has held it. None: it never did."""
+        return self._claim.acquired
+
+    def notice(self) -> None:
+        """Look whether we still hold the Lease, and set `leading` accordingly."""
+        self._tell()
+
     async def run(self) -> None:
         """Take the Lease when it can be had, and renew it, until cancelled."""
         retry_s = self._claim.times.retry_s
@@ -143,7 +161,7 @@ class Election:
             try:
                 async with asyncio.timeout(self._claim.times.renew_deadline_s / 2):
                     await self._try()
-            except (ClusterError, TimeoutError) as error:
+            except Exception as error:  # no answer, or whatever anybody wrote into the Lease: it may be mended
                 self._current = None
                 _LOG.warning("lease", extra={"why": str(error) or type(error).__name__})
             self._tell()
@@ -163,7 +181,7 @@ class Election:
             if current.spec.holder_identity == self._claim.identity:
                 kept = _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
                 await self._api.put(self._path, msgspec.json.encode(Lease(current.metadata, kept)))
-        except ClusterError as error:
+        except (ClusterError, ValueError) as error:
             _LOG.warning("lease not released", extra={"why": str(error)})
 
     async def _try(self) -> None:

@@ -2,6 +2,10 @@
 
 A watch goes on from the version it has reached; when the server no longer knows that version (410), everything is
 listed again. What a list or a watch says goes to a `Sink`; whether that changed anything is the sink's business.
+
+Anybody may write what is read here, and every replica reads it, after every restart. So nothing in one object ends a
+watch or hides another object: what no decoder follows down is read without its depths, what cannot be read is left out,
+and an event whose version cannot be told is passed by listing again.
 """
 
 from __future__ import annotations
@@ -9,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from muster.documents.shorn import decoded
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.api import Api, ApiError, Status
 from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")
@@ -80,6 +86,8 @@ class Reflector(Generic[T]):
         self._event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
         self._raw_event = msgspec.json.Decoder(_RawEvent)
         self._page = msgspec.json.Decoder(_Page)
+        self._bookmark = msgspec.json.Decoder(_Bookmark)
+        self._status = msgspec.json.Decoder(Status)
         self._version = 0
         self._random = random.Random()
 
@@ -101,6 +109,9 @@ class Reflector(Generic[T]):
                 troubles += 1
                 if troubles in (2, 5) or troubles % 20 == 0:  # not every attempt of a long outage
                     _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
+            except Exception:  # a bug that something met: everything else must go on being seen
+                _LOG.exception("listing again", extra={"resource": self.resource.plural})
+                listed, troubles = False, troubles + 1
             if troubles > 1:
                 await asyncio.sleep(self._backoff(troubles - 1))
 
@@ -119,7 +130,10 @@ class Reflector(Generic[T]):
                 if error.code == 410:
                     raise Expired("the list took too long; its pages are gone") from error
                 raise
-            page = self._page.decode(answer)
+            try:
+                page = decoded(self._page.decode, answer)
+            except ValueError as error:
+                raise ClusterError(f"list of {self.resource.plural}: not a list: {answer[:200]!r}") from error
             for raw in page.items or ():
                 item = self._decoded(raw)
                 if item is not None:
@@ -129,7 +143,7 @@ class Reflector(Generic[T]):
             params = {"limit": str(_PAGE), "continue": page.metadata.continue_}
             await asyncio.sleep(0)
         self._version = int(page.metadata.resource_version)
-        self._sink.replace(objects, self._version)
+        self._replace(objects)
 
     async def _watch(self) -> None:
         """What happens from our version on, until the server ends it."""
@@ -157,15 +171,15 @@ class Reflector(Generic[T]):
 
     def _handle(self, line: bytes) -> None:
         try:
-            event = self._event.decode(line)
-        except msgspec.ValidationError:
+            event = decoded(self._event.decode, line)
+        except ValueError:
             self._handle_unusual(line)
             return
         kind, item = event.type, event.object
         if kind in ("ADDED", "MODIFIED"):
-            self._sink.put(item)
+            self._take(self._sink.put, item)
         elif kind == "DELETED":
-            self._sink.drop(item)
+            self._take(self._sink.drop, item)
         else:
             self._handle_unusual(line)
             return
@@ -176,15 +190,19 @@ class Reflector(Generic[T]):
     def _handle_unusual(self, line: bytes) -> None:
         """A bookmark, an error, or an object that is not of the shape we know."""
         try:
-            event = self._raw_event.decode(line)
+            event = decoded(self._raw_event.decode, line)
             if event.type == "ERROR":
-                status = msgspec.json.decode(event.object)
-                if status.get("code") == 410 or status.get("reason") in ("Expired", "Gone"):
-                    raise Expired(str(status.get("message", "")))
-                raise ClusterError(f"watch of {self.resource.plural}: {status.get('message', 'error')}")
-            version = int(msgspec.json.decode(event.object, type=_Bookmark).metadata.resource_version)
-        except msgspec.DecodeError as error:
-            raise ClusterError(f"watch of {self.resource.plural}: not an event: {line[:200]!r}") from error
+                status = decoded(self._status.decode, event.object)
+                if status.code == 410 or status.reason in ("Expired", "Gone"):
+                    raise Expired(status.message)
+                raise ClusterError(f"watch of {self.resource.plural}: {status.message or 'error'}")
+            version = int(decoded(self._bookmark.decode, event.object).metadata.resource_version)
+            if version == 0:
+                raise ValueError("it has no version")
+        except ValueError as error:
+            raise Expired(f"an event that cannot be read: {line[:200]!r}") from error
+        if event.type == "DELETED":
+            raise Expired(f"what is gone cannot be read: {line[:200]!r}")
         if event.type != "BOOKMARK":
             self._decoded(event.object)  # says what is wrong with it
         self._version = max(self._version, version)
@@ -193,7 +211,24 @@ class Reflector(Generic[T]):
     def _decoded(self, raw: msgspec.Raw) -> T | None:
         """One object, or None and a line in the log: one broken object must not hide all others."""
         try:
-            return self._object.decode(raw)
-        except msgspec.DecodeError as error:
+            return decoded(self._object.decode, raw)
+        except ValueError as error:
             _LOG.error("object left out", extra={"resource": self.resource.plural, "why": str(error)})
             return None
+
+    def _replace(self, objects: list[T]) -> None:
+        """Hand over all there are; without those that the sink cannot take, if there are such."""
+        try:
+            self._sink.replace(objects, self._version)
+        except Exception:  # a bug that one of them met
+            self._sink.replace([item for item in objects if self._take(self._sink.put, item)], self._version)
+
+    def _take(self, act: Callable[[T], None], item: T) -> bool:
+        """Hand one over. False, and a line in the log, if the sink cannot take it."""
+        try:
+            act(item)
+        except Exception:
+            name = getattr(getattr(item, "metadata", None), "name", "")
+            _LOG.exception("object left out", extra={"resource": self.resource.plural, "object": name})
+            return False
+        return True

@@ -35,11 +35,13 @@ class Resource:
 
 PODS = Resource("", "v1", "pods", "Pod", True)
 SERVICES = Resource("", "v1", "services", "Service", True)
+SECRETS = Resource("", "v1", "secrets", "Secret", True)
 NODES = Resource("", "v1", "nodes", "Node", False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
+POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", True)
 TRAINING_JOBS = Resource("muster.dev", "v1alpha1", "trainingjobs", "TrainingJob", True)
 QUEUES = Resource("muster.dev", "v1alpha1", "queues", "Queue", False)
 FLAVORS = Resource("muster.dev", "v1alpha1", "flavors", "Flavor", False)

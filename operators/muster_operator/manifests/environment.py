@@ -19,8 +19,6 @@ def environment(
         "MUSTER_JOB": meta.name,
         "MUSTER_NAMESPACE": meta.namespace or "default",
         "MUSTER_JOB_UID": meta.uid,
-        "MUSTER_QUEUE": job.spec.queue,
-        "MUSTER_POD": pod.name,
         "MUSTER_ROLE": pod.role,
         "MUSTER_REPLICA": str(pod.index),
         "MUSTER_REPLICAS": str(pod.replicas),

@@ -1,4 +1,5 @@
-"""Events: what happened to a job, for whoever runs `kubectl describe` or `kubectl get events`."""
+"""Events: what happened to a job, for whoever runs `kubectl describe` or `kubectl get events`; and what is wrong with a
+queue or a flavor."""
 
 from __future__ import annotations
 
@@ -7,19 +8,21 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import RecordEvent
-from muster_operator.kube.resources import EVENTS, TRAINING_JOBS
+from muster_operator.kube.resources import EVENTS, TRAINING_JOBS, Resource
 
 CONTROLLER = "muster.dev/operator"
 _LONGEST_NOTE = 1024  # the API server's bound
 
 
-def event_manifest(job: spec.TrainingJob, event: RecordEvent, at: float, instance: str) -> dict[str, Any]:
-    """The Event as it is to be created; `instance` is which operator says so. The API server ends its name."""
-    meta = job.metadata
+def event_manifest(
+    meta: spec.ObjectMeta, event: RecordEvent, at: float, instance: str, of: Resource = TRAINING_JOBS
+) -> dict[str, Any]:
+    """The Event as it is to be created; `instance` is which operator says so. The API server ends its name. What is in
+    no namespace has its Events in `default`."""
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
-        "metadata": {"generateName": f"{meta.name}-", "namespace": meta.namespace},
+        "metadata": {"generateName": f"{meta.name}-", "namespace": meta.namespace or "default"},
         "eventTime": datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
         "reportingController": CONTROLLER,
         "reportingInstance": instance[:128],
@@ -28,11 +31,11 @@ def event_manifest(job: spec.TrainingJob, event: RecordEvent, at: float, instanc
         "type": event.type,
         "note": event.message.encode()[:_LONGEST_NOTE].decode(errors="ignore"),
         "regarding": {
-            "apiVersion": TRAINING_JOBS.api_version,
-            "kind": TRAINING_JOBS.kind,
+            "apiVersion": of.api_version,
+            "kind": of.kind,
             "name": meta.name,
-            "namespace": meta.namespace,
             "uid": meta.uid,
             "resourceVersion": meta.resource_version,
+            **({"namespace": meta.namespace} if meta.namespace else {}),
         },
     }

@@ -13,14 +13,14 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import CreatePod
+from muster.errors import InvalidSpec
 from muster_operator import labels
-from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.manifests.collector import CollectorChoices, has_collector, with_collector
 from muster_operator.manifests.environment import environment
 from muster_operator.manifests.names import host_name, service_name
+from muster_operator.manifests.owners import owner
+from muster_operator.manifests.run_folder import JOB_FOLDER, RUN_DIR, RUN_DIR_VARIABLE, RUN_VOLUME
 
-RUN_VOLUME = "muster-run"
-RUN_DIR = "/muster/run"
-RUN_DIR_VARIABLE = "MUSTER_RUN_DIR"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -29,6 +29,7 @@ class PodChoices:
     """What the installation decides of every pod."""
 
     priority_class: str = ""
+    collector: CollectorChoices = CollectorChoices()
 
 
 def pod_manifest(
@@ -38,11 +39,33 @@ def pod_manifest(
     tolerations: Sequence[Mapping[str, Any]],
     choices: PodChoices,
 ) -> dict[str, Any]:
-    """The pod as it is to be created. `template` is the role's as the user wrote it; `tolerations` are the flavor's."""
+    """The pod as it is to be created. `template` is the role's as the user wrote it; `tolerations` are the flavor's.
+
+    Raises InvalidSpec where the template stands in the way of the collector, and where no pod can be made of it.
+    """
+    try:
+        return _manifest(job, template, pod, tolerations, choices)
+    except InvalidSpec:
+        raise
+    except Exception as error:  # whatever a template says, its own job alone has to wait for that
+        raise InvalidSpec(f"no pod can be made of the template: {type(error).__name__}: {error}") from error
+
+
+def _manifest(
+    job: spec.TrainingJob,
+    template: Mapping[str, Any],
+    pod: CreatePod,
+    tolerations: Sequence[Mapping[str, Any]],
+    choices: PodChoices,
+) -> dict[str, Any]:
     meta = template.get("metadata") or {}
     wanted = dict(template.get("spec") or {})
     alone = sum(role.replicas for role in job.spec.roles) == 1
     _add_environment(wanted, job, pod, alone=alone)
+    if has_collector(job.spec, pod.role, pod.index, choices.collector):
+        wanted = with_collector(wanted, job, pod, choices.collector)
+    if not wanted.get("overhead"):  # an empty one is not the same to the API server: it refuses that
+        wanted.pop("overhead", None)
     wanted["restartPolicy"] = "Never"
     wanted["hostname"] = host_name(pod.role, pod.index)
     if not alone:
@@ -81,18 +104,6 @@ def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
     }
 
 
-def owner(job: spec.TrainingJob) -> dict[str, Any]:
-    """What belongs to the job goes with it."""
-    return {
-        "apiVersion": TRAINING_JOBS.api_version,
-        "kind": TRAINING_JOBS.kind,
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
 def pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
     """The affinity with the node in every required term. Terms without a line match nothing, hence are left out."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
@@ -113,26 +124,39 @@ def _add_environment(wanted: dict[str, Any], job: spec.TrainingJob, pod: CreateP
     variables = environment(job, pod, RUN_DIR, alone=alone, on_host_network=on_host_network)
     containers = [*(wanted.get("containers") or ()), *(wanted.get("initContainers") or ())]
     own_folder = any(_sets(container, RUN_DIR_VARIABLE) for container in containers)
+    brought = any(volume.get("name") == RUN_VOLUME for volume in wanted.get("volumes") or ())
+    mount: dict[str, Any] | None = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
     if own_folder:
         del variables[RUN_DIR_VARIABLE]
+        mount = None
+    elif brought:  # other jobs may use it too
+        mount = {"name": RUN_VOLUME, "mountPath": RUN_DIR, "subPathExpr": JOB_FOLDER}
     for kind in ("containers", "initContainers"):
         if wanted.get(kind):
-            wanted[kind] = [_container(one, variables, with_folder=not own_folder) for one in wanted[kind]]
-    if not own_folder and not any(volume.get("name") == RUN_VOLUME for volume in wanted.get("volumes") or ()):
+            wanted[kind] = [_container(one, variables, mount) for one in wanted[kind]]
+    if not own_folder and not brought:
         wanted["volumes"] = [*(wanted.get("volumes") or ()), {"name": RUN_VOLUME, "emptyDir": {}}]
 
 
-def _container(container: Mapping[str, Any], variables: Mapping[str, str], *, with_folder: bool) -> dict[str, Any]:
-    """The promised variables come first, so that the container's own may refer to them, and cannot be overridden."""
+def _container(
+    container: Mapping[str, Any], variables: Mapping[str, str], mount: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The promised variables come first, so that the container's own may refer to them, and cannot be overridden.
+
+    `mount` brings the run folder, unless the container mounts that volume itself: then the folder is there.
+    """
+    mounts = container.get("volumeMounts") or ()
+    theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
+    if mount is not None and theirs is not None:
+        variables = {**variables, RUN_DIR_VARIABLE: str(theirs.get("mountPath"))}
     ours: Iterable[dict[str, str]] = ({"name": name, "value": value} for name, value in variables.items())
-    theirs = (one for one in container.get("env") or () if one.get("name") not in variables)
-    changed = {**container, "env": [*ours, *theirs]}
+    own = (one for one in container.get("env") or () if one.get("name") not in variables)
+    changed = {**container, "env": [*ours, *own]}
     changed.setdefault(
         "terminationMessagePolicy", "FallbackToLogsOnError"
     )  # where `status.lastFailure.logTail` is from
-    mounts = container.get("volumeMounts") or ()
-    if with_folder and not any(mount.get("name") == RUN_VOLUME for mount in mounts):
-        changed["volumeMounts"] = [*mounts, {"name": RUN_VOLUME, "mountPath": RUN_DIR}]
+    if mount is not None and theirs is None:
+        changed["volumeMounts"] = [*mounts, dict(mount)]
     return changed
 
 

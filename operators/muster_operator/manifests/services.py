@@ -1,7 +1,9 @@
-"""The headless Service of a job with more than one pod: it gives every pod a name that its peers can look up.
+"""The headless Service of a job with more than one pod: it gives pod 0 of each role, where its ranks meet, a name that
+its peers can look up.
 
-Addresses are published before pods are ready, or ranks that wait for each other in order to get ready would wait for
-ever.
+Only pod 0: with all of a gang's pods in it the addresses are written anew again and again while pods start, each time
+all that there are so far. Addresses are published before pods are ready, or ranks that wait for each other in order to
+get ready would wait for ever.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 from muster import spec
 from muster_operator import labels
 from muster_operator.manifests.names import service_name
-from muster_operator.manifests.pods import owner
+from muster_operator.manifests.owners import owner
 
 
 def needs_service(job: spec.TrainingJob) -> bool:
@@ -34,6 +36,6 @@ def service_manifest(job: spec.TrainingJob) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {labels.JOB_UID: meta.uid},
+            "selector": {labels.JOB_UID: meta.uid, labels.INDEX: "0"},
         },
     }

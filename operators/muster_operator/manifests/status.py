@@ -12,8 +12,15 @@ from muster import spec
 def status_patch(
     old: spec.TrainingJobStatus, new: spec.TrainingJobStatus, resource_version: str | None
 ) -> dict[str, Any]:
-    """The patch from one status to the other, guarded by `resource_version` if there is one."""
-    patch: dict[str, Any] = {"status": difference(old, new)}
+    """The patch from one status to the other, guarded by `resource_version` if there is one.
+
+    With conditions goes the phase that follows from them, also where it is the default: a status that was never
+    written shows none.
+    """
+    changed = difference(old, new)
+    if "conditions" in changed:
+        changed["phase"] = new.phase
+    patch: dict[str, Any] = {"status": changed}
     if resource_version is not None:
         patch["metadata"] = {"resourceVersion": resource_version}
     return patch

@@ -1,28 +1,29 @@
 """TrainingJobs as the engine sees them.
 
 A job is shown once it is known what its pods really ask for (`dryrun`): defaults, overhead and sidecars that the API
-server adds take up room too. Until then it is as if it had not come yet; one whose spec was edited is shown as it was.
-One that an earlier leader has given room, or promised some, is shown at once, as it was written: else its room would be
-given away a second time.
+server adds take up room too. Until then it is as if it had not come yet; one that is shown and whose templates are
+edited gets no room until they are known. One that an earlier leader has given room, or promised some, is shown at once,
+as it was written: else its room would be given away a second time. If it loses that room before its templates are
+known, it is shown on: what was written of it counts, and its last pods stop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import msgspec
-from pydantic import ValidationError
+from typing import Protocol
 
 from muster import spec
 from muster.lifecycle import is_admitted, is_finished, is_true
 from muster.lifecycle.conditions import SUSPENDED
+from muster_operator.manifests.collector import NO_COLLECTORS, CollectorChoices
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.shelf import Shelf
-from muster_operator.sight.templates import Template, Templates
+from muster_operator.sight.specs import Specs
+from muster_operator.sight.templates import Template
+from muster_operator.sight.unreadable import Unreadable, unreadable
 
-_Fields = dict[str, msgspec.Raw]
+_NOT_TRIED = "its pods have not been tried yet: the API server has not said what they ask for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class Learned(Protocol):
     def verdict(self, namespace: str, template: Template) -> Verdict | None:
         """The verdict; None while it is not known."""
 
+    def is_fresh(self, namespace: str, template: Template) -> bool:
+        """Whether that was learned lately enough for a job that has just come."""
+
     def ask(self, job: KnownJob) -> None:
         """Find out about the job's templates; `Jobs.learned` is called then."""
 
@@ -66,20 +70,31 @@ class Learned(Protocol):
 class Jobs:
     """A sink for TrainingJobs. `show(uid, shown)` is told who appears and goes, `changed` that anything differs."""
 
-    def __init__(self, learned: Learned, show: Callable[[str, bool], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        learned: Learned,
+        show: Callable[[str, bool], None],
+        changed: Callable[[], None],
+        collectors: CollectorChoices = NO_COLLECTORS,
+    ) -> None:
         self._learned = learned
         self._show = show
         self._changed = changed
-        self._templates = Templates()
+        self._specs = Specs(collectors)
         self._shelf = Shelf[KnownJob](self._note)
         self._by_uid: dict[str, KnownJob] = {}
         self._shown: dict[str, spec.TrainingJob] = {}
         self._unlearned: set[str] = set()
-        self._real: dict[str, tuple[spec.TrainingJobSpec, Mapping[str, spec.PodSpec], spec.TrainingJobSpec]] = {}
+        self._undecided: set[str] = set()
+        self._unseen: set[str] = set()
+        self.served = 0  # how many were decided about for the first time
+        self._settled: dict[
+            str, spec.TrainingJobSpec
+        ] = {}  # what was written when a job was last shown as it really is
         self._users: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._refusals: dict[str, str] | None = None
-        self.broken: dict[str, str] = {}  # jobs that cannot be read, by namespace/name
+        self.broken: dict[str, Unreadable] = {}  # jobs that cannot be read, by namespace/name
 
     # ---- what is seen
 
@@ -87,21 +102,39 @@ class Jobs:
         """All jobs there are."""
         for job in objects:
             self.put(job)
-        self._shelf.keep_only((_key(job) for job in objects), version)
+        keys = {_key(job) for job in objects}
+        self.broken = {key: one for key, one in self.broken.items() if key in keys}
+        self._shelf.keep_only(keys, version)
 
     def put(self, item: Job) -> None:
         """A job was created or changed."""
         key = _key(item)
         if not self._shelf.is_news(key, item.metadata.version):
             return
+        before = self._shelf.get(key)
         try:
-            known = self._read(item, self._shelf.get(key))
-        except (ValidationError, ValueError) as error:
-            self.broken[key] = str(error)
-            self._shelf.drop(key, item.metadata.version)
+            known = self._read(item, before)
+        except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
+            self._put_aside(key, item, before, error)
             return
         self.broken.pop(key, None)
         self._shelf.put(key, item.metadata.version, known)
+
+    def _put_aside(self, key: str, item: Job, before: KnownJob | None, error: Exception) -> None:
+        """It cannot be read. One that has room keeps it: it is shown as it was before that edit."""
+        one = self.broken[key] = unreadable(item, _metadata(item), error)
+        if before is None or before.uid != one.metadata.uid or one.status is None or not has_room(one.status):
+            self._shelf.drop(key, item.metadata.version)
+        else:
+            meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
+            job = before.job.model_copy(update={"metadata": meta, "status": one.status})
+            self._shelf.put(key, item.metadata.version, replace(before, job=job, spec_text=b"", status_text=None))
+        self._changed()
+
+    def found(self, item: Job) -> None:
+        """A read shows it, which watches may have passed meanwhile."""
+        if not self._shelf.is_gone(_key(item), item.metadata.version):
+            self.put(item)
 
     def drop(self, item: Job) -> None:
         """A job is gone."""
@@ -128,10 +161,14 @@ class Jobs:
         for uid in tuple(self._users.get((namespace, digest), ())):
             self._consider(self._by_uid[uid])
 
-    def forget_refusals(self) -> None:
-        """What was refused may not be any more: ask again."""
-        for uid in self._rejected:
-            self._learned.ask(self._by_uid[uid])
+    def ask_again(self) -> None:
+        """What was refused may not be any more, and what was learned long ago may be otherwise: ask for jobs that wait.
+
+        A job that has room keeps what was learned before it got it: its pods are as they were created.
+        """
+        for uid, known in self._by_uid.items():
+            if uid in self._rejected or not (has_room(known.job.status) or is_finished(known.job.status)):
+                self._learned.ask(known)
 
     # ---- what the engine sees
 
@@ -145,6 +182,14 @@ class Jobs:
             self._refusals = dict(self._rejected)
         return self._refusals
 
+    def unseen(self) -> bool:
+        """Whether a new job is shown since `looked`."""
+        return bool(self._unseen)
+
+    def looked(self) -> None:
+        """Whatever is shown is being decided about."""
+        self._unseen.clear()
+
     def known(self, uid: str) -> KnownJob | None:
         """One job as it was written."""
         return self._by_uid.get(uid)
@@ -156,23 +201,14 @@ class Jobs:
     # ---- the rest
 
     def _read(self, item: Job, before: KnownJob | None) -> KnownJob:
-        meta, spec_text, status_text = item.metadata, bytes(item.spec), bytes(item.status)
-        metadata = spec.ObjectMeta.model_validate(
-            {
-                "name": meta.name,
-                "namespace": meta.namespace,
-                "uid": meta.uid,
-                "generation": meta.generation,
-                "resource_version": meta.resource_version,
-                "creation_timestamp": meta.creation_timestamp,
-                "deletion_timestamp": meta.deletion_timestamp,
-            }
-        )
-        same = before if before is not None and before.uid == meta.uid else None
+        spec_text, status_text = bytes(item.spec), bytes(item.status)
+        metadata = _metadata(item)
+        same = before if before is not None and before.uid == metadata.uid else None
         if same is not None and same.spec_text == spec_text:
             wanted, templates = same.job.spec, same.templates
         else:
-            wanted, templates = self._spec(spec_text)
+            read = self._specs.read(spec_text)
+            wanted, templates = read.spec, read.templates
         if same is not None and same.status_text == status_text:
             status = same.job.status
         else:
@@ -183,20 +219,6 @@ class Jobs:
             api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
         )
         return KnownJob(job, templates, spec_text, status_text)
-
-    def _spec(self, text: bytes) -> tuple[spec.TrainingJobSpec, dict[str, Template]]:
-        fields = msgspec.json.decode(text, type=_Fields)
-        roles, templates = [], {}
-        for role in msgspec.json.decode(fields.pop("roles", msgspec.Raw(b"[]")), type=list[_Fields]):
-            template = self._templates.read(bytes(role.pop("template", msgspec.Raw(b"{}"))))
-            document: dict[str, Any] = {name: msgspec.json.decode(raw) for name, raw in role.items()}
-            templates[str(document.get("name"))] = template
-            roles.append({**document, "template": template.model})
-        rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
-        wanted = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
-        if wanted.stall_timeout_seconds is not None:  # without beats every job would look as if it made no step
-            wanted = wanted.model_copy(update={"stall_timeout_seconds": None})
-        return wanted, templates
 
     def _note(self, key: str, old: KnownJob | None, new: KnownJob | None) -> None:
         if old is not None and (new is None or new.uid != old.uid):
@@ -216,30 +238,57 @@ class Jobs:
     def _hide(self, uid: str) -> None:
         self._unlearned.discard(uid)
         self._reject(uid, None)
-        self._real.pop(uid, None)
+        self._undecided.discard(uid)
+        self._unseen.discard(uid)
+        self._settled.pop(uid, None)
         if self._shown.pop(uid, None) is not None:
             self._show(uid, False)
             self._changed()
 
     def _consider(self, known: KnownJob) -> None:
-        """Show the job as soon as everything about its templates is known."""
-        uid, job = known.uid, known.job
+        """Show the job as soon as everything about its templates is known.
+
+        One that is shown already stays, always with its newest status: what is written of it, by us too, counts at
+        once. It gets no room by a spec that is not known yet.
+        """
+        uid, job, before = known.uid, known.job, self._shown.get(known.uid)
         verdicts = {role: self._learned.verdict(known.namespace, one) for role, one in known.templates.items()}
-        if not is_finished(job.status) and any(verdict is None for verdict in verdicts.values()):
-            if uid not in self._unlearned:
-                self._unlearned.add(uid)
-                self._learned.ask(known)
-            if not _has_room(job.status):
-                return
-        else:
+        unknown = not is_finished(job.status) and self._is_unknown(known, verdicts)
+        if not unknown:
             self._unlearned.discard(uid)
+        elif uid not in self._unlearned:
+            self._unlearned.add(uid)
+            self._learned.ask(known)
+        waits = unknown and not has_room(job.status)
+        if waits and before is None:
+            return
+        settled = before is not None and self._settled.get(uid) is job.spec
         refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
-        self._reject(uid, refusals[0] if refusals else None)
-        before = self._shown.get(uid)
-        self._shown[uid] = self._really(job, verdicts)
+        if not (waits and settled):
+            self._reject(uid, refusals[0] if refusals else _NOT_TRIED if waits else None)
+        if before is not None and settled and (waits or has_room(job.status)):
+            self._shown[uid] = job.model_copy(update={"spec": before.spec})
+        else:
+            self._shown[uid] = self._really(job, verdicts)
+        if uid not in self._unlearned:
+            self._settled[uid] = job.spec
+        if job.status.submitted_at is None:
+            if uid not in self._undecided:
+                self._unseen.add(uid)
+            self._undecided.add(uid)
+        elif uid in self._undecided:
+            self._undecided.remove(uid)
+            self.served += 1
         if before is None:
             self._show(uid, True)
         self._changed()
+
+    def _is_unknown(self, known: KnownJob, verdicts: Mapping[str, Verdict | None]) -> bool:
+        """Whether it is not known what its pods ask for; of a job that is shown, what was learned then counts."""
+        if None in verdicts.values():
+            return True
+        new = known.uid not in self._shown and not has_room(known.job.status)
+        return new and not all(self._learned.is_fresh(known.namespace, one) for one in known.templates.values())
 
     def _really(self, job: spec.TrainingJob, verdicts: Mapping[str, Verdict | None]) -> spec.TrainingJob:
         """The job with what its pods really ask for."""
@@ -248,18 +297,7 @@ class Jobs:
         }
         if not pods:
             return job
-        uid = job.metadata.uid
-        written, known, wanted = self._real.get(uid, (None, None, job.spec))
-        if written is not job.spec or known != pods:
-            roles = [
-                role.model_copy(update={"template": role.template.model_copy(update={"spec": pods[role.name]})})
-                if role.name in pods
-                else role
-                for role in job.spec.roles
-            ]
-            wanted = job.spec.model_copy(update={"roles": roles})
-            self._real[uid] = (job.spec, pods, wanted)
-        return job.model_copy(update={"spec": wanted})
+        return job.model_copy(update={"spec": self._specs.really(job.spec, pods)})
 
     def _reject(self, uid: str, refusal: str | None) -> None:
         if self._rejected.get(uid) == refusal:
@@ -272,7 +310,22 @@ class Jobs:
         self._changed()
 
 
-def _has_room(status: spec.TrainingJobStatus) -> bool:
+def _metadata(item: Job) -> spec.ObjectMeta:
+    meta = item.metadata
+    return spec.ObjectMeta.model_validate(
+        {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "generation": meta.generation,
+            "resource_version": meta.resource_version,
+            "creation_timestamp": meta.creation_timestamp,
+            "deletion_timestamp": meta.deletion_timestamp,
+        }
+    )
+
+
+def has_room(status: spec.TrainingJobStatus) -> bool:
     """Whether the job was given room, is promised some, or may still be giving it back."""
     return is_admitted(status) or status.hold is not None or is_true(status, SUSPENDED)
 

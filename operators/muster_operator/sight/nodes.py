@@ -84,7 +84,7 @@ class Nodes:
                     self._views.pop(name, None)
                     continue
                 foreign = self._foreign.get(name, Resources())
-                view = known.view if not foreign else replace(known.view, foreign=foreign)
+                view = known.view if not foreign else replace(known.view, foreign=foreign.capped())
                 if self._views.get(name) != view:
                     self._views[name] = view
             fresh = self._stale & self._views.keys()

@@ -28,6 +28,7 @@ class Owner(msgspec.Struct, rename="camel"):
     """An ownerReference."""
 
     kind: str = ""
+    name: str = ""
     uid: str = ""
     api_version: str = ""
     controller: bool = False
@@ -135,6 +136,8 @@ class PodStatus(msgspec.Struct, rename="camel"):
     reason: str = ""
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
+    pod_ip: str = msgspec.field(name="podIP", default="")
 
 
 class Pod(msgspec.Struct):

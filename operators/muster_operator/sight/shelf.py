@@ -43,6 +43,10 @@ class Shelf(Generic[T]):
         kept = self._kept.get(key)
         return kept is None or version > kept.version
 
+    def is_gone(self, key: str, version: int) -> bool:
+        """Whether something of this version was deleted since: watches have passed it and do not show it."""
+        return key not in self._kept and version <= self._reached
+
     def put(self, key: str, version: int, value: T) -> None:
         """A watch or list shows it."""
         kept = self._kept.get(key)
@@ -62,7 +66,7 @@ class Shelf(Generic[T]):
 
     def wrote(self, key: str, version: int, value: T) -> None:
         """Our own write was acknowledged. One that watches have passed and do not show was deleted since."""
-        if key in self._kept or version > self._reached:
+        if not self.is_gone(key, version):
             self.put(key, version, value)
 
     def progress(self, version: int) -> None:

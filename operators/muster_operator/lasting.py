@@ -1,0 +1,48 @@
+"""Parts of the operator that never end: one that fails begins anew, after a pause that grows.
+
+What they work on was written by anybody. If one object could end the process, it would end the next leader's too, and
+nobody's job would start until somebody finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+_LOG = logging.getLogger("muster.operator")
+PAUSE_S = (1.0, 60.0)
+_WELL_S = 300.0  # who has worked for so long begins with the shortest pause again
+
+
+class Pauses:
+    """How long to rest after each failure: longer every time, as long as failures follow each other."""
+
+    def __init__(self, bounds_s: tuple[float, float] = PAUSE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least_s, self._most_s = bounds_s
+        self._clock = clock
+        self._failures = 0
+        self._last: float | None = None
+
+    def next(self) -> float:
+        """It failed: seconds to rest now."""
+        now = self._clock()
+        if self._last is not None and now - self._last > _WELL_S:
+            self._failures = 0
+        self._last = now
+        self._failures += 1
+        return min(self._most_s, self._least_s * 2.0 ** min(self._failures - 1, 30))
+
+
+async def lasting(name: str, part: Callable[[], Awaitable[None]], failed: Callable[[str], None]) -> None:
+    """Run a part until cancelled. `failed` is told of each failure, which the log has in full."""
+    pauses = Pauses()
+    while True:
+        try:
+            await part()
+        except Exception:
+            pause_s = pauses.next()
+            _LOG.exception("a part failed", extra={"part": name, "again_in_s": pause_s})
+            failed(name)
+            await asyncio.sleep(pause_s)

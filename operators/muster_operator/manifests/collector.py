@@ -1,0 +1,197 @@
+"""The collector beside a training pod: which pods have one, its container, and the Secret that it is asked with. Pure.
+
+A native sidecar (an init container with restartPolicy Always): it starts before the trainer and is told to stop once
+the trainer has ended, so that nothing the trainer leaves is missed. The user's own containers and volumes stay as they
+are; what stands in its way is refused by name before anything is admitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster import spec
+from muster.cluster import CreatePod
+from muster.errors import InvalidSpec
+from muster_operator import labels
+from muster_operator.manifests.names import service_name
+from muster_operator.manifests.owners import owner
+from muster_operator.manifests.run_folder import (
+    JOB_FOLDER,
+    RUN_DIR_VARIABLE,
+    find,
+    is_own_volume,
+    job_folder,
+    keeps_run_folder,
+    volume_location,
+)
+
+NAME = "muster-collector"
+PORT, PORT_NAME = 29480, "muster-beats"
+TOKEN_VARIABLE, TOKEN_KEY = "MUSTER_COLLECTOR_TOKEN", "token"
+_HOST_PORTS = (19_000, 20_000)  # below those at which jobs meet
+_AS_THE_TRAINER = ("runAsUser", "runAsGroup", "seLinuxOptions")
+_TERMINATION_LOG = "/dev/termination-log"  # where Kubernetes has it unless one says; ours may be read-only else
+_RESOURCES = {"cpu": "250m", "memory": "256Mi"}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorChoices:
+    """What the installation decides of collectors. No image: there are none.
+
+    Requests that equal limits leave a pod that is Guaranteed what it is. `store` is a URL below which every job has a
+    folder of its own; `store_secret` names a Secret of the job's namespace whose keys are the store's credentials.
+    """
+
+    image: str = ""
+    pull_policy: str = ""
+    resources: Mapping[str, Any] = field(default_factory=lambda: {"requests": _RESOURCES, "limits": _RESOURCES})
+    store: str = ""
+    store_secret: str = ""
+
+
+NO_COLLECTORS = CollectorChoices()
+
+
+def lead(wanted: spec.TrainingJobSpec) -> spec.RoleSpec:
+    """The role whose pod 0 speaks for the job: the first essential one."""
+    return next(role for role in wanted.roles if role.essential)
+
+
+def has_collector(wanted: spec.TrainingJobSpec, role: str, index: int, choices: CollectorChoices) -> bool:
+    """Whether this pod has a collector: every pod of a job that is traced, and the pod that speaks for a job which may
+    stall, or whose checkpoints outlive its pods."""
+    if not choices.image:
+        return False
+    if wanted.trace is not None:
+        return True
+    speaker = lead(wanted)
+    asked = wanted.stall_timeout_seconds is not None or keeps_run_folder(speaker)
+    return asked and (role, index) == (speaker.name, 0)
+
+
+def run_location(job: spec.TrainingJob, choices: CollectorChoices) -> str:
+    """Where a traced job's run stays: in the store, else in a volume of the job's own, else nowhere ("")."""
+    if choices.store:
+        return f"{choices.store.rstrip('/')}/{job_folder(job)}"
+    return volume_location(job, lead(job.spec))
+
+
+def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) -> int:
+    """Where it listens. On the network of the host, where others may listen too, one that follows from the pod."""
+    if not on_host_network:
+        return PORT
+    first, end = _HOST_PORTS
+    digest = hashlib.sha256(f"{uid}/{role}/{index}".encode()).digest()
+    return first + int.from_bytes(digest[:4], "big") % (end - first)
+
+
+def secret_name(job: str, uid: str) -> str:
+    """The Secret of a job with the token that its collectors are asked with."""
+    return f"{service_name(job, uid)}-collector"
+
+
+def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
+    """The Secret as it is to be created: it goes with its job, and never changes."""
+    meta = job.metadata
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(meta.name, meta.uid),
+            "namespace": meta.namespace,
+            "labels": {labels.JOB: meta.name, labels.JOB_UID: meta.uid},
+            "ownerReferences": [owner(job)],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def with_collector(
+    wanted: Mapping[str, Any], job: spec.TrainingJob, pod: CreatePod, choices: CollectorChoices
+) -> dict[str, Any]:
+    """The pod's spec, which has the promised environment already, with the collector. Raises InvalidSpec: a name or
+    port of its own is taken, or it could not see the run folder."""
+    _refuse_clashes(wanted)
+    main = wanted["containers"][0]
+    ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
+    run_dir, mount = find(main)
+    uid, host_network = job.metadata.uid, bool(wanted.get("hostNetwork"))
+    secret = {"name": secret_name(job.metadata.name, uid), "key": TOKEN_KEY}
+    arguments = [
+        f"--run-dir=$({RUN_DIR_VARIABLE})",
+        "--role=$(MUSTER_ROLE)",
+        "--index=$(MUSTER_REPLICA)",
+        "--address=$(MUSTER_POD_IP)",
+        f"--port={collector_port(uid, pod.role, pod.index, on_host_network=host_network)}",
+        f"--ending={_TERMINATION_LOG}",
+    ]
+    is_own = is_own_volume(wanted.get("volumes") or (), mount)
+    if is_own:
+        arguments.append("--open-spool")
+    if choices.store and job.spec.trace is not None:
+        arguments.append(f"--store={choices.store.rstrip('/')}/{JOB_FOLDER}")
+        if is_own or (pod.role, pod.index) == (lead(job.spec).name, 0):  # of a folder that pods share, one tells
+            arguments.append("--store-metrics")
+    container: dict[str, Any] = {
+        "name": NAME,
+        "image": choices.image,
+        "command": ["python", "-m", "muster.tracing.collector"],
+        "args": arguments,
+        "restartPolicy": "Always",
+        "env": [
+            *(one for one in ours if one["name"] not in (RUN_DIR_VARIABLE, "MUSTER_POD")),
+            {"name": RUN_DIR_VARIABLE, "value": run_dir},
+            {"name": "MUSTER_POD", "value": pod.name},
+            {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}},
+        ],
+        "resources": dict(choices.resources),
+        "securityContext": _security(wanted, main),
+        "volumeMounts": [mount],
+        "terminationMessagePath": _TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if choices.pull_policy:
+        container["imagePullPolicy"] = choices.pull_policy
+    if choices.store_secret and choices.store and job.spec.trace is not None:
+        container["envFrom"] = [{"secretRef": {"name": choices.store_secret, "optional": True}}]
+    if not host_network:
+        container["ports"] = [{"name": PORT_NAME, "containerPort": PORT}]
+    return {**wanted, "initContainers": [*(wanted.get("initContainers") or ()), container]}
+
+
+def _refuse_clashes(wanted: Mapping[str, Any]) -> None:
+    for kind in ("containers", "initContainers"):
+        for container in wanted.get(kind) or ():
+            where = f"{kind}: {container.get('name')!r}"
+            if container.get("name") == NAME:
+                raise InvalidSpec(
+                    f"{where} is the name of the sidecar that Muster adds; give yours another", field=kind
+                )
+            for port in container.get("ports") or ():
+                if port.get("containerPort") == PORT or port.get("name") == PORT_NAME:
+                    raise InvalidSpec(
+                        f"{where} has port {port.get('name') or PORT}, which is that of the sidecar {NAME}; "
+                        "take another name and number",
+                        field=kind,
+                    )
+
+
+def _security(wanted: Mapping[str, Any], main: Mapping[str, Any]) -> dict[str, Any]:
+    """As strict as can be, and the user of the trainer where the template names one: they share files."""
+    of_pod, of_main = wanted.get("securityContext") or {}, main.get("securityContext") or {}
+    same = {name: of_main[name] for name in _AS_THE_TRAINER if name in of_main}
+    user = same.get("runAsUser", of_pod.get("runAsUser"))
+    return {
+        **same,
+        "runAsNonRoot": user != 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }

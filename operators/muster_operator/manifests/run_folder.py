@@ -1,0 +1,121 @@
+"""Where a pod's containers have the run folder: in a volume of the pod's own, or in one that the template brings. Pure.
+
+A volume `muster-run` of the template may be shared by many jobs: each has a folder of its own in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from muster import spec
+from muster.errors import InvalidSpec
+
+RUN_VOLUME = "muster-run"
+RUN_DIR = "/muster/run"
+RUN_DIR_VARIABLE = "MUSTER_RUN_DIR"
+JOB_FOLDER = "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"
+"""A job's own place in a volume or a store that jobs share."""
+
+_GONE_WITH_THE_POD = ("emptyDir", "ephemeral")
+
+
+def keeps_run_folder(role: spec.RoleSpec) -> bool:
+    """Whether the role's template brings a volume for the run folder that outlives its pods."""
+    return _kept(role) is not None
+
+
+def job_folder(job: spec.TrainingJob) -> str:
+    """`NAMESPACE/JOB-UID`: what becomes of `JOB_FOLDER` in the job's pods."""
+    return _expanded(JOB_FOLDER, job)
+
+
+def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
+    """Where the run folder of a role's pods stays, as pvc://CLAIM/FOLDER or volume://NAME/FOLDER; "" if it goes with
+    the pods."""
+    kept = _kept(role)
+    if kept is None:
+        return ""
+    volume, folder = kept
+    claim = volume.get("persistentVolumeClaim")
+    place = f"pvc://{claim['claimName']}" if isinstance(claim, Mapping) and "claimName" in claim else ""
+    folder = _expanded(folder, job).strip("/")
+    return (place or f"volume://{volume['name']}") + (f"/{folder}" if folder else "")
+
+
+def _kept(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
+    """The volume that keeps the run folder, and where the folder is in it, variables and all; None: it goes with the
+    pod."""
+    pod = role.template.spec
+    main = pod.containers[0]
+    mounts = main.volume_mounts
+    own = next((one.value for one in main.env if one.name == RUN_DIR_VARIABLE), None)
+    name, folder = RUN_VOLUME, JOB_FOLDER
+    theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
+    if own is not None:
+        holding = [one for one in mounts if _holds(one, own)]
+        mount = max(holding, key=_depth) if holding else {}
+        name, folder = mount.get("name", ""), _within(mount, own)
+    elif theirs is not None:  # then that is the run folder
+        folder = _within(theirs, str(theirs.get("mountPath", "")))
+    volumes = (one for one in pod.volumes if one.get("name") == name)
+    kept = [one for one in volumes if not any(kind in one for kind in _GONE_WITH_THE_POD)]
+    return (kept[0], folder) if kept else None
+
+
+def _within(mount: Mapping[str, Any], path: str) -> str:
+    """Where a path below a mount is in the volume."""
+    inside = path[len(str(mount.get("mountPath", "")).rstrip("/")) :].strip("/")
+    above = str(mount.get("subPathExpr") or mount.get("subPath") or "").strip("/")
+    return "/".join(part for part in (above, inside) if part)
+
+
+def _expanded(text: str, job: spec.TrainingJob) -> str:
+    """The job's own variables put in; those of a pod stay as they are written."""
+    meta = job.metadata
+    values = {"NAMESPACE": meta.namespace or "", "JOB": meta.name, "JOB_UID": meta.uid}
+    for name, value in values.items():
+        text = text.replace(f"$(MUSTER_{name})", value)
+    return text
+
+
+def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Where a container has the run folder, and the mount that brings it there. Raises InvalidSpec where nobody else
+    can see it."""
+    run_dir = next((one.get("value") for one in container["env"] if one["name"] == RUN_DIR_VARIABLE), None)
+    if not isinstance(run_dir, str):
+        raise InvalidSpec(
+            f"{RUN_DIR_VARIABLE} of container {container.get('name')!r} has no literal value, so that the collector "
+            "cannot find the run folder; write value, or leave the variable out",
+            field="env",
+        )
+    foreign = [part for part in run_dir.split("$(")[1:] if not part.startswith("MUSTER_")]
+    if foreign:
+        raise InvalidSpec(
+            f"{RUN_DIR_VARIABLE}: {run_dir!r} refers to $({foreign[0]}, which the collector does not have; refer to "
+            "variables MUSTER_... only",
+            field="env",
+        )
+    mounts = [one for one in container.get("volumeMounts") or () if _holds(one, run_dir)]
+    if not mounts:
+        raise InvalidSpec(
+            f"{RUN_DIR_VARIABLE}: {run_dir!r} of container {container.get('name')!r} lies in no volume, so that the "
+            f"collector cannot see it; mount a volume there, or leave the variable out",
+            field="env",
+        )
+    mount = max(mounts, key=_depth)
+    return run_dir, {name: value for name, value in mount.items() if name != "readOnly"}
+
+
+def _holds(mount: Mapping[str, Any], path: str) -> bool:
+    folder = str(mount.get("mountPath", "")).rstrip("/")
+    return bool(folder) and (path == folder or path.startswith(f"{folder}/"))
+
+
+def _depth(mount: Mapping[str, Any]) -> int:
+    return len(str(mount.get("mountPath", "")))
+
+
+def is_own_volume(volumes: Iterable[Mapping[str, Any]], mount: Mapping[str, Any]) -> bool:
+    """Whether the mounted volume is this pod's alone."""
+    return any(volume.get("name") == mount.get("name") and "emptyDir" in volume for volume in volumes)

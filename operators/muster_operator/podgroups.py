@@ -1,0 +1,88 @@
+"""Native gangs, where they are asked for: a PodGroup stands before the first pod of an attempt, and its pods name it.
+
+Muster itself decides who starts where; the PodGroup makes kube-scheduler bind all of a gang or nothing, so that a gang
+that meets something only kube-scheduler knows (ports, volumes, pods that may not be neighbours) is never half bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from muster.errors import ClusterError
+from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
+from muster_operator.kube.resources import POD_GROUPS
+from muster_operator.manifests.groups import group_manifest, group_name
+from muster_operator.sight.jobs import KnownJob
+
+_KNOWN_MOST = 50_000
+_GATES = "GenericWorkload=true,GangScheduling=true"
+
+
+class _Served(msgspec.Struct):
+    name: str
+
+
+class _Resources(msgspec.Struct):
+    resources: list[_Served] = []
+
+
+@dataclass(slots=True)
+class PodGroups:
+    """PodGroups of gangs of more than one pod."""
+
+    api: Api
+    _groups: dict[str, tuple[int, str | None]] = field(default_factory=dict)  # by job: attempt, and its group's name
+
+    async def check_served(self) -> None:
+        """Raise ClusterError that says how to have the API served, where it is not."""
+        path = f"/apis/{POD_GROUPS.group}/{POD_GROUPS.version}"
+        try:
+            served = msgspec.json.decode(await self.api.read(path), type=_Resources).resources
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            served = []
+        if POD_GROUPS.plural not in {one.name for one in served}:
+            raise ClusterError(
+                f"--pod-groups: the API server does not serve {POD_GROUPS.plural} of {POD_GROUPS.api_version}."
+                f" Kubernetes 1.36 does with --feature-gates={_GATES} (also of kube-scheduler and"
+                f" kube-controller-manager) and --runtime-config={POD_GROUPS.api_version}=true;"
+                " or leave out --pod-groups"
+            )
+
+    async def ensure(self, known: KnownJob) -> None:
+        """The group of the attempt at hand is there, that of the attempt before is not. Raises as `Api.post` does."""
+        job = known.job
+        attempt = job.status.attempt
+        if self._groups.get(known.uid, (None, None))[0] == attempt:
+            return
+        manifest = group_manifest(job)
+        if manifest is not None:
+            try:
+                await self.api.post(
+                    POD_GROUPS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY
+                )
+            except ApiError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+        if attempt > 0:
+            await self._delete(known, group_name(job.metadata.name, known.uid, attempt - 1))
+        if len(self._groups) >= _KNOWN_MOST:
+            self._groups.clear()  # only costs asking again
+        self._groups[known.uid] = attempt, None if manifest is None else manifest["metadata"]["name"]
+
+    def join(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
+        """Let a pod that is to be created name its group, if it has one."""
+        of_attempt, name = self._groups.get(uid, (attempt, None))
+        if name is not None and of_attempt == attempt:
+            manifest["spec"]["schedulingGroup"] = {"podGroupName": name}
+
+    async def _delete(self, known: KnownJob, name: str) -> None:
+        try:
+            await self.api.delete(POD_GROUPS.path(known.namespace, name), b"{}")
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise

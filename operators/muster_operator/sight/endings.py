@@ -1,0 +1,55 @@
+"""The last words of collectors, which Kubernetes puts into the status of their pods (`muster.tracing.ending`).
+
+They are a program's in a user's pod: only numbers that can be true are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.beats import number
+from muster_operator.manifests.collector import NAME as COLLECTOR
+from muster_operator.sight.shapes import ContainerStatus
+
+MOST_TRACES = 1_000_000
+_LONGEST = 4096  # characters: as much as Kubernetes keeps of one
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a collector said at its end: how many traces it has collected, and the newest checkpoint as it is written
+    in the run folder."""
+
+    traces: int
+    checkpoint: tuple[float, float] | None  # step, and when, by the pod's clock
+
+
+class _Words(msgspec.Struct):
+    traces: Any = 0
+    checkpoint: Any = None
+
+
+def ending_of(containers: Iterable[ContainerStatus]) -> Ending | None:
+    """The last words among a pod's sidecars; None where the collector has not ended, or said nothing we know."""
+    for one in containers:
+        end = one.state.terminated
+        if one.name == COLLECTOR and end is not None and len(end.message) <= _LONGEST:
+            try:
+                return _ending(msgspec.json.decode(end.message, type=_Words))
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                return None  # nothing, or the end of its log
+    return None
+
+
+def _ending(words: _Words) -> Ending:
+    traces = number(words.traces)
+    told = words.checkpoint if isinstance(words.checkpoint, Mapping) else {}
+    step, at = number(told.get("step")), number(told.get("at"))
+    return Ending(
+        traces=int(traces) if traces is not None and 0 <= traces <= MOST_TRACES else 0,
+        checkpoint=None if step is None or at is None else (step, at),
+    )

@@ -1,0 +1,88 @@
+"""Specs of jobs, read once however many jobs were written alike.
+
+Thousands of jobs differ in nothing but their names, which are not in their specs. They share one value then: reading
+and checking it is done for the first, and whoever works something out of it may remember that by its identity.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from muster import spec
+from muster_operator.manifests.collector import CollectorChoices, has_collector
+from muster_operator.sight.recent import Recent
+from muster_operator.sight.templates import Template, Templates
+
+_Fields = dict[str, msgspec.Raw]
+_Pods = Mapping[str, spec.PodSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job wants, and the template of each role."""
+
+    spec: spec.TrainingJobSpec
+    templates: Mapping[str, Template]  # by role
+
+
+class _Real(NamedTuple):
+    written: weakref.ref[spec.TrainingJobSpec]
+    pods: _Pods
+    made: spec.TrainingJobSpec
+
+
+class Specs:
+    """Known specs by their text. The API server writes keys in order, so the same spec is the same text."""
+
+    def __init__(self, collectors: CollectorChoices) -> None:
+        self._collectors = collectors
+        self._templates = Templates()
+        self._known = Recent[bytes, Wanted]()
+        self._real: dict[int, _Real] = {}  # by the identity of the spec, as long as anybody has it
+
+    def read(self, text: bytes) -> Wanted:
+        """What the text says. Raises pydantic's ValidationError."""
+        known = self._known.get(text)
+        if known is None:
+            known = self._read(text)
+            self._known.put(text, known, len(text))
+        return known
+
+    def really(self, wanted: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
+        """The spec with other pods in some roles, by name; the same value for the same spec and pods."""
+        key = id(wanted)
+        known = self._real.get(key)
+        if known is not None and known.written() is wanted and known.pods == pods:
+            return known.made
+        roles = [
+            role.model_copy(update={"template": role.template.model_copy(update={"spec": pods[role.name]})})
+            if role.name in pods
+            else role
+            for role in wanted.roles
+        ]
+        made = wanted.model_copy(update={"roles": roles})
+        self._real[key] = _Real(weakref.ref(wanted, lambda _: self._real.pop(key, None)), pods, made)
+        return made
+
+    def _read(self, text: bytes) -> Wanted:
+        fields = msgspec.json.decode(text, type=_Fields)
+        roles, templates = [], {}
+        for role in msgspec.json.decode(fields.pop("roles", msgspec.Raw(b"[]")), type=list[_Fields]):
+            template = self._templates.read(bytes(role.pop("template", msgspec.Raw(b"{}"))))
+            document: dict[str, Any] = {name: msgspec.json.decode(raw) for name, raw in role.items()}
+            templates[str(document.get("name"))] = template
+            roles.append({**document, "template": template.model})
+        rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
+        wanted = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
+        if wanted.stall_timeout_seconds is not None and not self._collectors.image:
+            # Without beats every job would look as if it made no step.
+            wanted = wanted.model_copy(update={"stall_timeout_seconds": None})
+        for name, template in templates.items():
+            if has_collector(wanted, name, 0, self._collectors):  # its pods are others than those without
+                templates[name] = replace(template, digest=f"{template.digest}+collector")
+        return Wanted(wanted, templates)

@@ -1,0 +1,57 @@
+"""Jobs that the API server keeps and this operator cannot read: written under an older CRD, or meant for a newer one.
+
+Nothing is decided about such a job. What is wrong with it is said in the words of `muster submit`: field, value, what
+would be right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from muster import spec
+from muster.documents.shorn import decoded
+from muster.documents.unreadable import complaint
+from muster_operator.sight.shapes import Job
+
+_LONGEST = 500  # characters of an error
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Which job, what is wrong with it, its status (None where that cannot be read either), and the queue that it
+    names; "" where it names none, or nothing that could be one."""
+
+    metadata: spec.ObjectMeta
+    complaint: str
+    status: spec.TrainingJobStatus | None
+    queue: str = ""
+
+
+def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unreadable:
+    """Why a job could not be read; `error` is told of one that seems to be right."""
+    document: dict[str, Any] = {
+        "apiVersion": spec.API_VERSION,
+        "kind": "TrainingJob",
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "spec": decoded(msgspec.json.decode, item.spec),
+        "status": decoded(msgspec.json.decode, item.status),
+    }
+    try:
+        status = spec.TrainingJobStatus.model_validate(document["status"])
+    except ValidationError:
+        status = None
+    named = document["spec"].get("queue") if isinstance(document["spec"], dict) else ""
+    return Unreadable(
+        metadata,
+        complaint(document, "TrainingJob") or f"this version of the operator fails to read it: {_told(error)}",
+        status,
+        named if isinstance(named, str) else "",
+    )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST]

@@ -1,0 +1,52 @@
+"""The operator's sight without a cluster: dry runs that are known, and a count of what was news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from muster_operator.sight.jobs import KnownJob, Verdict
+from muster_operator.sight.templates import Template
+from muster_operator.sight.world import Sight
+
+
+class Knowing:
+    """Knows a verdict of every template, unless told to wait."""
+
+    def __init__(self, answer: Verdict | None = Verdict()) -> None:  # noqa: B008 - it is a value
+        self.answer = answer
+        self.asked: list[str] = []
+        self.old = False
+
+    def verdict(self, namespace: str, template: Template) -> Verdict | None:
+        return self.answer
+
+    def is_fresh(self, namespace: str, template: Template) -> bool:
+        return self.answer is not None and not self.old
+
+    def ask(self, job: KnownJob) -> None:
+        self.asked.append(job.uid)
+
+
+class Changes:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+    def during(self, act: Callable[[], object]) -> int:
+        before = self.count
+        act()
+        return self.count - before
+
+
+def sight(knowing: Knowing | None = None) -> tuple[Sight, Changes]:
+    changes = Changes()
+    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0), changes
+
+
+def tell(seen: Sight) -> None:
+    """There is something new to know about the templates of all jobs."""
+    for job in list(seen.jobs.all()):
+        for one in job.templates.values():
+            seen.jobs.learned(job.namespace, one.digest)

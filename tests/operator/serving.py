@@ -1,0 +1,163 @@
+"""A small API server: it takes every write, but for those that it is told to refuse, and remembers what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from aiohttp import web
+from tests.operator.objects import job_document, node_seen, read
+from tests.operator.seeing import sight
+
+from muster.engine import Engine
+from muster_operator.accounts import Accounts
+from muster_operator.doubts import Doubts
+from muster_operator.dryrun import DryRuns
+from muster_operator.kube.api import Api, Limits
+from muster_operator.kube.connect import Endpoint
+from muster_operator.labels import IN_USE
+from muster_operator.manifests.pods import PodChoices
+from muster_operator.metrics import Metrics
+from muster_operator.outbox import Outbox
+from muster_operator.run import Leader, Term
+from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.shapes import Document, Job
+from muster_operator.sight.world import Sight
+from muster_operator.writer import Writer
+
+NOW = "2026-11-21T10:00:00Z"
+
+
+@dataclass
+class Server:
+    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along."""
+
+    refuses: list[tuple[str, str, int]] = field(default_factory=list)
+    says: str = "not now"
+    calls: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    version: int = 1000
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else {}
+        name = body.get("metadata", {}).get("name", "") if request.method == "POST" else ""
+        path = f"{request.path}/{name}" if name else request.path
+        self.calls.append(f"{request.method} {path}")
+        self.bodies.append(body)
+        for method, pattern, code in self.refuses:
+            if request.method == method and re.search(pattern, path):
+                refusal = {"code": code, "reason": "Refused", "message": self.says}
+                return web.json_response(refusal, status=code, headers={"Retry-After": "0"})
+        if request.method == "GET":
+            return web.json_response({"items": []})
+        self.version += 1
+        meta = {**body.get("metadata", {}), "resourceVersion": str(self.version), "uid": f"uid-{self.version}"}
+        return web.json_response({"metadata": meta, "spec": body.get("spec", {})})
+
+    def count(self, call: str) -> int:
+        """How many calls begin so."""
+        return sum(one.startswith(call) for one in self.calls)
+
+
+class Answers(Protocol):
+    """Whatever answers as an API server."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer to one request."""
+
+
+Story = Callable[[Api], Awaitable[None]]
+
+
+async def tried(rounds: Rounds, dry_runs: DryRuns) -> Verdict | None:
+    """What a dry run says now of the pods of a job."""
+    rounds.submit("llama", 5)
+    job, learned = rounds.sight.jobs.known("uid-llama"), asyncio.Event()
+    assert job is not None
+    (template,) = job.templates.values()
+    dry_runs.learned = lambda namespace, digest: learned.set()
+    dry_runs.ask(job)
+    async with asyncio.timeout(60):
+        await learned.wait()
+    return dry_runs.verdict("team", template)
+
+
+def serve(server: Answers, story: Story) -> None:
+    """Play the story against the server."""
+    asyncio.run(serving(server, story))
+
+
+async def serving(server: Answers, story: Story, may_write: Callable[[], bool] = lambda: True) -> None:
+    """The same, within a loop that runs."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
+    try:
+        async with Api(endpoint, Limits(), may_write=may_write) as api:
+            await story(api)
+    finally:
+        await runner.cleanup()
+
+
+class Rounds:
+    """A leader and what it sees: two nodes, a queue, a flavor."""
+
+    def __init__(self, api: Api) -> None:
+        self.sight: Sight = sight()[0]
+        at = datetime.fromisoformat(NOW).timestamp() + 10.0
+        self.sight._clock = lambda: at
+        self.sight.nodes.put(node_seen("n1"))
+        self.sight.nodes.put(node_seen("n2", 2))
+        quota = {"namespaceSelector": {}, "resources": [{"flavor": "f"}]}
+        meta = {"name": "research", "resourceVersion": "3", "finalizers": [IN_USE]}
+        self.sight.queues.put(read(Document, {"metadata": meta, "spec": quota}))
+        self.sight.flavors.put(read(Document, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}}))
+        metrics, choices = Metrics(), PodChoices()
+        self.dry_runs = DryRuns(api, choices)
+        self.outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
+        self.writer = Writer(api, self.sight, self.dry_runs, Doubts(api, self.sight), self.outbox, choices, "me")
+        accounts = Accounts(metrics, self.sight.jobs.shown, time.time)
+        self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
+        self.term = self.leader.term = Term(Engine(None))
+
+    async def round(self) -> float:
+        """One round; its pause."""
+        return await self.leader._round(self.term)
+
+    def submit(self, name: str, version: int, status: dict[str, Any] | None = None, **spec: Any) -> None:
+        """A job as a watch brings it."""
+        document = job_document(name, version, **spec)
+        self.sight.jobs.put(read(Job, document if status is None else {**document, "status": status}))
+
+    def phase(self, name: str) -> str:
+        """As it was last acknowledged."""
+        known = self.sight.jobs.known(f"uid-{name}")
+        assert known is not None
+        return known.job.status.phase
+
+    def told(self) -> list[tuple[str, str]]:
+        """Events that wait to be sent: about whom, and their reasons."""
+        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox._letters]
+
+
+def admitted(pods: int = 2) -> dict[str, Any]:
+    """The status of a job that has its room on n1, and no pods yet."""
+    condition = {"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": NOW}
+    place = {"role": "trainer", "flavor": "f", "nodes": [{"node": "n1", "indexes": f"0-{pods - 1}"}]}
+    return {
+        "observedGeneration": 1,
+        "phase": "Admitted",
+        "submittedAt": NOW,
+        "admittedAt": NOW,
+        "placement": [place],
+        "podsWanted": pods,
+        "conditions": [{**condition, "observedGeneration": 1}],
+    }

@@ -1,0 +1,157 @@
+"""Sweep after sweep: who is asked, what becomes of an answer, and when somebody is told of silence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.operator.objects import job_document, pod_seen, read
+from tests.operator.seeing import Knowing
+
+from muster.cluster import RecordEvent
+from muster.lifecycle import pod_name
+from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
+from muster_operator.collectors import rounds
+from muster_operator.collectors.asking import Answer, Outcome, Target
+from muster_operator.collectors.rounds import Asking
+from muster_operator.collectors.tokens import Tokens, token_of
+from muster_operator.kube.api import Api
+from muster_operator.lasting import Pauses
+from muster_operator.manifests.collector import CollectorChoices
+from muster_operator.metrics import Metrics
+from muster_operator.sight.shapes import Container, Job
+from muster_operator.sight.world import Collectors, Sight
+
+UID, KEY = "uid-llama", b"k" * 32
+POD = pod_name("llama", UID, "trainer", 0, 0)
+CHOICES = CollectorChoices(image="x")
+
+
+def seen_job(version: int = 1, **status: Any) -> Job:
+    admitted = {
+        "type": "Admitted",
+        "status": "True",
+        "reason": "Admitted",
+        "lastTransitionTime": "2026-11-21T10:00:00Z",
+    }
+    document = job_document(version=version, stallTimeoutSeconds=60)
+    return read(Job, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
+
+
+class Stage:
+    """An operator's asking part, with one job whose pod has this address."""
+
+    def __init__(self, address: str) -> None:
+        self.told: list[RecordEvent] = []
+        self.woken = 0
+        self.sight = Sight(Knowing(), lambda: None, collectors=Collectors(CHOICES, 0.05))
+        self.sight.jobs.put(seen_job())
+        self.pod(address)
+        tokens = Tokens(cast(Api, None), CHOICES, "muster-system", "key")
+        tokens._key = KEY  # as if it had been read
+        self.metrics = Metrics()
+        self.asking = Asking(self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake)
+
+    def pod(self, address: str, version: int = 1, **status: Any) -> None:
+        pod = pod_seen(POD, version, owner=UID, podIP=address, **status)
+        pod.spec.init_containers = [Container(name="muster-collector")]
+        self.sight.pods.put(pod)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        async def main() -> None:
+            task = asyncio.create_task(self.asking.run())
+            end = time.monotonic() + 30
+            while not holds():
+                assert time.monotonic() < end, "did not happen in time"
+                await asyncio.sleep(0.02)
+            task.cancel()
+
+        asyncio.run(main())
+
+    def until_swept(self, times: int, *, acts: bool) -> None:
+        """Until it has looked so often whether it acts."""
+        looked = 0
+
+        def may_act() -> bool:
+            nonlocal looked
+            looked += 1
+            return acts
+
+        self.asking.acts = may_act
+        self.until(lambda: looked > times)
+
+    def count(self, outcome: str) -> float:
+        return self.metrics.beats.value((outcome,))
+
+
+def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beats").mkdir()
+    (tmp_path / "beats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
+    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), now_of(Subject(tmp_path, UID, POD)), print)
+    endpoint.start()
+    try:
+        port = endpoint.port(20.0)
+        monkeypatch.setattr(rounds, "collector_port", lambda *pod, on_host_network: port)
+        stage = Stage("127.0.0.1")
+        stage.until(lambda: stage.count("ok") >= 3)
+    finally:
+        endpoint.stop()
+    assert stage.sight.observe().beats[UID].step == 7
+    assert (stage.woken, stage.told) == (1, [])
+
+
+def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "collector_port", lambda *pod, on_host_network: 1)
+    monkeypatch.setattr(rounds, "_SILENT_S", 0.0)
+    stage = Stage("127.0.0.1")
+    stage.until(lambda: stage.count("silent") >= 3)
+    (event,) = stage.told
+    assert (event.reason, event.type) == ("CollectorSilent", "Warning")
+    assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
+    assert stage.metrics.silent_collectors.value() == 1.0
+    world = stage.sight.observe()
+    assert world.beats[UID].step_at == world.now
+
+
+@pytest.mark.parametrize(
+    ("address", "status"), [("", {}), ("127.0.0.1", {"phase": "Pending"}), ("127.0.0.1", {"phase": "Succeeded"})]
+)
+def test_who_has_no_address_or_does_not_run_is_not_asked(address: str, status: dict[str, Any]) -> None:
+    stage = Stage(address)
+    stage.pod(address, 2, **status)
+    stage.until_swept(3, acts=True)
+    assert (stage.count("ok"), stage.count("silent")) == (0.0, 0.0)
+
+
+def test_a_standby_asks_nobody() -> None:
+    stage = Stage("127.0.0.1")
+    stage.until_swept(3, acts=False)
+    assert (stage.count("ok"), stage.count("silent")) == (0.0, 0.0)
+
+
+def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*asked: Any) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr(rounds, "ask_all", fails)
+    monkeypatch.setattr(rounds, "Pauses", lambda: Pauses((0.0, 0.0)))
+    stage = Stage("127.0.0.1")
+    stage.until(lambda: stage.metrics.failures.value(("collectors",)) >= 3)
+
+
+def test_an_answer_that_nobody_can_take_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage("127.0.0.1")
+    answer = Answer(now=time.time(), job_uid=UID, pod=POD, beat={"step": 3, "at": time.time()})
+    asked = Target(UID, POD, "127.0.0.1", 1, "", durable=True)
+    odd = Outcome(Target("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(Answer, "no answer"))
+    monkeypatch.setattr(rounds, "ask_all", lambda *sweep: [odd, Outcome(asked, answer)])
+    stage.until(lambda: stage.woken > 0)
+    assert stage.sight.observe().beats[UID].step == 3
+    assert stage.metrics.failures.value(("collectors",)) >= 1

@@ -1,0 +1,69 @@
+"""What may be written later waits for a rush of new jobs to be over, but not for ever."""
+
+from __future__ import annotations
+
+from muster.cluster import ObjectWrites, WriteStatus
+from muster.spec import TrainingJobStatus
+from muster_operator.backlog import Backlog, Rush
+
+
+def part(uid: str, version: str = "1") -> ObjectWrites:
+    return ObjectWrites(uid, (WriteStatus(uid, TrainingJobStatus(), version),))
+
+
+def test_the_oldest_are_taken_first_and_only_once() -> None:
+    backlog = Backlog()
+    backlog.add([part("a"), part("b"), part("c")])
+    assert backlog.take(2) == (part("a"), part("b"))
+    assert backlog.take(2) == (part("c"),)
+    assert backlog.take(2) == ()
+
+
+def test_a_newer_write_of_a_job_replaces_the_one_that_waits() -> None:
+    backlog = Backlog()
+    backlog.add([part("a", "1"), part("b")])
+    backlog.add([part("a", "2")])
+    assert backlog.take(9) == (part("b"), part("a", "2"))
+
+
+def test_a_job_that_is_written_otherwise_has_nothing_to_be_written_later() -> None:
+    backlog = Backlog()
+    backlog.add([part("a"), part("b")])
+    backlog.void([part("a", "2")])
+    assert len(backlog) == 1
+    assert backlog.clear() == {"b"}
+    assert len(backlog) == 0
+
+
+class Queue:
+    """Somebody waits; `served` counts up when one waits no more."""
+
+    def __init__(self) -> None:
+        self.now, self.waits, self.served = 0.0, True, 0
+        self.rush = Rush(lambda: self.waits, lambda: self.served, lambda: self.now)
+
+    def at(self, now: float, served: int) -> bool:
+        self.now, self.served = now, served
+        return self.rush.on()
+
+
+def test_a_rush_lasts_while_somebody_waits_and_others_are_served() -> None:
+    queue = Queue()
+    assert [queue.at(float(second), second) for second in range(5)] == [True] * 5
+    queue.waits = False
+    assert not queue.at(5.0, 6)
+
+
+def test_a_rush_is_over_after_a_minute_until_nobody_waits() -> None:
+    queue = Queue()
+    assert [queue.at(float(second), second) for second in range(70)] == [True] * 60 + [False] * 10
+    queue.waits = False
+    assert not queue.at(71.0, 71)
+    queue.waits = True
+    assert queue.at(72.0, 71)
+
+
+def test_who_waits_in_vain_makes_no_rush() -> None:
+    queue = Queue()
+    assert [queue.at(second, 7) for second in (0.0, 1.5, 2.0, 9.0)] == [True, True, False, False]
+    assert queue.at(10.0, 8)

@@ -1,0 +1,311 @@
+"""Which pods have a collector, what it is given, and what it is kept from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.objects import create, job, job_seen, pod_seen, template
+
+from muster.errors import InvalidSpec
+from muster_operator.manifests.collector import (
+    PORT,
+    CollectorChoices,
+    collector_port,
+    has_collector,
+    lead,
+    secret_manifest,
+    secret_name,
+)
+from muster_operator.manifests.pods import PodChoices, pod_manifest
+from muster_operator.manifests.run_folder import JOB_FOLDER, keeps_run_folder
+from muster_operator.settings import parse
+from muster_operator.sight.jobs import Jobs, Verdict
+from muster_operator.sight.pods import known_pod
+from muster_operator.sight.templates import Template
+
+IMAGE = CollectorChoices(image="registry.example.com/trainer:1")
+TRACE = {"startStep": 2, "steps": 3}
+CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
+
+
+def manifest(
+    wanted: dict[str, Any] | None = None, choices: CollectorChoices = IMAGE, index: int = 0, **fields: Any
+) -> dict[str, Any]:
+    wanted = wanted or template()
+    roles = [{"name": "trainer", "replicas": 2, "template": wanted}]
+    made = pod_manifest(job(roles=roles, **fields), wanted, create(index=index), (), PodChoices(collector=choices))
+    spec: dict[str, Any] = made["spec"]
+    return spec
+
+
+def sidecar(pod: dict[str, Any]) -> dict[str, Any]:
+    (found,) = (one for one in pod.get("initContainers", ()) if one["name"] == "muster-collector")
+    container: dict[str, Any] = found
+    return container
+
+
+def with_sidecar(choices: CollectorChoices = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any) -> list[int]:
+    role = {"name": "trainer", "replicas": 2, "template": wanted or template()}
+    one = job(roles=[role], **fields)
+    return [index for index in range(2) if has_collector(one.spec, "trainer", index, choices)]
+
+
+def kept(**of_spec: Any) -> dict[str, Any]:
+    return template(volumes=[CLAIM], **of_spec)
+
+
+def elsewhere(run_dir: Any, *mounts: dict[str, Any], volumes: Any = ()) -> dict[str, Any]:
+    wanted = template(volumes=list(volumes))
+    wanted["spec"]["containers"][0] |= {
+        "env": [{"name": "MUSTER_RUN_DIR", **({"value": run_dir} if isinstance(run_dir, str) else run_dir)}],
+        "volumeMounts": list(mounts),
+    }
+    return wanted
+
+
+# ---- who has one
+
+
+def test_every_pod_of_a_traced_job_has_one_and_else_the_pod_that_speaks_for_the_job() -> None:
+    assert with_sidecar(trace=TRACE) == [0, 1]
+    assert with_sidecar(stallTimeoutSeconds=60) == [0]
+    assert with_sidecar(wanted=kept()) == [0]
+    assert with_sidecar() == []
+
+
+def test_without_an_image_nobody_has_one() -> None:
+    assert with_sidecar(CollectorChoices(), trace=TRACE, stallTimeoutSeconds=60) == []
+
+
+def test_pod_0_of_the_first_essential_role_speaks_for_the_job() -> None:
+    roles = [
+        {"name": "reader", "essential": False, "template": template()},
+        {"name": "trainer", "template": template()},
+        {"name": "judge", "template": template()},
+    ]
+    one = job(roles=roles, stallTimeoutSeconds=60)
+    assert lead(one.spec).name == "trainer"
+    assert [role.name for role in one.spec.roles if has_collector(one.spec, role.name, 0, IMAGE)] == ["trainer"]
+
+
+@pytest.mark.parametrize("kind", ["emptyDir", "ephemeral"])
+def test_a_volume_that_goes_with_the_pod_keeps_no_run_folder(kind: str) -> None:
+    assert with_sidecar(wanted=template(volumes=[{"name": "muster-run", kind: {}}])) == []
+
+
+def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
+    disk = {"name": "disk", "persistentVolumeClaim": {"claimName": "x"}}
+    scratch = {"name": "scratch", "emptyDir": {}}
+    mounts = ({"name": "scratch", "mountPath": "/data"}, {"name": "disk", "mountPath": "/data/runs"})
+    for run_dir, is_kept in (("/data/runs/$(MUSTER_JOB)", True), ("/data/x", False), ("/other", False)):
+        one = job(roles=[{"name": "r", "template": elsewhere(run_dir, *mounts, volumes=(disk, scratch))}])
+        assert keeps_run_folder(one.spec.roles[0]) is is_kept
+
+
+# ---- what it is
+
+
+def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are() -> None:
+    own = {"name": "set-up", "image": "x"}
+    wanted = template(initContainers=[own])
+    without = manifest(wanted, CollectorChoices(), trace=TRACE)
+    pod = manifest(wanted, trace=TRACE)
+    assert [one["name"] for one in pod["initContainers"]] == ["set-up", "muster-collector"]
+    assert pod | {"initContainers": pod["initContainers"][:-1]} == without
+    assert sidecar(pod)["restartPolicy"] == "Always"
+
+
+def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_only() -> None:
+    pod = manifest(trace=TRACE, index=1)
+    container = sidecar(pod)
+    assert container["volumeMounts"] == [{"name": "muster-run", "mountPath": "/muster/run"}]
+    assert container["args"] == [
+        "--run-dir=$(MUSTER_RUN_DIR)",
+        "--role=$(MUSTER_ROLE)",
+        "--index=$(MUSTER_REPLICA)",
+        "--address=$(MUSTER_POD_IP)",
+        f"--port={PORT}",
+        "--ending=/dev/termination-log",
+        "--open-spool",
+    ]
+    variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    assert (variables["MUSTER_RUN_DIR"], variables["MUSTER_REPLICA"]) == ("/muster/run", "1")
+    assert variables["MUSTER_POD"] == "llama-trainer-1-abcde"
+    assert variables["MUSTER_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    name = secret_name("llama", "uid-llama")
+    assert variables["MUSTER_COLLECTOR_TOKEN"] == {"secretKeyRef": {"name": name, "key": "token"}}
+    assert "MUSTER_COLLECTOR_TOKEN" not in str(pod["containers"])
+
+
+def test_it_may_do_nothing_and_leaves_a_guaranteed_pod_what_it_is() -> None:
+    container = sidecar(manifest(trace=TRACE))
+    assert container["securityContext"] == {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "of_main", "user", "non_root"),
+    [
+        ({}, {"runAsUser": 7}, 7, True),
+        ({"runAsUser": 0}, {}, None, False),
+        ({"runAsUser": 0}, {"runAsUser": 7}, 7, True),
+    ],
+)
+def test_it_is_the_user_that_the_trainer_is_as_far_as_the_template_says(
+    of_pod: Any, of_main: Any, user: int | None, non_root: bool
+) -> None:
+    wanted = template(securityContext=of_pod)
+    wanted["spec"]["containers"][0]["securityContext"] = of_main
+    security = sidecar(manifest(wanted, trace=TRACE))["securityContext"]
+    assert (security.get("runAsUser"), security["runAsNonRoot"]) == (user, non_root)
+
+
+def test_traces_go_to_a_folder_of_the_job_below_the_store_and_only_the_collector_knows_how_to_get_there() -> None:
+    choices = CollectorChoices(image="x", store="s3://traces/muster/", store_secret="keys")
+    pod = manifest(choices=choices, trace=TRACE)
+    container = sidecar(pod)
+    assert f"--store=s3://traces/muster/{JOB_FOLDER}" in container["args"]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys", "optional": True}}]
+    assert "keys" not in str(pod["containers"])
+    untraced = sidecar(manifest(choices=choices, stallTimeoutSeconds=60))
+    assert "envFrom" not in untraced
+    assert not any(one.startswith("--store") for one in untraced["args"])
+
+
+def test_in_a_volume_that_jobs_share_every_job_has_its_own_folder() -> None:
+    pod = manifest(kept(), trace=TRACE)
+    mount = {"name": "muster-run", "mountPath": "/muster/run", "subPathExpr": JOB_FOLDER}
+    assert pod["containers"][0]["volumeMounts"] == [mount]
+    container = sidecar(pod)
+    assert container["volumeMounts"] == [mount]
+    assert "--open-spool" not in container["args"]
+    names = [one["name"] for one in container["env"]]
+    assert {"MUSTER_NAMESPACE", "MUSTER_JOB", "MUSTER_JOB_UID"} <= set(names)
+
+
+def test_a_mount_of_the_users_own_says_where_the_run_folder_is() -> None:
+    wanted = kept()
+    own = {"name": "muster-run", "mountPath": "/data", "subPath": "mine"}
+    wanted["spec"]["containers"][0]["volumeMounts"] = [own]
+    pod = manifest(wanted, trace=TRACE)
+    assert pod["containers"][0]["volumeMounts"] == [own]
+    assert {"name": "MUSTER_RUN_DIR", "value": "/data"} in pod["containers"][0]["env"]
+    container = sidecar(pod)
+    assert container["volumeMounts"] == [own]
+    assert {"name": "MUSTER_RUN_DIR", "value": "/data"} in container["env"]
+
+
+def test_a_run_folder_elsewhere_is_found_through_the_mount_that_holds_it() -> None:
+    disk = {"name": "disk", "mountPath": "/data/runs", "readOnly": False}
+    wanted = elsewhere("/data/runs/$(MUSTER_JOB)", {"name": "root", "mountPath": "/data"}, disk)
+    container = sidecar(manifest(wanted, trace=TRACE))
+    assert container["volumeMounts"] == [{"name": "disk", "mountPath": "/data/runs"}]
+    assert {"name": "MUSTER_RUN_DIR", "value": "/data/runs/$(MUSTER_JOB)"} in container["env"]
+
+
+def test_on_the_hosts_network_it_listens_at_a_port_that_follows_from_the_pod() -> None:
+    container = sidecar(manifest(template(hostNetwork=True), trace=TRACE))
+    port = collector_port("uid-llama", "trainer", 0, on_host_network=True)
+    assert f"--port={port}" in container["args"]
+    assert "ports" not in container
+    ports = {collector_port("u", "r", index, on_host_network=True) for index in range(16)}
+    assert len(ports) > 12
+    assert all(19_000 <= one < 20_000 for one in ports)
+
+
+# ---- what stands in its way
+
+
+def clash(wanted: dict[str, Any]) -> str:
+    with pytest.raises(InvalidSpec) as refusal:
+        manifest(wanted, trace=TRACE)
+    return str(refusal.value)
+
+
+def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
+    own = {"name": "muster-collector", "image": "x"}
+    assert "initContainers: 'muster-collector' is the name of the sidecar" in clash(template(initContainers=[own]))
+    wanted = template()
+    wanted["spec"]["containers"][0]["ports"] = [{"containerPort": PORT}]
+    assert f"containers: 'main' has port {PORT}" in clash(wanted)
+    assert manifest(template(initContainers=[own]))["initContainers"][0]["name"] == "muster-collector"  # it needs none
+
+
+def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
+    assert "'/tmp/run' of container 'main' lies in no volume" in clash(elsewhere("/tmp/run"))
+    assert "has no literal value" in clash(elsewhere({"valueFrom": {}}, {"name": "x", "mountPath": "/x"}))
+    mine = elsewhere("/x/$(MINE)", {"name": "x", "mountPath": "/x"})
+    assert "refers to $(MINE)" in clash(mine)
+
+
+# ---- what else depends on it
+
+
+def test_the_secret_goes_with_its_job_and_never_changes() -> None:
+    secret = secret_manifest(job(), "word")
+    assert secret["metadata"]["name"] == secret_name("llama", "uid-llama")
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-llama"
+    assert (secret["stringData"], secret["immutable"]) == ({"token": "word"}, True)
+
+
+class Asked:
+    """Notes what it is asked about."""
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+
+    def verdict(self, namespace: str, template: Template) -> Verdict | None:
+        self.digests.append(template.digest)
+        return None
+
+    def is_fresh(self, namespace: str, template: Template) -> bool:
+        return False
+
+    def ask(self, job: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("choices", "seconds", "kinds"), [(IMAGE, 60, 2), (CollectorChoices(), None, 1)])
+def test_pods_with_a_collector_are_tried_for_themselves_and_stalls_count_only_where_there_are_beats(
+    choices: CollectorChoices, seconds: int | None, kinds: int
+) -> None:
+    asked = Asked()
+    jobs = Jobs(asked, lambda uid, shown: None, lambda: None, choices)
+    jobs.put(job_seen("plain", 1))
+    jobs.put(job_seen("watched", 2, stallTimeoutSeconds=60))
+    assert len(set(asked.digests)) == kinds
+    known = jobs.known("uid-watched")
+    assert known is not None
+    assert known.job.spec.stall_timeout_seconds == seconds
+
+
+def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
+    seen = pod_seen(owner="uid-llama", podIP="10.1.2.3")
+    assert (known_pod(seen, None).ip, known_pod(seen, None).collector) == ("10.1.2.3", False)
+    seen.spec.init_containers = [type(seen.spec.containers[0])(name="muster-collector")]
+    assert known_pod(seen, None).collector
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--collector-resources", "{"], "are no resources of a container"),
+        (["--collector-resources", '{"requests": {"cpu": "lots"}}'], "are no resources of a container"),
+        (["--collector-store", "bucket"], "is no URL; write s3://bucket/folder"),
+        (["--collector-store", "https://me:word@example.com/x"], "a URL with credentials would be seen by everybody"),
+        (["--beats-every-seconds", "0"], "no number above 0"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(flags)
+    said = capsys.readouterr().err
+    assert why in said
+    assert "word" not in said

@@ -1,0 +1,185 @@
+"""A write that had no answer is found out about before anything else is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.objects import job_document, job_seen, name_of, template
+from tests.operator.seeing import sight
+from tests.operator.serving import serving
+
+from muster.errors import ClusterError
+from muster_operator.accounts import Accounts
+from muster_operator.doubts import Doubts
+from muster_operator.dryrun import DryRuns
+from muster_operator.kube.api import Api, ApiError, Fenced
+from muster_operator.manifests.pods import PodChoices
+from muster_operator.metrics import Metrics
+from muster_operator.outbox import Outbox
+from muster_operator.run import Leader
+from muster_operator.sight.world import Sight
+from muster_operator.writer import Writer
+
+POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
+JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
+
+
+class Server:
+    """An API server with one object. It carries writes out; the first few of its answers get lost."""
+
+    def __init__(self, found: dict[str, Any] | None = None, *, lost: int = 0, code: int = 0) -> None:
+        self.found = found
+        self.lost = lost
+        self.code = code  # of an answer to every write; 0: as it should be
+        self.calls: list[str] = []
+        self.written = False
+        self.may_write = True
+        self.now = 0.0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.calls.append(request.method)
+        wrote, self.written = self.written, self.written or request.method != "GET"
+        if self.lost > 0:
+            self.lost -= 1
+            assert request.transport is not None
+            request.transport.abort()
+        if request.method == "GET":
+            name = POD.rpartition("/")[2] if request.path.endswith("/pods") else "llama"
+            assert request.query == {"fieldSelector": f"metadata.name={name}"}
+            return web.json_response({"items": [] if self.found is None else [self.found]})
+        code = self.code or (409 if wrote else 200)
+        return web.json_response({"code": code, "reason": "AlreadyExists"}, status=code)
+
+
+Story = Callable[[Doubts, Api, Sight], Awaitable[None]]
+
+
+def play(server: Server, story: Story) -> None:
+    async def told(api: Api) -> None:
+        seen, _ = sight()
+        await story(Doubts(api, seen, lambda: server.now), api, seen)
+
+    asyncio.run(serving(server, told, lambda: server.may_write))
+
+
+def pod_document() -> dict[str, Any]:
+    labels = {"muster.dev/role": "trainer", "muster.dev/index": "0", "muster.dev/attempt": "1"}
+    owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": "uid-llama", "controller": True}
+    owner["name"] = "llama"
+    name = POD.rpartition("/")[2]
+    meta = {"name": name, "namespace": "team", "uid": "uid-p", "resourceVersion": "9", "labels": labels}
+    return {"metadata": {**meta, "ownerReferences": [owner]}, **template(), "status": {"phase": "Pending"}}
+
+
+def test_a_pod_whose_creation_had_no_answer_is_created_again_and_seen_before_anything_else() -> None:
+    server = Server(pod_document(), lost=1)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await doubts.settle()
+        seen.jobs.put(job_seen())
+        assert seen.pods.of_job("uid-llama", POD.rpartition("/")[2]) is not None
+        await doubts.settle()
+
+    play(server, story)
+    assert server.calls == ["POST", "POST", "GET"]
+
+
+def test_a_status_that_was_written_without_an_answer_is_seen_before_anything_else() -> None:
+    server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await doubts.settle()
+        (job,) = seen.observe().jobs
+        assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
+
+    play(server, story)
+    assert server.calls == ["PATCH", "PATCH", "GET"]
+
+
+@pytest.mark.parametrize("code", [409, 500])
+def test_after_a_refusal_or_a_failure_the_object_is_read(code: int) -> None:
+    server = Server(job_document(version=7), code=code)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ApiError):
+            await doubts.watch_over(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await doubts.settle()
+        assert [job.metadata.resource_version for job in seen.observe().jobs] == ["7"]
+
+    play(server, story)
+    assert server.calls == ["PATCH", "GET"]
+
+
+def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
+    server = Server(lost=4)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        for _ in range(3):
+            with pytest.raises(ClusterError):
+                await doubts.settle()
+        await doubts.settle()  # the pod was gone again meanwhile
+        await doubts.settle()
+
+    play(server, story)
+    assert server.calls == ["POST"] * 5 + ["GET"]
+
+
+def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read() -> None:
+    server = Server(pod_document(), lost=1)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        server.now = 70.0
+        await doubts.settle()
+
+    play(server, story)
+    assert server.calls == ["POST", "GET"]
+
+
+def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
+    server = Server(lost=3)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        metrics, choices = Metrics(), PodChoices("")
+        outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
+        writer = Writer(api, seen, DryRuns(api, choices), doubts, outbox, choices, "me")
+        leader = Leader(seen, writer, metrics, Accounts(metrics, seen.jobs.shown, time.time), lambda: True)
+        leading = asyncio.create_task(leader.lead())
+        async with asyncio.timeout(60):
+            while leader.term is None or leader.term.last is None:
+                assert not leading.done()
+                await asyncio.sleep(0.01)
+        assert server.calls == [*["POST"] * 4, "GET"]
+        leading.cancel()
+
+    play(server, story)
+
+
+def test_a_write_that_was_not_begun_and_one_of_an_earlier_time_of_leading_are_no_doubts() -> None:
+    server = Server(lost=1)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        doubts.forget()
+        server.may_write = False
+        with pytest.raises(Fenced):
+            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await doubts.settle()
+
+    play(server, story)
+    assert server.calls == ["POST"]

@@ -1,0 +1,56 @@
+"""Parts that never end, whatever they meet, and pauses that grow between failures."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from muster_operator import lasting
+from muster_operator.lasting import Pauses
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> None:
+    clock = Clock()
+    pauses = Pauses((1.0, 8.0), clock)
+    found = []
+    for _ in range(6):
+        found.append(pauses.next())
+        clock.now += found[-1]
+    assert found == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    clock.now += 301.0
+    assert pauses.next() == 1.0
+
+
+def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting, "Pauses", lambda: Pauses((0.0, 0.0)))
+    begun = 0
+    told: list[str] = []
+    done = asyncio.Event()
+
+    async def part() -> None:
+        nonlocal begun
+        begun += 1
+        if begun <= 3:
+            raise [KeyError("a bug"), RecursionError(), ExceptionGroup("two", [ValueError(), KeyError()])][begun - 1]
+        done.set()
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        task = asyncio.create_task(lasting.lasting("lead", part, told.append))
+        async with asyncio.timeout(30):
+            await done.wait()
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert told == ["lead", "lead", "lead"]

@@ -1,0 +1,215 @@
+"""Who leads has listed everything since it got the Lease, and leads no longer once it does not see what happens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from tests.operator.objects import job
+from tests.operator.serving import Server, serve, serving
+
+from muster import spec
+from muster_operator.__main__ import Operator, PartEnded
+from muster_operator.accounts import Accounts
+from muster_operator.kube.api import Api, Limits
+from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.fence import Fence
+from muster_operator.kube.lease import Claim, Election, Lease, LeaseTimes, steady
+from muster_operator.kube.resources import PODS
+from muster_operator.metrics import Metrics
+from muster_operator.settings import Settings, parse
+
+NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
+TIMES = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, retry_s=0.02)
+
+
+class Cluster(Server):
+    """Lists and watches, with nothing in them, and one Lease. Lists of pods wait for `lists`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lease: dict[str, Any] | None = None
+        self.lists = asyncio.Event()
+        self.listed = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "/leases" in request.path:
+            return await self._lease(request)
+        if request.method != "GET":
+            return await super().answer(request)
+        if "watch" in request.query:
+            watch = web.StreamResponse()
+            await watch.prepare(request)
+            while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - aiohttp tells nobody
+                await asyncio.sleep(0.02)
+            return watch
+        if request.path.endswith("/pods"):
+            self.calls.append("LIST pods")
+            await self.lists.wait()
+            self.listed += 1
+        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+
+    async def _lease(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response(self.lease or {"code": 404}, status=200 if self.lease else 404)
+        body = await request.json()
+        now = (self.lease or {"metadata": {}})["metadata"].get("resourceVersion", "")
+        if body["metadata"].get("resourceVersion", "") != now:
+            return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
+        self.take(body["spec"])
+        return web.json_response(self.lease)
+
+    def take(self, spec: dict[str, Any]) -> None:
+        """Somebody writes the Lease."""
+        self.version += 1
+        self.lease = {"metadata": {"name": "muster-operator", "resourceVersion": str(self.version)}, "spec": spec}
+
+    @property
+    def holder(self) -> str:
+        return "" if self.lease is None else str(self.lease["spec"].get("holderIdentity", ""))
+
+
+def settings() -> Settings:
+    flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
+    return parse(flags)
+
+
+def operator(api: Api) -> tuple[Operator, Election, Claim]:
+    claim = Claim("me", TIMES)
+    election = Election(api, "ns", "muster-operator", claim)
+    return Operator(settings(), api, Fence(election), Metrics()), election, claim
+
+
+async def until(holds: Any) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - a condition of the server, not of ours
+            await asyncio.sleep(0.01)
+
+
+def test_an_operator_whose_watch_ends_gives_the_lease_back_and_ends() -> None:
+    async def story() -> None:
+        cluster = Cluster()
+        cluster.lists.set()
+
+        async def play(api: Api) -> None:
+            one, _, _ = operator(api)
+            running = asyncio.create_task(one.run(asyncio.Event()))
+            await until(lambda: one._leader.term is not None)
+            assert cluster.holder == "me"
+            watch = next(task for task, of in zip(one._watching._tasks, one._watching._reflectors, strict=True)
+                         if of.resource is PODS)  # fmt: skip
+            watch.cancel()
+            with pytest.raises(PartEnded, match="the watch of pods ended"):
+                async with asyncio.timeout(60):
+                    await running
+            assert cluster.holder == ""
+
+        await serving(cluster, play)
+
+    asyncio.run(story())
+
+
+def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_anew() -> None:
+    async def story() -> None:
+        cluster = Cluster()
+
+        async def play(api: Api) -> None:
+            (one, election, _), stop = operator(api), asyncio.Event()
+            running = asyncio.create_task(one.run(stop))
+            await until(lambda: cluster.holder == "me" and cluster.calls.count("LIST pods") >= 2)
+            before = cluster.lease
+            cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
+            await until(lambda: not election.may_write())
+            cluster.take({"leaseDurationSeconds": 1})  # and given back
+            await until(lambda: cluster.holder == "me" and election.may_write())
+            assert before is not None
+            assert cluster.lease is not None
+            assert cluster.lease["spec"]["acquireTime"] != before["spec"]["acquireTime"]
+            lists = cluster.calls.count("LIST pods")
+            cluster.lists.set()
+            await until(lambda: one._leader.term is not None)
+            assert cluster.calls.count("LIST pods") > lists
+            stop.set()
+            await running
+
+        await serving(cluster, play)
+
+    asyncio.run(story())
+
+
+def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_later_one() -> None:
+    now = [0.0]
+    api = Api(Endpoint("http://127.0.0.1:1", None, None, lambda: None), Limits())
+    claim = Claim("me", LeaseTimes())
+    election = Election(api, "ns", "lease", claim, lambda: now[0])
+    fence = Fence(election)
+    first = claim.next(NOBODYS, "10:00:00")
+    claim.renewed(first, 0.0, 0.0)
+    assert not fence(), "nothing was listed yet"
+    fence.enter(election.acquired)
+    assert fence()
+    now[0] = 11.0
+    assert not fence()
+    second = claim.next(first, "10:00:11")  # nobody else had it
+    claim.renewed(second, 11.0, 11.0)
+    assert fence()
+    third = claim.next(NOBODYS, "10:00:20")  # another one had it, and gave it back
+    claim.renewed(third, 20.0, 20.0)
+    now[0] = 20.0
+    assert election.may_write()
+    assert not fence()
+    fence.enter(election.acquired)
+    assert fence()
+
+
+@pytest.mark.parametrize(("duration_s", "deadline_s"), [(2.5, 2.4), (1.4, 1.3), (15.0, 10.0)])
+def test_nobody_takes_the_lease_before_its_holder_stops_writing(duration_s: float, deadline_s: float) -> None:
+    flags = ["--lease-seconds", str(duration_s), "--renew-deadline-seconds", str(deadline_s)]
+    times = parse([*flags, "--renew-every-seconds", "0.5"]).lease_times
+    assert times is not None
+    holder, other = Claim("a", times), Claim("b", times)
+    lease = holder.next(NOBODYS, "now")
+    holder.renewed(lease, 0.0, 0.0)
+    other.saw(lease, 0.0)
+    for tenths in range(200):
+        assert not (holder.holds(tenths / 10) and other.may_take(tenths / 10))
+
+
+def test_an_operator_that_stands_by_counts_no_jobs() -> None:
+    now = [100.0]
+    place = {"role": "trainer", "flavor": "h200", "nodes": [{"node": "n", "indexes": "0-1"}]}
+    since = "2026-11-21T10:00:00Z"
+    condition = {"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": since}
+    status = spec.TrainingJobStatus.model_validate({"conditions": [condition], "placement": [place]})
+    running = job().model_copy(update={"status": status})
+    metrics = Metrics()
+    accounts = Accounts(metrics, lambda: [running], lambda: now[0])
+    accounts.scrape()
+    now[0] = 110.0
+    accounts.scrape()
+    counted = metrics.gpu_s.value(("research", "team", "nvidia.com/gpu"))
+    assert counted == 20.0
+    accounts.rest()
+    now[0] = 500.0
+    assert "muster_queue_jobs{" not in metrics.text()
+    accounts.scrape()
+    assert metrics.gpu_s.value(("research", "team", "nvidia.com/gpu")) == counted
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_gauges_of_jobs_are_told_by_who_leads(leads: bool) -> None:
+    cluster = Cluster()
+
+    async def play(api: Api) -> None:
+        one, election, claim = operator(api)
+        one._accounts._jobs = lambda: [job()]
+        if leads:
+            claim.renewed(claim.next(NOBODYS, "now"), steady(), steady())
+            one._fence.enter(election.acquired)
+        text = one._metrics.text()
+        assert ("muster_queue_jobs{" in text, "\nmuster_leading 1\n" in text) == (leads, leads)
+
+    serve(cluster, play)

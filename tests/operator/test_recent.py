@@ -1,0 +1,73 @@
+"""What may be worked out again is kept as long as there is room for it."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.objects import job_document, read, template
+from tests.operator.seeing import sight
+
+from muster import spec
+from muster_operator.manifests.collector import NO_COLLECTORS
+from muster_operator.sight.recent import Recent
+from muster_operator.sight.shapes import Job
+from muster_operator.sight.specs import Specs
+
+
+def test_what_was_not_asked_for_the_longest_goes_first() -> None:
+    kept = Recent[str, int](most=2)
+    kept.put("a", 1, 1)
+    kept.put("b", 2, 1)
+    assert kept.get("a") == 1
+    kept.put("c", 3, 1)
+    assert (kept.get("a"), kept.get("b"), kept.get("c")) == (1, None, 3)
+
+
+def test_one_that_is_too_large_for_everything_is_not_kept() -> None:
+    kept = Recent[str, int](most_bytes=10)
+    kept.put("a", 1, 11)
+    assert (kept.get("a"), len(kept), kept.bytes) == (None, 0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40))))
+def test_neither_bound_is_ever_passed(puts: list[tuple[int, int]]) -> None:
+    kept, sizes = Recent[int, int](most=3, most_bytes=60), dict[int, int]()
+    for key, size in puts:
+        kept.put(key, size, size)
+        sizes[key] = size
+        assert len(kept) <= 3
+        assert kept.bytes <= 60
+        assert kept.get(key) == size, "the newest is there"
+    assert kept.bytes == sum(size for key, size in sizes.items() if kept.get(key) is not None)
+
+
+def test_long_texts_of_jobs_that_came_and_went_do_not_pile_up() -> None:
+    seen, _ = sight()
+    longest = "x" * 400_000
+    for number in range(200):  # 80 MB
+        document: dict[str, Any] = job_document(f"j{number}", number + 1)
+        document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [f"{number}{longest}"]
+        one = read(Job, document)
+        seen.jobs.put(one)
+        one.metadata.resource_version = str(10_000 + number)
+        seen.jobs.drop(one)
+    specs = seen.jobs._specs
+    assert specs._known.bytes <= 32 * 2**20
+    assert specs._templates._known.bytes <= 32 * 2**20
+    assert 0 < len(specs._known) < 100
+
+
+def test_what_pods_of_a_spec_really_ask_for_is_forgotten_with_the_spec() -> None:
+    specs = Specs(NO_COLLECTORS)
+    wanted = specs.read(json.dumps({"roles": [{"name": "trainer", "template": template()}]}).encode()).spec
+    pods = {"trainer": spec.PodSpec.model_validate(template()["spec"])}
+    assert specs.really(wanted, pods) is specs.really(wanted, pods)
+    assert len(specs._real) == 1
+    specs._known = Recent()
+    del wanted
+    gc.collect()
+    assert specs._real == {}

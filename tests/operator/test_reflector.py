@@ -1,0 +1,162 @@
+"""Lists and watches go on whatever anybody wrote, and show everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from tests.operator.serving import serving
+
+from muster_operator.kube.api import Api
+from muster_operator.kube.reflector import Reflector
+from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.sight.shapes import Job
+
+DEEP = b"[" * 20_000 + b"]" * 20_000
+
+
+def plain(name: str, version: int) -> bytes:
+    meta = {"name": name, "namespace": "team", "resourceVersion": str(version)}
+    return json.dumps({"metadata": meta, "spec": {"queue": "research"}}).encode()
+
+
+def monstrous(name: str, version: int) -> bytes:
+    """As deep as no decoder follows down, in its spec and in what an API server notes of who wrote it."""
+    meta = f'"managedFields":[{{"fieldsV1":{DEEP.decode()}}}],"name":"{name}","namespace":"team"'
+    text = f'{{"metadata":{{{meta},"resourceVersion":"{version}"}},"spec":{{"odd":{DEEP.decode()}}}}}'
+    return text.encode()
+
+
+def event(kind: str, item: bytes) -> bytes:
+    return b'{"type":"%s","object":%s}\n' % (kind.encode(), item)
+
+
+@dataclass
+class Server:
+    """An API server: its lists, one after the other (the last again and again), and what each watch brings."""
+
+    lists: list[tuple[int, list[bytes]]]
+    watches: list[bytes] = field(default_factory=list)
+    asked_from: list[str] = field(default_factory=list)
+    listed: int = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            version, items = self.lists[min(self.listed, len(self.lists) - 1)]
+            self.listed += 1
+            return web.Response(
+                body=b'{"items":[%s],"metadata":{"resourceVersion":"%d"}}' % (b",".join(items), version)
+            )
+        self.asked_from.append(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if self.watches:
+            await response.write(self.watches.pop(0))
+        else:
+            await asyncio.sleep(60)
+        return response
+
+
+class Seen:
+    """A sink that cannot take jobs of some names."""
+
+    def __init__(self, *poison: str) -> None:
+        self.poison = poison
+        self.jobs: dict[str, int] = {}
+        self.reached = 0
+
+    def replace(self, objects: list[Job], version: int) -> None:
+        for item in objects:
+            self.put(item)
+        names = {item.metadata.name for item in objects}
+        self.jobs = {name: known for name, known in self.jobs.items() if name in names}
+        self.reached = version
+
+    def put(self, item: Job) -> None:
+        if item.metadata.name in self.poison:
+            raise KeyError("a bug")
+        self.jobs[item.metadata.name] = item.metadata.version
+
+    def drop(self, item: Job) -> None:
+        self.jobs.pop(item.metadata.name, None)
+
+    def progress(self, version: int) -> None:
+        self.reached = version
+
+
+def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
+    """Reflect until it holds. Fails where the reflector ends, or nothing comes of it."""
+
+    async def main() -> None:
+        async def follow(api: Api) -> None:
+            reflector = Reflector(api, TRAINING_JOBS, Job, seen)
+            running = asyncio.create_task(reflector.run())
+            async with asyncio.timeout(60):
+                while not holds():
+                    assert not running.done(), running.exception()
+                    await asyncio.sleep(0.01)
+            running.cancel()
+
+        await serving(server, follow)
+
+    asyncio.run(main())
+
+
+def test_an_object_as_deep_as_no_decoder_follows_hides_no_other_of_a_list() -> None:
+    server = Server([(7, [plain("a", 1), monstrous("deep", 2), plain("b", 3)])])
+    seen = Seen()
+    play(server, seen, lambda: bool(server.asked_from))
+    assert seen.jobs == {"a": 1, "deep": 2, "b": 3}
+    assert server.asked_from[0] == "7"
+
+
+def test_a_watch_goes_on_past_such_an_object_and_sees_it_go() -> None:
+    begin = event("ADDED", monstrous("deep", 8)) + event("ADDED", plain("a", 9))
+    then = event("MODIFIED", monstrous("deep", 10)) + event("DELETED", monstrous("deep", 11))
+    server, seen = Server([(7, [])], [begin, then]), Seen()
+    play(server, seen, lambda: len(server.asked_from) == 3)
+    assert seen.jobs == {"a": 9}
+    assert server.asked_from == ["7", "9", "11"]
+    assert server.listed == 1
+
+
+def test_what_the_sink_cannot_take_hides_no_other_of_a_list_or_a_watch() -> None:
+    server = Server([(7, [plain("a", 1), plain("odd", 2), plain("b", 3)])])
+    server.watches = [event("ADDED", plain("odd", 8)) + event("ADDED", plain("c", 9))]
+    seen = Seen("odd")
+    play(server, seen, lambda: len(server.asked_from) == 2)
+    assert seen.jobs == {"a": 1, "b": 3, "c": 9}
+    assert server.asked_from == ["7", "9"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        event("ADDED", b'{"metadata":{"resourceVersion":8}}'),
+        event("ADDED", b'{"metadata":{"resourceVersion":"x"}}'),
+        event("BOOKMARK", b"[]"),
+        event("DELETED", b'{"metadata":{"name":3,"resourceVersion":"8"}}'),
+        b"no event\n",
+        b'{"type":"ADDED","object":{"metadata":{"name":"\xff"}}}\n',
+    ],
+)
+def test_an_event_whose_version_cannot_be_told_is_passed_by_listing_again(line: bytes) -> None:
+    server = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])], [line])
+    seen = Seen()
+    play(server, seen, lambda: len(server.asked_from) == 2)
+    assert server.asked_from == ["7", "12"]
+    assert seen.jobs == {"a": 3}
+
+
+def test_what_is_no_list_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server([(1, [b"<html>"]), (2, [b"<html>"]), (7, [plain("a", 3)])])
+    seen = Seen()
+    with caplog.at_level(logging.WARNING, "muster.operator"):
+        play(server, seen, lambda: bool(server.asked_from))
+    assert seen.jobs == {"a": 3}
+    assert any("not a list" in str(vars(record).get("why")) for record in caplog.records)

@@ -1,0 +1,148 @@
+"""What the API server refuses of one object keeps nobody else waiting."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from tests.operator.objects import pod_seen
+from tests.operator.serving import Rounds, Server, admitted, serve, tried
+
+from muster.errors import ClusterError
+from muster_operator.dryrun import DryRuns
+from muster_operator.kube.api import Api, ApiError, Fenced
+from muster_operator.manifests.pods import PodChoices
+from muster_operator.refusals import Refusals, concerns_everybody
+from muster_operator.sight.jobs import Verdict
+
+POD_OF_BAD = r"/pods/bad-"
+
+
+@pytest.mark.parametrize("code", [403, 409, 422, 500, 503])
+@pytest.mark.parametrize(
+    "where", [("POST", POD_OF_BAD), ("POST", r"/services/bad-")], ids=["its pods are refused", "its Service is refused"]
+)
+def test_others_are_admitted_while_a_job_waits_for_what_is_refused(where: tuple[str, str], code: int) -> None:
+    server = Server([(*where, code)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.submit("bad", 5, admitted())
+        rounds.submit("good", 6)
+        await rounds.round()
+        assert (rounds.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
+        assert rounds.term.troubles == 0
+
+    serve(server, story)
+
+
+@pytest.mark.parametrize("code", [403, 500])
+def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of_it(code: int) -> None:
+    server = Server([("DELETE", POD_OF_BAD, code)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.submit("bad", 5, admitted())
+        pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an attempt that is over
+        rounds.sight.pods.put(pod)
+        rounds.submit("good", 7)
+        await rounds.round()
+        assert rounds.phase("good") == "Admitted"
+        assert ("bad", "PodNotDeleted") in rounds.told()
+        assert rounds.writer.refusals.pause_s("uid-bad") > 0
+
+    serve(server, story)
+
+
+def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_not() -> None:
+    server = Server([("POST", POD_OF_BAD, 500)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.submit("bad", 5, admitted())
+        told, pauses = [], []
+        for _ in range(4):
+            await rounds.round()
+            rounds.term.engine.recheck(["uid-bad"])
+            told.append(rounds.told().count(("bad", "PodRejected")))
+            pauses.append(rounds.writer.refusals.pause_s("uid-bad"))
+        assert told == [0, 1, 1, 1]
+        assert pauses == sorted(set(pauses)), "they grow"
+        server.refuses.clear()
+        await rounds.round()
+        assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
+        assert not rounds.writer.refusals.lasts("uid-bad")
+
+    serve(server, story)
+
+
+def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> None:
+    """Its room may have been promised to somebody: nobody takes it before it is given back on paper."""
+    server = Server([("PATCH", "trainingjobs/bad/status", 500)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.submit("bad", 5, admitted(), cancel=True)
+        rounds.submit("good", 6)
+        await rounds.round()
+        assert rounds.phase("good") == "Pending"
+        await rounds.round()
+        assert rounds.phase("good") == "Admitted"
+
+    serve(server, story)
+
+
+@pytest.mark.parametrize("code", [401, 429])
+def test_a_login_that_is_not_accepted_and_too_many_calls_concern_everybody(code: int) -> None:
+    assert concerns_everybody(ApiError(code, "x", "y"))
+    assert concerns_everybody(ClusterError("no answer"))
+    assert concerns_everybody(Fenced("not ours"))
+    assert not concerns_everybody(ApiError(500, "InternalError", "failed calling webhook"))
+
+
+def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
+    now = [0.0]
+    refusals = Refusals(clock=lambda: now[0])
+    assert refusals.may_try("a")
+    pauses = []
+    for _ in range(8):
+        refusals.note("a", forbidden=False)
+        pauses.append(refusals.pause_s("a"))
+    assert pauses[:3] == [1.0, 2.0, 4.0]
+    assert pauses[-1] == pauses[-2] == 30.0
+    assert not refusals.may_try("a")
+    now[0] = 30.0
+    assert refusals.may_try("a")
+    refusals.over("a")
+    refusals.note("a", forbidden=True)
+    assert refusals.pause_s("a") == 5.0
+
+
+def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
+    server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
+
+    async def story(api: Api) -> None:
+        ask = partial(tried, Rounds(api), DryRuns(api, PodChoices(), retry_s=0.0))
+        assert await ask() == Verdict(refusal="failed calling webhook: connection refused")
+        server.refuses.clear()
+        assert await ask() == Verdict()
+
+    serve(server, story)
+
+
+def test_a_service_that_somebody_deleted_is_made_again_before_the_next_attempt() -> None:
+    server = Server()
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.submit("llama", 5, admitted())
+        await rounds.round()
+        rounds.sight.pods.replace([], 4000)  # they are gone
+        rounds.submit("llama", 5000, {**admitted(), "attempt": 1})
+        await rounds.round()
+        assert server.count("POST /api/v1/namespaces/team/services/") == 2
+        rounds.term.engine.recheck()
+        await rounds.round()
+        assert server.count("POST /api/v1/namespaces/team/services/") == 2
+
+    serve(server, story)

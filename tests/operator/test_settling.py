@@ -1,0 +1,122 @@
+"""What a round settles at its end: finalizers of queues, complaints about what cannot be read, statuses of traces."""
+
+from __future__ import annotations
+
+from tests.operator.objects import job_document, job_seen, read
+from tests.operator.seeing import Knowing, sight
+from tests.operator.serving import Rounds, Server, serve
+
+from muster_operator import finalizers
+from muster_operator.kube.api import Api
+from muster_operator.labels import IN_USE
+from muster_operator.outbox import Outbox
+from muster_operator.refusals import Refusals
+from muster_operator.sight.shapes import Document, Job
+from muster_operator.sight.world import Sight
+from muster_operator.unreadable import Complaints
+
+SINCE = "2026-11-21T10:00:00Z"
+QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"
+
+
+def leaving(name: str = "research", version: int = 3) -> Document:
+    """A queue that somebody deletes."""
+    meta = {"name": name, "resourceVersion": str(version), "finalizers": [IN_USE], "deletionTimestamp": SINCE}
+    return read(Document, {"metadata": meta, "spec": {"namespaceSelector": {}}})
+
+
+def fresh(name: str, version: int) -> Document:
+    """A queue without a finalizer."""
+    return read(Document, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
+
+
+async def settle(api: Api, seen: Sight, refusals: Refusals | None = None) -> None:
+    await finalizers.settle(api, seen.queues, seen.jobs, refusals or Refusals())
+
+
+def test_a_queue_stays_while_a_job_that_was_not_tried_yet_names_it() -> None:
+    server = Server()
+
+    async def story(api: Api) -> None:
+        seen, _ = sight(Knowing(None))
+        seen.queues.put(leaving())
+        seen.jobs.put(job_seen("waits", 5))
+        assert seen.observe().jobs == ()
+        await settle(api, seen)
+        assert server.calls == []
+        seen.jobs.drop(job_seen("waits", 6))
+        await settle(api, seen)
+        assert server.calls == [f"{QUEUES}/research"]
+
+    serve(server, story)
+
+
+def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over() -> None:
+    server = Server()
+
+    async def story(api: Api) -> None:
+        seen, _ = sight()
+        seen.queues.put(leaving())
+        seen.jobs.put(job_seen("odd", 5, bogus=1))
+        assert seen.jobs.broken
+        await settle(api, seen)
+        assert server.calls == []
+        over = {"type": "Failed", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
+        status = {"phase": "Failed", "finishedAt": SINCE, "conditions": [over]}
+        seen.jobs.put(read(Job, {**job_document("odd", 6, bogus=1), "status": status}))
+        await settle(api, seen)
+        assert server.calls == [f"{QUEUES}/research"]
+
+    serve(server, story)
+
+
+def test_a_finalizer_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
+    server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
+
+    async def story(api: Api) -> None:
+        seen, _ = sight()
+        seen.queues.put(fresh("a", 3))
+        seen.queues.put(fresh("b", 4))
+        refusals = Refusals(clock=lambda: now[0])
+        for _ in range(2):
+            await settle(api, seen, refusals)
+        assert server.calls == [f"{QUEUES}/a", f"{QUEUES}/b"]
+        now[0] = 1000.0
+        await settle(api, seen, refusals)
+        assert server.calls[2:] == [f"{QUEUES}/a"]
+
+    serve(server, story)
+
+
+def test_a_complaint_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
+    server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
+
+    async def story(api: Api) -> None:
+        seen, _ = sight()
+        seen.jobs.put(job_seen("a", 3, bogus=1))
+        seen.jobs.put(job_seen("b", 4, bogus=1))
+        outbox = Outbox(api, lambda: False, lambda: None)
+        complaints = Complaints(api, seen, outbox, "me", refusals=Refusals(clock=lambda: now[0]))
+        for _ in range(2):
+            await complaints.settle()
+        statuses = [call.rpartition("/trainingjobs/")[2] for call in server.calls]
+        assert statuses == ["a/status", "b/status"]
+        now[0] = 1000.0
+        await complaints.settle()
+        assert len(server.calls) == 3
+
+    serve(server, story)
+
+
+def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
+    server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.sight.queues.put(fresh("odd", 8))
+        rounds.sight.jobs.put(job_seen("unreadable", 9, bogus=1))
+        for _ in range(3):
+            await rounds.round()
+        assert rounds.term.troubles == 0
+
+    serve(server, story)

@@ -1,0 +1,323 @@
+"""What the operator sees of jobs, and what dry runs of their pods say, becomes the world of the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.objects import job_document, job_seen, read, template
+from tests.operator.seeing import Knowing, sight, tell
+
+from muster import spec
+from muster_operator.dryrun import judged
+from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.shapes import Job
+
+
+def test_a_job_is_shown_once_its_templates_are_known() -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    assert seen.observe().jobs == ()
+    assert knowing.asked == ["uid-llama"]
+    knowing.answer = Verdict()
+    tell(seen)
+    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]},
+        {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended"}]},
+        {"hold": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
+    ],
+    ids=["admitted", "suspended", "holds room"],
+)
+def test_a_job_that_an_earlier_leader_gave_room_is_shown_before_its_templates_are_known(
+    status: dict[str, Any],
+) -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    document = job_document()
+    document["status"] = status
+    for condition in status.get("conditions", ()):
+        condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
+    seen.jobs.put(read(type(job_seen()), document))
+    assert len(seen.observe().jobs) == 1
+    assert knowing.asked == ["uid-llama"]
+    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
+    knowing.answer = Verdict(pod=pod)
+    tell(seen)
+    (job,) = seen.observe().jobs
+    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
+
+
+def test_a_job_that_loses_its_room_before_its_templates_are_known_is_shown_as_it_is_now_and_gets_none() -> None:
+    knowing = Knowing(None)
+    seen, changes = sight(knowing)
+    seen.jobs.put(read(Job, {**job_document(), "status": {"attempt": 1, "conditions": [ADMITTED]}}))
+    evicted = spec.TrainingJobStatus(phase="Pending", attempt=2)
+    assert changes.during(lambda: seen.jobs.wrote("uid-llama", evicted, 7)) > 0
+    world = seen.observe()
+    (job,) = world.jobs
+    assert (job.status, job.metadata.resource_version) == (evicted, "7")
+    assert "not been tried yet" in world.rejections["uid-llama"]
+    knowing.answer = Verdict()
+    tell(seen)
+    assert seen.observe().rejections == {}
+
+
+def test_a_job_that_is_shown_and_edited_is_shown_as_it_is_now_and_gets_no_room_until_its_pods_were_tried() -> None:
+    knowing = Knowing()
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    knowing.answer = None
+    edited = job_document(version=2)
+    edited["spec"]["cancel"] = True
+    edited["spec"]["roles"][0]["template"]["metadata"] = {"annotations": {"edited": "yes"}}
+    seen.jobs.put(read(Job, edited))
+    world = seen.observe()
+    (job,) = world.jobs
+    assert (job.spec.cancel, job.metadata.resource_version) == (True, "2")
+    assert world.rejections.keys() == {"uid-llama"}
+
+
+def test_what_was_learned_of_a_job_counts_on_when_verdicts_are_forgotten() -> None:
+    knowing = Knowing(Verdict(pod=pod_asking("2")))
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    knowing.answer = None
+    waiting = spec.TrainingJobStatus(phase="Pending", reason="NoRoom")
+    seen.jobs.wrote("uid-llama", waiting, 7)
+    world = seen.observe()
+    (job,) = world.jobs
+    assert (job.status, world.rejections) == (waiting, {})
+    assert job.spec.roles[0].template.spec.containers[0].resources.requests == {"cpu": "2"}
+
+
+def test_a_finished_job_is_shown_without_asking() -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
+    document = job_document()
+    document["status"] = {"conditions": [done]}
+    seen.jobs.put(read(type(job_seen()), document))
+    assert len(seen.observe().jobs) == 1
+    assert knowing.asked == []
+
+
+def test_a_job_is_shown_with_what_its_pods_really_ask_for() -> None:
+    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
+    seen, _ = sight(Knowing(Verdict(pod=pod)))
+    seen.jobs.put(job_seen())
+    (job,) = seen.observe().jobs
+    assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
+    known = seen.jobs.known("uid-llama")
+    assert known is not None
+    assert known.job.spec.roles[0].template.spec.overhead == {}
+
+
+def test_a_job_whose_pods_would_be_refused_is_shown_with_the_reason_until_it_heals() -> None:
+    knowing = Knowing(Verdict(refusal="no such account"))
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    assert seen.observe().rejections == {"uid-llama": "no such account"}
+    knowing.answer = Verdict()
+    tell(seen)
+    assert seen.observe().rejections == {}
+
+
+def test_our_status_counts_at_once_and_its_event_is_no_news() -> None:
+    seen, changes = sight()
+    seen.jobs.put(job_seen())
+    status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
+    seen.jobs.wrote("uid-llama", status, 7)
+    (job,) = seen.observe().jobs
+    assert job.status is status
+    assert job.metadata.resource_version == "7"
+    assert changes.during(lambda: seen.jobs.put(job_seen(version=7))) == 0
+    assert seen.observe().jobs[0] is job
+
+
+def test_what_did_not_change_of_a_job_keeps_its_identity() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen(version=1))
+    (before,) = seen.observe().jobs
+    seen.jobs.put(job_seen(version=2))
+    (after,) = seen.observe().jobs
+    assert after is not before
+    assert after.spec is before.spec
+    assert after.status is before.status
+
+
+def test_a_job_of_the_same_name_is_another_job() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    document = job_document(version=9)
+    document["metadata"]["uid"] = "uid-2"
+    seen.jobs.put(read(type(job_seen()), document))
+    assert [job.metadata.uid for job in seen.observe().jobs] == ["uid-2"]
+
+
+def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
+    seen, _ = sight()
+    broken = job_document("broken")
+    broken["spec"]["roles"] = "none"
+    seen.jobs.put(read(type(job_seen()), broken))
+    seen.jobs.put(job_seen())
+    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+    assert seen.jobs.broken["team/broken"].complaint == "spec.roles: 'none' is not a list; write a list"
+
+
+def test_a_job_that_is_edited_into_something_unreadable_is_gone_until_it_can_be_read_again() -> None:
+    seen, changes = sight()
+    seen.jobs.put(job_seen())
+    assert changes.during(lambda: seen.jobs.put(unreadable(version=2))) > 0
+    assert seen.observe().jobs == ()
+    seen.jobs.put(job_seen(version=3))
+    assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
+    assert seen.jobs.broken == {}
+
+
+def test_a_job_with_room_is_shown_as_it_was_before_an_edit_that_cannot_be_read() -> None:
+    seen, _ = sight()
+    admitted = {
+        "type": "Admitted",
+        "status": "True",
+        "reason": "Admitted",
+        "lastTransitionTime": "2026-11-21T10:00:00Z",
+    }
+    status = {"conditions": [admitted]}
+    seen.jobs.put(read(Job, {**job_document(), "status": status}))
+    edited = job_document(version=2)
+    edited["metadata"]["generation"] = 2
+    seen.jobs.put(read(Job, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}}))
+    (shown,) = seen.observe().jobs
+    assert (shown.spec.roles[0].replicas, shown.metadata.generation, shown.metadata.resource_version) == (2, 1, "2")
+    seen.jobs.put(read(Job, {**job_document(version=3), "status": status}))
+    assert (seen.jobs.broken, len(seen.observe().jobs)) == ({}, 1)
+
+
+def test_what_cannot_be_read_and_is_gone_from_a_list_is_forgotten() -> None:
+    seen, _ = sight()
+    seen.jobs.put(unreadable())
+    seen.jobs.replace([job_seen("other")], 9)
+    assert seen.jobs.broken == {}
+
+
+def unreadable(version: int = 1) -> Job:
+    document = job_document(version=version)
+    document["spec"]["roles"] = "none"
+    return read(Job, document)
+
+
+def test_no_job_looks_stuck_while_nobody_reads_its_beats() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen(stallTimeoutSeconds=60))
+    assert seen.observe().jobs[0].spec.stall_timeout_seconds is None
+
+
+def test_a_job_that_has_just_come_waits_for_a_new_verdict_where_the_one_that_is_known_is_old() -> None:
+    knowing = Knowing()
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen("before"))
+    knowing.old = True
+    seen.jobs.put(job_seen("new"))
+    seen.jobs.put(read(Job, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    assert ([job.metadata.name for job in seen.observe().jobs], knowing.asked) == (["before", "runs"], ["uid-new"])
+    knowing.old = False
+    tell(seen)
+    assert len(seen.observe().jobs) == 3
+
+
+def test_a_job_with_room_keeps_what_its_pods_were_created_with() -> None:
+    knowing = Knowing(Verdict(pod=pod_asking("2")))
+    seen, _ = sight(knowing)
+    seen.jobs.put(read(Job, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
+    seen.jobs.put(job_seen("waits"))
+    knowing.answer = Verdict(pod=pod_asking("1"))
+    tell(seen)
+    asked = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in seen.observe().jobs}
+    assert {name: one.resources.requests for name, one in asked.items()} == {
+        "runs": {"cpu": "2"},
+        "waits": {"cpu": "1"},
+    }
+
+
+ADMITTED = {"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": "2026-11-21T10:00:00Z"}
+
+
+def pod_asking(cores: str) -> spec.PodSpec:
+    return spec.PodSpec.model_validate({"containers": [{"resources": {"requests": {"cpu": cores}}}]})
+
+
+def test_jobs_of_one_template_share_it() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen("a"))
+    seen.jobs.put(job_seen("b"))
+    one, two = seen.observe().jobs
+    assert one.spec.roles[0].template is two.spec.roles[0].template
+
+
+# ---- what a dry run says
+
+
+def answered(**of_spec: Any) -> dict[str, Any]:
+    wanted = template()["spec"]
+    by_default = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}]
+    return {**wanted, "schedulerName": "default-scheduler", "tolerations": by_default, **of_spec}
+
+
+def test_a_dry_run_that_adds_only_defaults_says_nothing_new() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    assert judged(written, answered()) == Verdict()
+
+
+def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    side = {"name": "mesh", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}
+    verdict = judged(written, answered(initContainers=[side]))
+    assert verdict.pod is not None
+    assert verdict.pod.init_containers[0].name == "mesh"
+
+
+def test_jobs_that_were_written_alike_share_what_they_want() -> None:
+    seen, _ = sight(Knowing())
+    for name in ("one", "two"):
+        document = job_document()
+        document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+        seen.jobs.put(read(type(job_seen()), document))
+    one, two = seen.observe().jobs
+    assert one.metadata.name != two.metadata.name
+    assert one.spec is two.spec
+
+
+def test_a_new_job_is_unseen_from_when_it_is_shown_until_the_world_is_looked_at() -> None:
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    seen.jobs.put(job_seen())
+    assert not seen.jobs.unseen()
+    knowing.answer = Verdict()
+    tell(seen)
+    assert seen.jobs.unseen()
+    seen.observe()
+    assert not seen.jobs.unseen()
+    seen.jobs.put(job_seen())
+    assert not seen.jobs.unseen()
+
+
+def test_jobs_that_get_their_first_status_are_counted_as_served() -> None:
+    seen, _ = sight(Knowing())
+    seen.jobs.put(job_seen())
+    assert seen.jobs.served == 0
+    seen.jobs.wrote("uid-llama", spec.TrainingJobStatus(submitted_at=5.0), 999)
+    assert seen.jobs.served == 1
+
+
+def test_a_job_that_goes_before_anybody_looked_is_unseen_no_more() -> None:
+    seen, _ = sight(Knowing())
+    seen.jobs.put(job_seen())
+    assert seen.jobs.unseen()
+    seen.jobs.replace([], 10_000)
+    assert not seen.jobs.unseen()

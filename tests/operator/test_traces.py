@@ -1,0 +1,165 @@
+"""What the operator makes of collectors' last words: status.traces, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.operator.objects import job, job_document, pod_seen, read, template
+from tests.operator.seeing import Knowing
+
+from muster import spec
+from muster_operator.manifests.collector import CollectorChoices, run_location
+from muster_operator.sight.endings import Ending, ending_of
+from muster_operator.sight.shapes import ContainerStatus, Job
+from muster_operator.sight.world import Collectors, Sight
+from muster_operator.traces import Traces
+
+UID = "uid-llama"
+TRACE = {"startStep": 20, "steps": 5}
+STORE = CollectorChoices(image="x", store="s3://bucket/muster/")
+LOCATION = f"s3://bucket/muster/team/llama-{UID}"
+CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
+OVER = {
+    "conditions": [
+        {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": "2026-11-21T10:00:00Z"}
+    ],
+    "phase": "Succeeded",
+}
+RAN = {"startedAt": "2026-11-21T10:00:00Z"}
+
+
+def ended(words: str, name: str = "muster-collector") -> ContainerStatus:
+    return read(ContainerStatus, {"name": name, "state": {"terminated": {"exitCode": 0, "message": words}}})
+
+
+class Stage:
+    """The operator's sight of one job of two pods."""
+
+    def __init__(self, choices: CollectorChoices = STORE, pod: dict[str, Any] | None = None, **fields: Any) -> None:
+        self.pod_template = pod or template()
+        self.fields = {"trace": TRACE, **fields}
+        self.sight = Sight(Knowing(), lambda: None, clock=lambda: 2e9, collectors=Collectors(choices))
+        self.traces = Traces(self.sight, choices)
+
+    def job(self, version: int = 1, **status: Any) -> None:
+        roles = [{"name": "trainer", "replicas": 2, "template": self.pod_template}]
+        document = job_document(version=version, **{**self.fields, "roles": roles})
+        self.sight.jobs.put(read(Job, {**document, "status": {**RAN, **status}}))
+
+    def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running") -> None:
+        pod = pod_seen(version=version, owner=UID, seat=(index, 0), phase=phase)
+        pod.status.init_container_statuses = [] if words is None else [ended(words)]
+        self.sight.pods.put(pod)
+
+    def told(self) -> spec.TraceStatus | None:
+        known = self.sight.jobs.known(UID)
+        assert known is not None
+        return self.traces.told(known, known.job.status).traces
+
+
+def words(traces: int, step: int | None = None) -> str:
+    checkpoint = None if step is None else {"step": step, "at": 1.5e9}
+    return json.dumps({"traces": traces, "checkpoint": checkpoint})
+
+
+def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() -> None:
+    assert ending_of([ended("{}", "other"), ended(words(2, 40))]) == Ending(2, (40, 1.5e9))
+    assert ending_of([ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]) == Ending(0, None)
+    for nothing in ("", "Traceback (most recent call last)", "[]", "x" * 5000):
+        assert ending_of([ended(nothing)]) is None
+
+
+@pytest.mark.parametrize(
+    ("choices", "pod", "location"),
+    [
+        (STORE, template(), LOCATION),
+        (CollectorChoices(image="x"), template(), ""),
+        (CollectorChoices(image="x"), template(volumes=[CLAIM]), f"pvc://runs/team/llama-{UID}"),
+        (
+            CollectorChoices(image="x"),
+            template(volumes=[{"name": "muster-run", "nfs": {"server": "a", "path": "/b"}}]),
+            f"volume://muster-run/team/llama-{UID}",
+        ),
+        (
+            CollectorChoices(image="x"),
+            template(
+                volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}],
+                containers=[
+                    {
+                        "name": "main",
+                        "env": [{"name": "MUSTER_RUN_DIR", "value": "/data/runs/$(MUSTER_JOB)"}],
+                        "volumeMounts": [{"name": "data", "mountPath": "/data", "subPath": "me"}],
+                    }
+                ],
+            ),
+            "pvc://mine/me/runs/llama",
+        ),
+    ],
+)
+def test_where_a_run_stays_is_the_store_or_the_jobs_own_volume(
+    choices: CollectorChoices, pod: dict[str, Any], location: str
+) -> None:
+    one = job(roles=[{"name": "trainer", "replicas": 2, "template": pod}])
+    assert run_location(one, choices) == location
+
+
+def test_with_any_status_of_a_traced_job_that_has_started_goes_where_its_traces_are() -> None:
+    stage = Stage()
+    stage.job()
+    assert stage.told() == spec.TraceStatus(location=LOCATION)
+    known = stage.sight.jobs.known(UID)
+    assert known is not None
+    once = stage.traces.told(known, known.job.status)
+    assert stage.traces.told(known, once) is once
+
+
+def test_nothing_is_told_of_a_job_that_is_not_traced_or_where_there_are_no_collectors() -> None:
+    for stage in (Stage(trace=None), Stage(CollectorChoices())):
+        stage.job()
+        assert stage.told() is None
+
+
+def test_once_it_is_over_and_its_pods_have_ended_the_number_is_written_once() -> None:
+    stage = Stage()
+    stage.job()
+    stage.pod(0, 1)
+    stage.pod(1, 2)
+    stage.pod(0, 3, words(1), "Succeeded")
+    assert stage.traces.due() == []
+    stage.job(version=4, **OVER)
+    assert stage.traces.due() == []  # a pod still runs
+    stage.pod(1, 5, words(2), "Succeeded")
+    (write,) = stage.traces.due()
+    assert (write.job_uid, write.resource_version) == (UID, "4")
+    assert write.status.traces == spec.TraceStatus(files=3, location=LOCATION)
+    stage.job(version=6, traces={"files": 3, "location": LOCATION}, **OVER)
+    assert stage.traces.due() == []
+
+
+def test_the_number_never_falls() -> None:
+    stage = Stage()
+    stage.job(traces={"files": 7, "location": LOCATION})
+    stage.pod(0, 2, words(1), "Succeeded")
+    assert stage.told() == spec.TraceStatus(files=7, location=LOCATION)
+
+
+def test_an_operator_that_takes_over_counts_what_the_pods_still_say_whichever_it_lists_first() -> None:
+    stage = Stage()
+    stage.pod(0, 1, words(1), "Succeeded")
+    stage.pod(1, 2, words(1), "Succeeded")
+    stage.job(version=3, **OVER)
+    stage.sight.observe()
+    (write,) = stage.traces.due()
+    assert write.status.traces == spec.TraceStatus(files=2, location=LOCATION)
+
+
+@pytest.mark.parametrize(("volumes", "step"), [([CLAIM], 40), ([], None)])
+def test_the_checkpoint_in_the_last_words_counts_if_it_outlives_the_pod(volumes: list[Any], step: int | None) -> None:
+    stage = Stage(pod=template(volumes=volumes))
+    stage.job()
+    stage.pod(1, 1, words(0, 99), "Succeeded")  # does not speak for the job
+    stage.pod(0, 2, words(0, 40), "Succeeded")
+    beat = stage.sight.observe().beats.get(UID)
+    assert (None if beat is None else beat.checkpoint_step) == step
