@@ -40,8 +40,8 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     home = str(tmp_path_factory.mktemp("helm"))
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HELM_", "XDG_", "KUBE"))}
 
-    def run(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        names = ("m", str(CHART)) if verb == "template" else (str(CHART),)
+    def run(verb: str, *arguments: str, release: str = "m") -> subprocess.CompletedProcess[str]:
+        names = (release, str(CHART)) if verb == "template" else (str(CHART),)
         command = [str(program), verb, *names, "--kube-version=1.29.0", *arguments]
         return subprocess.run(
             command, env=environment | {"HOME": home}, capture_output=True, text=True, timeout=60, check=False

@@ -18,7 +18,7 @@
 {{/* What never changes: a Deployment's selector cannot be edited. */}}
 {{- define "muster.selector" -}}
 app.kubernetes.io/name: muster-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "muster.labels" -}}
@@ -27,6 +27,19 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: muster
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Of collectors; empty where there are none. */}}
+{{- define "muster.collectorImage" -}}
+{{- with .Values.collector.image -}}
+{{- if .repository -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{- define "muster.image" -}}

@@ -1,0 +1,75 @@
+{{/*
+What an operator could not start with, or the API server would refuse half-way, and no schema can say: each with the
+value's name, what it is, and what would be right.
+*/}}
+{{- define "muster.refuse" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the release's name %q begins the name of a Service; write a letter, then lower-case letters, digits and -" .Release.Name) -}}
+{{- end -}}
+{{- with .Values.operator.lease -}}
+{{- if not (and (gt (float64 .seconds) (float64 .renewDeadlineSeconds)) (gt (float64 .renewDeadlineSeconds) (float64 .renewEverySeconds))) -}}
+{{- fail (printf "operator.lease: seconds (%v) must be above renewDeadlineSeconds (%v), and that above renewEverySeconds (%v)" .seconds .renewDeadlineSeconds .renewEverySeconds) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.jobPods.priorityClass -}}
+{{- if and .create (hasPrefix "system-" .name) -}}
+{{- fail (printf "jobPods.priorityClass.name: %q is kept for Kubernetes itself; write a name without system-" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- include "muster.refuseFlags" . -}}
+{{- $own := include "muster.labels" . | fromYaml -}}
+{{- range $field, $keys := dict "operator.podLabels" .Values.operator.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
+{{- range $key, $_ := $keys -}}
+{{- if hasKey $own $key -}}
+{{- fail (printf "%s: %s is the chart's own label; write another key" $field $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey (.Values.operator.podAnnotations | default dict) "kubectl.kubernetes.io/default-container" -}}
+{{- fail "operator.podAnnotations: kubectl.kubernetes.io/default-container is the chart's own annotation; write another key" -}}
+{{- end -}}
+{{- range $field := list "flavors" "queues" -}}
+{{- $seen := dict -}}
+{{- range index $.Values $field -}}
+{{- if hasKey $seen .name -}}
+{{- fail (printf "%s: %q is there twice; write each name once" $field .name) -}}
+{{- end -}}
+{{- $_ := set $seen .name true -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* A flag given twice: the last one counts, and what else the chart says of it (rights, probes) is no longer so. */}}
+{{- define "muster.refuseFlags" -}}
+{{- $values := dict
+  "namespace" "helm's --namespace"
+  "lease-name" "another release name"
+  "lease-seconds" "operator.lease.seconds"
+  "renew-deadline-seconds" "operator.lease.renewDeadlineSeconds"
+  "renew-every-seconds" "operator.lease.renewEverySeconds"
+  "qps" "operator.qps"
+  "burst" "operator.burst"
+  "in-flight" "operator.inFlight"
+  "listen" "a Service of yours: probes and metrics need this address"
+  "priority-class" "jobPods.priorityClass.name"
+  "snapshot-dir" "nothing else: only /tmp can be written"
+  "log-level" "operator.logLevel"
+  "pod-groups" "operator.podGroups"
+  "collector-image" "collector.image"
+  "collector-pull-policy" "collector.image.pullPolicy"
+  "collector-resources" "collector.resources"
+  "collector-store" "collector.store.url"
+  "collector-store-secret" "collector.store.secretName"
+  "beats-every-seconds" "collector.everySeconds"
+  "progress-seconds" "collector.progressSeconds"
+-}}
+{{- range .Values.operator.extraArgs -}}
+{{- $flag := . | splitList "=" | first | trimPrefix "--" -}}
+{{- if and (hasPrefix "--" .) (hasKey $values $flag) -}}
+{{- fail (printf "operator.extraArgs: --%s is the chart's own flag; use %s" $flag (get $values $flag)) -}}
+{{- end -}}
+{{- if and (eq $flag "no-lease") (gt (int $.Values.replicas) 1) -}}
+{{- fail (printf "operator.extraArgs: --no-lease with %d replicas, of which every one would act; write replicas: 1" (int $.Values.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,212 @@
+"""Which values the chart refuses before anything is changed, and how it says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from tests.helm.conftest import CHART, Render, Run
+
+from muster_operator.settings import parse
+
+SCHEMA = "values don't meet the specifications of the schema"
+COLLECTOR = "collector.image.repository=registry.example.com/trainer"
+
+
+def template(helm: Run, *values: str) -> subprocess.CompletedProcess[str]:
+    return helm("template", "--set=image.repository=x", *(f"--set={value}" for value in values))
+
+
+def refused(helm: Run, *values: str) -> str:
+    """What Helm says; it has to fail."""
+    done = template(helm, *values)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
+    done = helm("template")
+    assert done.returncode != 0
+    assert "image.repository: missing; write where your image of the operator lies" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ("replicas=0", "replicas"),
+        ("replicas=two", "replicas"),
+        ("replica=3", "replica"),
+        ("operator.logLevel=loud", "logLevel"),
+        ("operator.qps=0", "qps"),
+        ("operator.lease.seconds=-1", "seconds"),
+        ("image.repository=example.com/x:1.0", "repository"),
+        ("image.digest=abc", "digest"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("queues[0].nam=x", "queues"),
+        ("flavors[0].name=A b", "name"),
+        ("networkPolicy.egress.apiServerPorts={}", "apiServerPorts"),
+        ("jobPods.priorityClass.value=2000000000", "value"),
+        ("serviceMonitor.interval=often", "interval"),
+        ("rbac.aggregate=maybe", "aggregate"),
+        ("collector.image.repository=example.com/x:1.0", "repository"),
+        ("collector.everySeconds=0", "everySeconds"),
+        ("collector.store.url=bucket", "url"),
+        ("collector.store.url=https://me:word@example.com/x", "url"),
+        ("collector.store.secretName=A b", "secretName"),
+        ("operator.extraArgs={no-lease}", "extraArgs"),
+        ("operator.resources.limits.cpu=much", "cpu"),
+        ("operator.resources.limits.gpu=1", "gpu"),
+        ("operator.tolerations[0].taint=x", "taint"),
+        ("operator.affinity.node.x=y", "node"),
+        ("operator.resources.limit.cpu=1", "limit"),
+        ("operator.priorityClassName=High Prio", "priorityClassName"),
+        ("operator.podLabels.team=a b", "team"),
+        ("operator.podLabels.a b=team", "a b"),
+        ("operator.podAnnotations.a b=team", "a b"),
+        ("operator.nodeSelector.pool=a/b", "pool"),
+        ("image.tag=-1.0", "tag"),
+        ("image.repository=Example", "repository"),
+        ("imagePullSecrets={A_b}", "imagePullSecrets"),
+        ("collector.resources.requests.cpu=-1", "cpu"),
+        ("collector.store.url=s3://bucket/$(HOME)", "url"),
+        ("serviceAccount.name=A_b", "name"),
+        ("serviceAccount.name=a..b", "name"),
+        ("serviceMonitor.interval=0s", "interval"),
+        ("networkPolicy.from[0].pods=x", "from"),
+        ("networkPolicy.egress.extra[0].from=x", "extra"),
+        ("prometheusRule.runbookUrl=wiki", "runbookUrl"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(helm: Run, value: str, field: str) -> None:
+    said = refused(helm, value)
+    assert SCHEMA in said
+    assert field in said
+
+
+def required(part: Any, path: str = "") -> set[str]:
+    """The places that the schema wants filled: "operator.lease.seconds"."""
+    if "$ref" in part:
+        part = json.loads((CHART / "values.schema.json").read_text())["definitions"][part["$ref"].rpartition("/")[2]]
+    inner = part.get("properties", {}).items()
+    found = {f"{path}{name}" for name in part.get("required", ())}
+    return found.union(*(required(item, f"{path}{name}.") for name, item in inner))
+
+
+def leaves(part: Any, path: str = "") -> set[str]:
+    if not isinstance(part, dict) or not part:
+        return {path.rstrip(".")}
+    return {place for name, item in part.items() for place in leaves(item, f"{path}{name}.")}
+
+
+SCHEMA_FILE = json.loads((CHART / "values.schema.json").read_text())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_null_where_the_chart_needs_a_value_is_refused_by_name(helm: Run, depth: int) -> None:
+    taken = {place for place in required(SCHEMA_FILE) if place.count(".") == depth}
+    assert len(taken) > 4
+    said = refused(helm, *(f"{place}=null" for place in taken)).splitlines()
+    for above, _, name in (place.rpartition(".") for place in taken):
+        where = f"at '/{above.replace('.', '/')}': missing propert" if above else "at '': missing propert"
+        assert any(where in line and f"'{name}'" in line for line in said), (above, name, said)
+
+
+def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> None:
+    kept = required(SCHEMA_FILE) | {"image.repository", "collector.image.repository", "collector.store.url"}
+    taken = leaves(yaml.safe_load((CHART / "values.yaml").read_text())) - kept
+    assert {"operator.podLabels", "collector.resources.requests.cpu", "queues"} <= taken
+    values = (COLLECTOR, "collector.store.url=s3://traces/muster", "networkPolicy.egress.enabled=true")
+    items = render(*values, "serviceMonitor.enabled=true", "prometheusRule.enabled=true", *(f"{p}=null" for p in taken))
+    (deployment,) = (item for item in items if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert parse(container["args"]).collectors.choices.image == "registry.example.com/trainer:0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (
+            "operator.lease.seconds=5",
+            "operator.lease: seconds (5) must be above renewDeadlineSeconds (10), and that above renewEverySeconds (2)",
+        ),
+        (
+            "operator.lease.renewEverySeconds=10",
+            "must be above renewDeadlineSeconds (10), and that above renewEverySeconds (10)",
+        ),
+        (
+            "jobPods.priorityClass.name=system-jobs",
+            'jobPods.priorityClass.name: "system-jobs" is kept for Kubernetes itself; write a name without system-',
+        ),
+        (
+            r"operator.podLabels.app\.kubernetes\.io/instance=x",
+            "operator.podLabels: app.kubernetes.io/instance is the chart's own label; write another key",
+        ),
+        (
+            r"prometheusRule.labels.helm\.sh/chart=x",
+            "prometheusRule.labels: helm.sh/chart is the chart's own label; write another key",
+        ),
+        (
+            r"operator.podAnnotations.kubectl\.kubernetes\.io/default-container=x",
+            "operator.podAnnotations: kubectl.kubernetes.io/default-container is the chart's own annotation",
+        ),
+        (
+            "operator.extraArgs={--lease-seconds=5}",
+            "operator.extraArgs: --lease-seconds is the chart's own flag; use operator.lease.seconds",
+        ),
+        (
+            "operator.extraArgs={--no-lease}",
+            "operator.extraArgs: --no-lease with 2 replicas, of which every one would act; write replicas: 1",
+        ),
+    ],
+)
+def test_what_no_schema_can_say_is_refused_in_a_sentence(helm: Run, value: str, sentence: str) -> None:
+    assert sentence in refused(helm, value)
+
+
+def test_two_queues_of_one_name_are_refused(helm: Run) -> None:
+    twice = json.dumps([{"name": "a", "spec": {}}, {"name": "a", "spec": {}}])
+    done = helm("template", "--set=image.repository=x", f"--set-json=queues={twice}")
+    assert 'queues: "a" is there twice; write each name once' in done.stderr
+
+
+@pytest.mark.parametrize("release", ["muster.v1", "9muster"])
+def test_a_release_whose_name_no_service_can_have_is_refused(helm: Run, release: str) -> None:
+    done = helm("template", "--set=image.repository=x", release=release)
+    assert done.returncode != 0
+    assert f'the release\'s name "{release}" begins the name of a Service; write a letter' in done.stderr
+
+
+def test_no_flag_that_the_chart_gives_may_be_given_again(helm: Run, render: Render) -> None:
+    store = ("collector.store.url=s3://traces/muster", "operator.podGroups=true")
+    (deployment,) = (item for item in render(COLLECTOR, *store) if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert len(container["args"]) > 15
+    for flag in (argument.partition("=")[0] for argument in container["args"]):
+        assert f"operator.extraArgs: {flag} is the chart's own flag" in refused(
+            helm, f"operator.extraArgs={{{flag}=x}}"
+        )
+
+
+def test_names_that_yaml_would_take_for_numbers_stay_names(helm: Run) -> None:
+    queue = json.dumps([{"name": "12", "spec": {}}])
+    values = ("serviceAccount.name=1e3", "operator.priorityClassName=0x1", "jobPods.priorityClass.name=99")
+    done = helm(
+        "template",
+        "--namespace=123",
+        f"--set-json=queues={queue}",
+        *(f"--set-string={value}" for value in ("image.repository=x", "imagePullSecrets={0}", *values)),
+        release="null",
+    )
+    assert done.returncode == 0, done.stderr
+    items = [item for item in yaml.safe_load_all(done.stdout) if item]
+    (pod,) = (item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment")
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("1e3", "0x1")
+    assert pod["imagePullSecrets"] == [{"name": "0"}]
+    assert {item["metadata"]["namespace"] for item in items if "namespace" in item["metadata"]} == {"123"}
+    named = {item["kind"]: item["metadata"]["name"] for item in items}
+    assert (named["ServiceAccount"], named["PriorityClass"], named["Queue"]) == ("1e3", "99", "12")
+    labels = [item["metadata"]["labels"] for item in items if item["kind"] == "Queue"]
+    assert [label["app.kubernetes.io/instance"] for label in labels] == ["null"]
