@@ -207,7 +207,9 @@ def test_options_that_mean_nothing_are_refused_by_name() -> None:
         (("--nproc", "0", "--", "x.py"), "'0' is no whole number from 1 up"),
         (("--nproc", "2"), "what each rank runs is missing"),
         (("--nproc", "2", "--", "-m"), "what each rank runs is missing"),
-        (("--ranks", "2", "--", "x.py"), "unrecognized arguments: --ranks"),
+        (("--ranks", "2", "--", "x.py"), "'--ranks' is no argument of the launcher"),
+        (("--nprocs", "2", "--", "x.py"), "'--nprocs' is no argument of the launcher; did you mean --nproc?"),
+        (("--nproc", "2", "x.py"), "'x.py' is no argument of the launcher; what each rank runs is written after `--`"),
     ):
         ran = _launch(*options)
         assert ran.returncode == 2

@@ -22,10 +22,13 @@ def test_two_pods_meet_and_the_store_outlives_rank_0(start: Callable[..., Pod]) 
         total = torch.tensor([float(rank)])
         dist.all_reduce(total)
         print("sum", total.item(), dist.is_torchelastic_launched(), flush=True)
-        if rank == 0:
-            os._exit(0)
-        time.sleep(1.5)
         store = _get_default_store()
+        if rank == 0:
+            store.set("first", str(os.getpid()))
+            os._exit(0)
+        first = store.get("first").decode()
+        while os.path.exists(f"/proc/{first}"):
+            time.sleep(0.02)
         store.set(f"late-{rank}", "here")
         print("late", store.get(f"late-{rank}"), flush=True)
         """

@@ -100,6 +100,8 @@ def test_optimizer_steps_are_counted_once_and_the_agreed_ones_traced(start: Star
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[0]["step_time_s"] is None
     assert all(line["step_time_s"] > 0 for line in lines[1:])
+    assert [line["step"] for line in lines if line["trace_start_s"]] == [2]
+    assert [line["step"] for line in lines if line["trace_write_s"]] == [5]
     beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
     assert (beat["phase"], beat["step"]) == ("done", 8)
     trace = json.loads((ranks.run_dir / "traces" / "spool" / "rank-0.attempt-0.steps-3-5.json").read_text())

@@ -9,7 +9,7 @@ import pytest
 
 from muster_components.trainer.errors import EXIT_OK
 
-from .conftest import TINY, Starter, events
+from .conftest import TINY, Starter, events, metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -35,6 +35,16 @@ def test_each_rank_writes_the_agreed_steps(start: Starter, text: Path) -> None:
         owner = trace["muster"]
         assert (owner["job"], owner["rank"], owner["attempt"]) == ("learn", rank, 4)
         assert (owner["start_step"], owner["end_step"]) == (3, 6)
+        assert switches(ranks.run_dir, rank) == {"trace_start_s": [2], "trace_write_s": [6]}
+
+
+def switches(run_dir: Path, rank: int) -> dict[str, list[int]]:
+    """Before which steps a rank says that it started its profiler and wrote its trace, and how long that took."""
+    lines = metrics(run_dir, rank)
+    return {
+        name: [line["step"] for line in lines if line[name] is not None and line[name] > 0]
+        for name in ("trace_start_s", "trace_write_s")
+    }
 
 
 def test_only_the_ranks_that_were_asked_for_and_only_steps_that_exist_are_traced(start: Starter, text: Path) -> None:

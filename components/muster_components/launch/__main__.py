@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,11 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser.add_argument("--nproc", type=_positive, default=1, help="ranks of this pod (default 1)")
     parser.add_argument("--nnodes", type=_positive, help="pods of the role (default MUSTER_REPLICAS, else 1)")
     cut = argv.index("--") if "--" in argv else len(argv)
-    options = parser.parse_args(argv[:cut])
+    options, unknown = parser.parse_known_args(argv[:cut])
+    if unknown:
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], ["--nproc", "--nnodes"], 1)
+        hint = f"did you mean {near[0]}?" if near else "what each rank runs is written after `--`"
+        parser.error(f"{unknown[0]!r} is no argument of the launcher; {hint}")
     program = argv[cut + 1 :]
     if not program or list(program) == ["-m"]:
         parser.error("what each rank runs is missing; write it after `--`: a script, or -m and a module")

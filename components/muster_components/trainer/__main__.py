@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import MutableMapping, Sequence
 
+from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import run_context
 from muster_components.trainer.data import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, TrainerError
@@ -17,7 +18,17 @@ from muster_components.trainer.tracing_environment import quiet_profiler
 def main(arguments: Sequence[str]) -> int:
     """Run one rank."""
     try:
-        config = parse(arguments, os.environ)
+        config = parse(arguments, os.environ)  # --help ends here, as argparse does
+        return _train(config)
+    except TrainerError as error:
+        rank = os.environ.get("RANK", "0")
+        if rank == "0" or not error.alike:
+            print(f"trainer: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _train(config: TrainConfig) -> int:
+    try:
         context = run_context(os.environ, config.output)
         prepare_environment(os.environ)
         # Only now: torch takes seconds to import, and a mistyped flag should be told at once.
@@ -27,11 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 
         # `record` leaves the error where torchrun and Muster's launcher look for it.
         return int(record(train)(config, context, os.environ) or EXIT_OK)
-    except TrainerError as error:
-        rank = os.environ.get("RANK", "0")
-        if rank == "0" or not error.alike:
-            print(f"trainer: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    except TrainerError:
+        raise
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()

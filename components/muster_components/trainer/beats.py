@@ -48,7 +48,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """One step, after it ended. `tokens` counts the whole job's tokens in this step; None where not known."""
+    """One step, after it ended. `tokens` counts the whole job's tokens in this step; None where not known.
+
+    `trace_start_s` and `trace_write_s` are the seconds that this rank took, between the step before and this one, to
+    start the profiler and to write its trace. They are no part of its `step_time_s`; ranks that were done sooner wait
+    for it in this step. None when there was nothing to do.
+    """
 
     step: int
     step_time_s: float | None
@@ -60,6 +65,8 @@ class Metrics:
     tokens_per_s: float | None = None
     mfu: float | None = None
     memory_bytes: int | None = None
+    trace_start_s: float | None = None
+    trace_write_s: float | None = None
 
 
 class Reporter:

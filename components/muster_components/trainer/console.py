@@ -1,6 +1,6 @@
 """Progress for people, on rank 0's standard output: a header, a line every few steps, a last line.
 
-    step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 0:21
+    step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 21s
 
 On a device whose peak is known the line goes on with `MFU 48.8%`, on a GPU with `peak 50.3 GiB`.
 """
@@ -44,11 +44,12 @@ def first_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str
 
 
 def duration(seconds: float) -> str:
-    """`0:21`, `12:05`, `3:20:00`."""
+    """`21s`, `12m05s`, `3h20m`, `2d04h`: as Muster's commands show it."""
     total = max(0, round(seconds))
-    hours, rest = divmod(total, 3600)
-    minutes, second = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{second:02}" if hours else f"{minutes}:{second:02}"
+    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if total >= size:
+            return f"{total // size}{unit}{total % size // part:02}{below}"
+    return f"{total}s"
 
 
 def count(number: int) -> str:

@@ -21,7 +21,7 @@ from muster_components.trainer.config import Plan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, DivergedError
 from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
-from muster_components.trainer.profile import StepTracer
+from muster_components.trainer.profile import StepTracer, Switch
 from muster_components.trainer.step import Launched, Stepper, StepResult
 from muster_components.trainer.stopping import StopRequest
 
@@ -92,6 +92,7 @@ class Loop:
         self._late = 1 if self._device.type == "cuda" else 0
         self._ended = 0
         self._stopping = False
+        self._tracing_s: dict[Switch, float] = {}  # before the step that is told next
         self._first_loss: float | None = None
         self._last: Beat | None = None
 
@@ -99,6 +100,8 @@ class Loop:
         """Train from after step `done` to the last step, or until told to stop."""
         self._ended = done
         self._beat("compile" if self._plan.compile else "train")
+        if self._plan.compile:
+            self._event("compiling", f"step {done + 1} compiles", say=False)
         self._train(done)
         self._aside(lambda: self._tracer.close(self._ended))
         self._beat("checkpoint")
@@ -116,11 +119,13 @@ class Loop:
         every, steps = self._plan.checkpoint_every, self._plan.config.steps
         ahead: deque[Launched] = deque()
         for step in range(done + 1, steps + 1):
-            if self._tracer.switches(step):
-                self._read(ahead, leave=0)
-                self._aside(lambda step=step: self._tracer.begin(step))  # type: ignore[misc]
-            else:
+            switch = self._tracer.switches(step)
+            if switch is None:
                 self._tracer.begin(step)
+            else:
+                self._read(ahead, leave=0)
+                took_s = self._aside(lambda step=step: self._tracer.begin(step))  # type: ignore[misc]
+                self._tracing_s = {switch: took_s}
             ahead.append(self._stepper.launch(step, stop=self._stop.requested))
             save_now = every > 0 and step % every == 0
             self._read(ahead, leave=0 if save_now else self._late)
@@ -162,8 +167,11 @@ class Loop:
                 tokens_per_s=plan.tokens_per_step / step_time_s,
                 mfu=self._mfu(step_time_s),
                 memory_bytes=memory.used_bytes(self._device),
+                trace_start_s=self._tracing_s.get("start"),
+                trace_write_s=self._tracing_s.get("write"),
             )
         )
+        self._tracing_s = {}
         self._last = Beat(
             rank=self._context.rank,
             world_size=self._context.world_size,
@@ -241,8 +249,10 @@ class Loop:
         if self._context.is_first:
             self._reporter.event(kind, message, step=self._ended, say=say)
 
-    def _aside(self, act: Callable[[], None]) -> None:
-        """Do what is not training, once all launched steps are read, and keep it out of the step time."""
+    def _aside(self, act: Callable[[], None]) -> float:
+        """Do what is not training, once all launched steps are read, and keep it out of the step time; its seconds."""
         began_s = self._stepper.now_s()
         act()
-        self._pace.leave_out(self._stepper.now_s() - began_s)
+        took_s = self._stepper.now_s() - began_s
+        self._pace.leave_out(took_s)
+        return took_s

@@ -13,6 +13,7 @@ import os
 import socket
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
@@ -20,6 +21,9 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from muster_components.trainer.beats import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+
+Switch = Literal["start", "write"]
+"""What takes its time between two steps: to start the profiler, or to stop it and write the trace."""
 
 
 class StepTracer:
@@ -38,11 +42,13 @@ class StepTracer:
         """Whether there is anything left to record."""
         return not self._over
 
-    def switches(self, step: int) -> bool:
-        """Whether `begin(step)` will start the profiler or write the trace, which takes its time."""
+    def switches(self, step: int) -> Switch | None:
+        """What `begin(step)` will do that takes its time, if anything."""
         if self._over:
-            return False
-        return step >= self._config.end or (self._profiler is None and step >= self._config.start - 1)
+            return None
+        if self._profiler is None:
+            return "start" if self._config.start - 1 <= step < self._config.end else None
+        return "write" if step >= self._config.end else None
 
     def begin(self, step: int) -> None:
         """The step `step` is about to start; the one before it has ended."""

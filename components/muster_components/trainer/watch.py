@@ -23,7 +23,7 @@ from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 
 if TYPE_CHECKING:
-    from muster_components.trainer.profile import StepTracer
+    from muster_components.trainer.profile import StepTracer, Switch
 
 OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
 
@@ -40,6 +40,7 @@ class Watcher:
         self._ended_at = time.perf_counter()
         self._step = 0
         self._step_time_s: float | None = None
+        self._tracing_s: dict[Switch, float] = {}  # before the step that is under way
 
     def started(self) -> None:
         """The script is about to run."""
@@ -56,9 +57,16 @@ class Watcher:
         # The time to the first step is set-up and compilation, no step time.
         self._step_time_s = now - self._ended_at if self._step else None
         self._step += 1
-        self._reporter.metrics(Metrics(step=self._step, step_time_s=self._step_time_s))
+        self._reporter.metrics(
+            Metrics(
+                step=self._step,
+                step_time_s=self._step_time_s,
+                trace_start_s=self._tracing_s.get("start"),
+                trace_write_s=self._tracing_s.get("write"),
+            )
+        )
         self._beat("train")
-        self._trace_next()
+        self._tracing_s = self._trace_next()
         self._ended_at = time.perf_counter()
 
     def finished(self) -> None:
@@ -67,15 +75,19 @@ class Watcher:
             self._tracer.close(self._step)
         self._beat("done")
 
-    def _trace_next(self) -> None:
+    def _trace_next(self) -> dict[Switch, float]:
+        """Have the tracer begin the next step; what that took where it started the profiler or wrote the trace."""
         if self._tracer is None:
             if not self._trace.covers(self._context.rank):
-                return
+                return {}
             from muster_components.trainer.profile import StepTracer
 
             self._tracer = StepTracer(self._trace, self._context, self._reporter)
-        if self._tracer.pending:
-            self._tracer.begin(self._step + 1)
+        if not self._tracer.pending:
+            return {}
+        switch, began_s = self._tracer.switches(self._step + 1), time.perf_counter()
+        self._tracer.begin(self._step + 1)
+        return {} if switch is None else {switch: time.perf_counter() - began_s}
 
     def _beat(self, phase: Phase) -> None:
         context = self._context
