@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = sorted((ROOT / "constraints").glob("*.txt"))
+IMAGES = sorted((ROOT / "constraints" / "images").glob("*.txt"))
 
 
 def pins(path: Path) -> dict[str, set[str]]:
@@ -43,7 +44,7 @@ def test_the_standard_librarys_platform_module_is_not_shadowed() -> None:
 @pytest.mark.parametrize("requirement", asked(), ids=str)
 def test_every_dependency_is_pinned_to_a_version_that_the_project_allows(requirement: Requirement) -> None:
     name = requirement.name.lower()
-    versions = {version for layer in LAYERS for version in pins(layer).get(name, ())}
+    versions = {version for layer in (*LAYERS, *IMAGES) for version in pins(layer).get(name, ())}
     assert versions, f"{name} is in no constraints file: run `make lock`"
     assert [version for version in versions if version not in requirement.specifier] == []
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.binaries import Unavailable, ensure
+from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OLDEST
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
+from tests.cluster.operator.sidecars import COLLECTORS
 
 HERE = Path(__file__).parent
 SKIP = "MUSTER_SKIP_CLUSTER"
@@ -41,7 +43,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         capture: Any = session.config.pluginmanager.getplugin("capturemanager")
         # Where there is no way, the fixture says so to every test that needs it.
         with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
-            ensure()
+            ensure((*OF_CONTROL_PLANE, OLDEST))
 
 
 @pytest.fixture(scope="session")
@@ -98,9 +100,9 @@ def add_nodes(control_plane: ControlPlane) -> Iterator[AddNodes]:
 
 @pytest.fixture(scope="session")
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """The operator of all tests that do not hurt it."""
+    """The operator of all tests that do not hurt it. It adds collectors, and asks them often."""
     install(control_plane)
-    running = Operator(control_plane.kubeconfig(), tmp_path_factory.mktemp("operator") / "log")
+    running = Operator(control_plane.kubeconfig(), tmp_path_factory.mktemp("operator") / "log", *COLLECTORS)
     try:
         running.wait("it leads", lambda: running.leads)
         yield running

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
+from tests.manifests.random_objects import ANY
 
 from muster.admission.editing import check_edit
 from muster.documents import KINDS, load_documents
@@ -118,87 +118,7 @@ def test_documents_of_the_docs_are_accepted(plane: ControlPlane, page: str, text
     plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=text)
 
 
-AMOUNTS = st.one_of(
-    st.integers(-2, 2**62 + 2),
-    st.integers(-1, 5_000_000).map(lambda number: f"{number}m"),
-    st.builds(
-        "{}{}".format, st.integers(0, 5000), st.sampled_from(["", "m", "k", "Mi", "Gi", "Pi", "E", "Ei", "K", "e3"])
-    ),
-    st.sampled_from(["", "1.", ".5", "+1", "1e18", "1E3", "1e19", "0.1", "5 ", "-0", "Ki", "1e-3", "1e3k"]),
-)
-NAMES = st.one_of(
-    st.from_regex(r"[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?", fullmatch=True),
-    st.sampled_from(["", "-a", "a-", "A", "a.b", "a_b", "a" * 52, "a" * 53]),
-)
-SMALL = st.integers(-1, 3)
-TOLERATIONS = st.fixed_dictionaries(
-    {}, optional={"key": st.just("a"), "operator": st.sampled_from(["Equal", "Exists", "Lt"]), "effect": st.just("")}
-)
-ROLES = st.builds(
-    lambda name, sizes, amounts, tolerations, essential: {
-        "name": name,
-        **sizes,
-        "essential": essential,
-        "template": {
-            "spec": {"containers": [{"resources": {"limits": amounts}}], "tolerations": tolerations},
-        },
-    },
-    NAMES,
-    st.fixed_dictionaries(
-        {}, optional={"replicas": st.one_of(SMALL, st.integers(99_990, 100_001)), "minReplicas": SMALL}
-    ),
-    st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), AMOUNTS, max_size=2),
-    st.lists(TOLERATIONS, max_size=2),
-    st.booleans(),
-)
-JOBS = st.builds(
-    lambda name, roles, more: job(name, roles=roles, **more),
-    st.from_regex(r"[a-z]{1,50}", fullmatch=True),
-    st.lists(ROLES, max_size=2),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "queue": NAMES,
-            "priority": st.sampled_from([0, 1, 2**31 - 1, 2**31]),
-            "priorityClassName": st.sampled_from(["high", "High"]),
-            "maxRuntimeSeconds": SMALL,
-            "trace": st.fixed_dictionaries({"startStep": SMALL, "steps": SMALL}),
-        },
-    ),
-)
-QUOTAS = st.dictionaries(st.sampled_from(["cpu", "memory"]), AMOUNTS, max_size=2)
-QUEUES = st.builds(
-    lambda resources, more: queue(resources=resources, **more),
-    st.lists(
-        st.fixed_dictionaries(
-            {"flavor": st.sampled_from(["a", "b", "B"])},
-            optional={"guaranteed": QUOTAS, "limit": QUOTAS, "lend": QUOTAS},
-        ),
-        max_size=2,
-    ),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "weight": st.sampled_from([0, 0.5, 1, 10**6, 10**6 + 1]),
-            "namespaceSelector": st.builds(
-                lambda line: {"matchExpressions": [line]},
-                st.fixed_dictionaries(
-                    {"key": st.just("a"), "operator": st.sampled_from(["In", "NotIn", "Exists", "Is"])},
-                    optional={"values": st.lists(st.just("b"), max_size=1)},
-                ),
-            ),
-        },
-    ),
-)
-FLAVORS = st.lists(
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["rack", "block", "Rack"]), "nodeLabel": st.sampled_from(["a", "b"])}
-    ),
-    max_size=3,
-).map(lambda levels: flavor(topology=levels))
-
-
-@given(item=st.one_of(JOBS, JOBS, QUEUES, FLAVORS))
+@given(item=ANY)
 @settings(max_examples=400)
 def test_pydantic_and_the_api_server_refuse_the_same(api: Api, item: Object) -> None:
     try:
@@ -314,6 +234,19 @@ def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
         check_edit(*edited(api.get(admitted), change))
     set_condition(api, admitted, "Admitted", "False")
     api.patch(admitted, {"spec": change})
+
+
+def test_a_status_that_comes_along_opens_no_door_to_the_spec(api: Api, admitted: str) -> None:
+    """Rules about edits do not look at the spec where the phase changes: no one write can change both."""
+    api.patch(f"{admitted}/status", {"status": {"phase": "Admitted"}})
+    both = {"spec": {"queue": "other"}, "status": {"phase": "Running"}}
+    with pytest.raises(Refused, match=r"spec.queue: .*suspend it first"):
+        api.patch(admitted, both)
+    api.patch(f"{admitted}/status", both)
+    stored = api.get(admitted)
+    assert (stored["spec"]["queue"], stored["status"]["phase"]) == ("default", "Running")
+    with pytest.raises(Refused, match=r"spec.roles: .*suspend it first"):
+        api.patch(admitted, {"spec": role(name="other"), "status": {"phase": "Failed"}})
 
 
 @pytest.mark.parametrize(

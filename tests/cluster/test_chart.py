@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -27,6 +28,7 @@ CHART = ROOT / "helm" / "muster"
 EXAMPLE = ROOT / "examples" / "05-helm-values"
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
+KEY = "muster-operator-collector-key"
 GROUP = "/apis/muster.dev/v1alpha1"
 NOW = "2026-11-21T10:00:00Z"
 
@@ -43,7 +45,9 @@ def start(folder: Path) -> ControlPlane:
 
 
 def install(plane: ControlPlane, chart: Path = CHART, *settings: str) -> str:
-    image = "--set=image.repository=registry.example.com/operator"
+    image = (
+        "--set=image.repository=registry.example.com/operator,collector.image.repository=registry.example.com/trainer"
+    )
     flags = ("--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout=100s", image)
     return plane.helm("upgrade", "--install", "muster", str(chart), *flags, *settings)
 
@@ -108,6 +112,7 @@ DOES = [
     ("delete", "pods"),
     ("watch", "pods"),
     ("create", "services"),
+    ("create", "secrets"),
     ("watch", "nodes"),
     ("watch", "namespaces"),
     ("list", "priorityclasses.scheduling.k8s.io"),
@@ -122,7 +127,10 @@ NEVER_DOES = [
     ("patch", "flavors.muster.dev"),
     ("get", "secrets"),
     ("list", "secrets"),
-    ("create", "secrets"),
+    ("watch", "secrets"),
+    ("update", "secrets"),
+    ("patch", "secrets"),
+    ("delete", "secrets"),
     ("patch", "pods"),
     ("create", "pods/exec"),
     ("create", "pods/binding"),
@@ -132,6 +140,7 @@ NEVER_DOES = [
     ("get", "configmaps"),
     ("create", "serviceaccounts/token"),
     ("create", "deployments.apps"),
+    ("create", "podgroups.scheduling.k8s.io"),
     ("update", "leases.coordination.k8s.io"),
     ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
     ("impersonate", "users"),
@@ -162,6 +171,20 @@ def test_the_operator_renews_one_lease_and_no_other(plane: ControlPlane) -> None
         api.create("/apis/coordination.k8s.io/v1/namespaces/default/leases", {"metadata": {"name": OPERATOR}})
     for name in (OPERATOR, "other"):
         plane.api.delete(f"{leases}/{name}")
+
+
+def test_of_all_secrets_the_operator_reads_the_key_of_its_collectors_alone(plane: ControlPlane) -> None:
+    api = Api(plane.server, plane.authority, plane.token_for_service_account(SYSTEM, OPERATOR))
+    secrets = f"/api/v1/namespaces/{SYSTEM}/secrets"
+    for name in (KEY, "other"):
+        api.create(secrets, {"metadata": {"name": name}})
+    api.get(f"{secrets}/{KEY}")
+    with pytest.raises(Refused, match="forbidden"):
+        api.get(f"{secrets}/other")
+    with pytest.raises(Refused, match="forbidden"):
+        api.delete(f"{secrets}/{KEY}")
+    for name in (KEY, "other"):
+        plane.api.delete(f"{secrets}/{name}")
 
 
 def test_who_may_edit_a_namespace_has_jobs_there_and_no_other_and_never_a_status(plane: ControlPlane) -> None:
@@ -259,24 +282,55 @@ def test_with_the_account_and_the_flags_of_the_chart_a_job_lives_its_whole_life(
     plane: ControlPlane, running: Running
 ) -> None:
     api = plane.api
-    path = in_team(api, role={"replicas": 2}, ttlSecondsAfterFinished=0)
-    pods = "/api/v1/namespaces/team-a/pods"
+    path = in_team(api, role={"replicas": 2}, ttlSecondsAfterFinished=0, stallTimeoutSeconds=600)
+    pods, secrets = "/api/v1/namespaces/team-a/pods", "/api/v1/namespaces/team-a/secrets"
 
     def phase() -> str:
         return str(api.get(path).get("status", {}).get("phase"))
 
     plane.wait_for("the job runs", lambda: phase() == "Running")
     assert {pod["spec"]["priorityClassName"] for pod in api.items(pods)} == {"muster-job"}
+    assert [len(pod["spec"].get("initContainers", ())) for pod in in_order(api.items(pods))] == [1, 0]
+    assert len(api.items(secrets)) == 1
     api.patch(path, {"spec": {"suspend": True}})
     plane.wait_for("the job is suspended", lambda: phase() == "Suspended" and not api.items(pods))
     api.patch(path, {"spec": {"suspend": False}})
     plane.wait_for("the job runs again", lambda: phase() == "Running")
     api.patch(path, {"spec": {"cancel": True}})
     plane.wait_for("the job is removed when its time is over", lambda: api.gone(path))
+    plane.wait_for("its Secret is gone with it", lambda: not api.items(secrets))
     calls = running.calls()
     assert ("DELETE", "trainingjobs") in calls
     assert ("PATCH", "queues") in calls
     assert {call: codes for call, codes in calls.items() if codes & {"401", "403"}} == {}, running.log.read_text()
+
+
+def test_the_runbooks_command_starts_an_operator_outside_with_the_flags_of_the_one_inside(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    (block,) = re.findall(r"^```\n(mapfile [^`]*^python -m muster_operator [^`]*)```$", page, re.MULTILINE)
+    shown = block.replace("python -m muster_operator", "printf '%s\\n'")
+    kubectl = plane.binaries["kubectl"].path
+    path = f"{kubectl.parent}:{os.environ['PATH']}"
+    environment = {"PATH": path, "KUBECONFIG": str(plane.kubeconfig()), "HOME": str(tmp_path)}  # for kubectl's cache
+    done = subprocess.run(
+        ["bash", "-c", shown], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    deployment = plane.api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert done.stdout.splitlines() == [*container["args"], "--kubeconfig", "FILE", "--listen", "127.0.0.1:8080"]
+    missing = subprocess.run(
+        ["bash", "-c", shown.replace("deployment muster-operator", "deployment other")],
+        env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert missing.returncode != 0
+    assert "there is no Deployment" in missing.stderr
+
+
+def in_order(pods: list[Object]) -> list[Object]:
+    return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["muster.dev/index"]))
 
 
 def earlier(folder: Path) -> Path:

@@ -20,6 +20,13 @@ def write(event: Event, file: TextIO) -> None:
 
 
 def read(file: Iterable[str]) -> Iterator[Event]:
-    """Every event, in order."""
-    for line in file:
+    """Every event, in order; of a history that was cut off by the end of its writer, all that is whole."""
+    lines = iter(file)
+    while True:
+        try:
+            line = next(lines, "")
+        except EOFError:  # as gzip has it
+            return
+        if not line.endswith("\n"):
+            return
         yield Event(*json.loads(line))

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import written
+from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OLDEST, written
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.controlplane.supervised import Died
@@ -22,7 +22,7 @@ from tests.cluster.controlplane.supervised import Died
 
 def binaries() -> None:
     """Find, download or build every program, and print where each came from."""
-    for binary in ensure().values():
+    for binary in ensure((*OF_CONTROL_PLANE, OLDEST)).values():
         print(f"{binary.name:<24} {written(binary.version):<9} {binary.source:<18} {binary.path}")
 
 

@@ -19,7 +19,15 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from tests.cluster.controlplane import building
-from tests.cluster.controlplane.catalogue import PROGRAMS, SERVERS, Program, Version, version_in, written
+from tests.cluster.controlplane.catalogue import (
+    OF_CONTROL_PLANE,
+    PROGRAMS,
+    SERVERS,
+    Program,
+    Version,
+    version_in,
+    written,
+)
 
 Say = Callable[[str], None]
 
@@ -49,7 +57,7 @@ def cache_folder() -> Path:
     return home / "muster" / "kube" / f"{platform.system().lower()}-{building.processor()}"
 
 
-def ensure(names: Iterable[str] = tuple(PROGRAMS), say: Say = say_on_stderr) -> dict[str, Binary]:
+def ensure(names: Iterable[str] = OF_CONTROL_PLANE, say: Say = say_on_stderr) -> dict[str, Binary]:
     """Find the programs, and download or build those that are missing. Unavailable where that is impossible."""
     wanted = [PROGRAMS[name] for name in names]
     found = installed(wanted, say)

@@ -83,6 +83,7 @@ def build(go: Go, program: Program, target: Path) -> float:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.draft")  # the caller is alone; a run that was killed may have left one
     flags = ["-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", " ".join(_linker_flags(program))]
+    flags += ["-tags", program.tags] if program.tags else []
     try:
         go.run("build", *flags, "-o", str(draft), program.package, folder=MODULES / program.module)
         draft.replace(target)

@@ -1,4 +1,4 @@
-"""The seven programs: which Go module each is built from, and how old a found one may be."""
+"""The programs: which Go module each is built from, and how old a found one may be."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Program:
     package: str
     asks: tuple[str, ...]  # arguments that make it print its version
     least: Version  # the oldest that does; what is found on PATH may be older than what is built
+    tags: str = ""  # of `go build`, e.g. to leave parts out
 
     @property
     def built_version(self) -> str:
@@ -38,12 +39,21 @@ _PINS = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kwok": "sigs.k8s.io/kwok",
     "helm": "helm.sh/helm/v3",
+    "containerd": "github.com/containerd/containerd/v2",
+    "coredns": "github.com/coredns/coredns",
+    "oldest": "k8s.io/apiextensions-apiserver",
 }
+OLDEST = "muster-oldest-kubernetes"
 LEAST_KUBERNETES = (1, 29)  # native sidecars are on by default
 
 
 def _kubernetes(name: str) -> Program:
     return Program(name, "controlplane", f"k8s.io/kubernetes/cmd/{name}", ("--version",), LEAST_KUBERNETES)
+
+
+def _containerd(name: str, *asks: str) -> Program:
+    package = f"github.com/containerd/containerd/v2/cmd/{name}"
+    return Program(name, "containerd", package, asks, (2, 0), "no_btrfs no_devmapper no_zfs")
 
 
 PROGRAMS = {
@@ -56,8 +66,17 @@ PROGRAMS = {
         Program("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", ("--version",), (0, 8)),
         Program("kubectl", "controlplane", "k8s.io/kubernetes/cmd/kubectl", ("version", "--client"), LEAST_KUBERNETES),
         Program("helm", "helm", "helm.sh/helm/v3/cmd/helm", ("version", "--short"), (3, 14)),
+        _kubernetes("kubelet"),
+        _containerd("containerd", "--version"),
+        _containerd("containerd-shim-runc-v2", "-v"),
+        _containerd("ctr", "--version"),
+        # With the few plugins that name pods, named as a program of our own: the whole of it takes three times as long.
+        Program("muster-coredns", "coredns", "example.invalid/coredns", ("-version",), (1, 11)),
+        Program(OLDEST, "oldest", "example.invalid/oldest", ("-version",), (0, 29)),
     )
 }
+OF_NODES = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "muster-coredns")
+OF_CONTROL_PLANE = tuple(name for name in PROGRAMS if name not in (*OF_NODES, OLDEST))
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 

@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-# Nodes have no heartbeat here: a node is unhealthy when a test says so and not when the machine is slow.
+# KWOK's nodes have no heartbeat here: a node is unhealthy when a test says so and not when the machine is slow.
 NODE_GRACE = "240h"
 
 
@@ -21,10 +21,15 @@ class Layout:
     etcd_peer_port: int
     api_port: int
     kubelet_port: int
+    address: str = "127.0.0.1"  # of the API server
+    real_nodes: bool = False  # kubelets that renew their Leases, not KWOK's
 
     @classmethod
-    def on_free_ports(cls, folder: Path) -> Layout:
-        """Ports that nobody listens on, from below the range that systems give to outgoing connections."""
+    def on_free_ports(cls, folder: Path, service: str = "") -> Layout:
+        """Ports that nobody listens on, from below the range that systems give to outgoing connections.
+
+        `service` is an address of this machine at which pods of real kubelets find the API server, on port 443.
+        """
         held: list[socket.socket] = []
         while len(held) < 4:
             taken = socket.socket()
@@ -37,12 +42,14 @@ class Layout:
         etcd, peer, api, kubelet = (taken.getsockname()[1] for taken in held)
         for taken in held:
             taken.close()
+        if service:
+            return cls(folder, etcd, peer, 443, kubelet, service, real_nodes=True)
         return cls(folder, etcd, peer, api, kubelet)
 
     @property
     def server(self) -> str:
         """The API server's address."""
-        return f"https://127.0.0.1:{self.api_port}"
+        return f"https://{self.address}:{self.api_port}"
 
     @property
     def authority(self) -> Path:
@@ -63,6 +70,11 @@ class Layout:
     def log(self) -> Path:
         """What every pod has logged."""
         return self.folder / "pods.log"
+
+    @property
+    def audit(self) -> Path:
+        """The API server's audit log, where one is kept."""
+        return self.folder / "audit.log"
 
     @property
     def data(self) -> Path:
@@ -86,12 +98,12 @@ def etcd(layout: Layout) -> list[str]:
     ]
 
 
-def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False) -> list[str]:
+def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False, audited: bool = False) -> list[str]:
     """The API server as clusters run it: RBAC, the default admission plugins but one, priority and fairness."""
     flags = [
         f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
-        "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",
+        f"--bind-address={layout.address}",
+        f"--advertise-address={layout.address}",
         f"--secure-port={layout.api_port}",
         f"--cert-dir={layout.authority.parent}",
         "--service-cluster-ip-range=10.96.0.0/16",
@@ -108,11 +120,27 @@ def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False)
     ]
     if readable:
         flags.append("--storage-media-type=application/json")
+    if audited:
+        flags += [f"--audit-policy-file={_audit_policy(layout)}", f"--audit-log-path={layout.audit}"]
     if gates:
         flags.append(_gates(gates))
     if set(gates) & {"GenericWorkload", "GangScheduling"}:
         flags.append("--runtime-config=scheduling.k8s.io/v1alpha2=true")  # workloads and podgroups
     return flags
+
+
+def _audit_policy(layout: Layout) -> Path:
+    """Who changed what and when; nothing of reading."""
+    reads = {"level": "None", "verbs": ["get", "list", "watch"]}
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [reads, {"level": "Metadata"}],
+    }
+    path = layout.folder / "audit-policy.json"
+    path.write_text(json.dumps(policy))
+    return path
 
 
 def controller_manager(layout: Layout, kubeconfig: Path, gates: tuple[str, ...]) -> list[str]:
@@ -123,10 +151,11 @@ def controller_manager(layout: Layout, kubeconfig: Path, gates: tuple[str, ...])
         "--secure-port=0",
         f"--service-account-private-key-file={layout.key}",
         f"--root-ca-file={layout.authority}",
-        f"--node-monitor-grace-period={NODE_GRACE}",
         "--kube-api-qps=300",
         "--kube-api-burst=500",
     ]
+    if not layout.real_nodes:
+        flags.append(f"--node-monitor-grace-period={NODE_GRACE}")
     return [*flags, _gates(gates)] if gates else flags
 
 

@@ -8,15 +8,16 @@ with ControlPlane.start(folder) as plane:
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.cluster.controlplane import commands, nodes, stages
 from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
@@ -40,6 +41,9 @@ class Options:
     kwok: bool = True
     gates: tuple[str, ...] = ()
     readable: bool = False  # etcd holds JSON, for whoever watches etcd itself
+    audited: bool = False  # the API server keeps a log of all changes
+    controllers: tuple[str, ...] = ()  # more flags of the controller manager
+    service: str = ""  # the API server's address for the pods of real kubelets; this machine has it already
 
 
 class ControlPlane:
@@ -50,7 +54,7 @@ class ControlPlane:
         self.folder = folder
         self.binaries = dict(binaries)
         self._options = options
-        self._layout = Layout.on_free_ports(folder)
+        self._layout = Layout.on_free_ports(folder, options.service)
         self._users = Users(self._layout.tokens)
         self._apis: dict[str, Api] = {}
         self._programs: dict[str, Supervised] = {}
@@ -64,17 +68,23 @@ class ControlPlane:
         kwok: bool = True,
         gates: Sequence[str] = (),
         readable: bool = False,
+        audited: bool = False,
+        controllers: Sequence[str] = (),
+        service: str = "",
     ) -> ControlPlane:
         """Start one with its files in `folder`, which is made; returns when pods can be created.
 
-        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. `readable`: objects lie in etcd
-        as JSON, so that everything that happens can be read there, in one order. Raises `binaries.Unavailable` where
-        a program is missing, Died where one ends.
+        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. `readable`: objects lie
+        in etcd as JSON, so that everything that happens can be read there, in one order. `audited`: see
+        `changes`. `controllers`: flags of the controller manager after our own. `service`: the address, port 443,
+        of the API server, for real kubelets (tests/kubelets).
+        Raises `binaries.Unavailable` where a program is missing, Died where one ends.
         """
         binaries = ensure()
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        plane = cls(folder, binaries, Options(scheduler, kwok, tuple(gates), readable))
+        options = Options(scheduler, kwok, tuple(gates), readable, audited, tuple(controllers), service)
+        plane = cls(folder, binaries, options)
         try:
             plane._start()
         except BaseException:
@@ -90,10 +100,10 @@ class ControlPlane:
         self._run("etcd", commands.etcd(layout), leftover=layout.data)
         self._run_apiserver()
         self.wait_for("the API server is ready", self._answers)
-        kubeconfig, gates = self.kubeconfig(), self._options.gates
-        self._run("kube-controller-manager", commands.controller_manager(layout, kubeconfig, gates))
+        flags = commands.controller_manager(layout, self.kubeconfig(), self._options.gates)
+        self._run("kube-controller-manager", [*flags, *self._options.controllers])
         if self._options.scheduler:
-            self._run("kube-scheduler", commands.scheduler(layout, kubeconfig, gates))
+            self._run_scheduler()
         if self._options.kwok:
             self._run_kwok()
         self.wait_for("pods can be created", lambda: not self.api.gone(_ACCOUNT))
@@ -210,10 +220,22 @@ class ControlPlane:
     def resume_apiserver(self) -> None:
         """Start the API server again after `kill_apiserver`; returns when it is ready."""
         self._run_apiserver()
-        self.wait_for("the API server is ready again", self._answers)
+        self.wait_for("the API server is ready again", self._answers, of=("etcd", "kube-apiserver"))
+        self.revive_scheduler()
         if "kwok" in self._programs:  # it forgets what it was about to write when its connection breaks
             self._programs.pop("kwok").kill()
             self._run_kwok()
+
+    def revive_scheduler(self) -> None:
+        """Start kube-scheduler again if it has ended, as a kubelet would: after its watch broke it gives itself up when
+        what it lists contradicts its cache ("Scheduler cache is corrupted")."""
+        if self._options.scheduler and self._programs["kube-scheduler"].ended:
+            self._programs.pop("kube-scheduler").stop()
+            self._run_scheduler()
+
+    def changes(self) -> list[dict[str, Any]]:
+        """All calls so far that did more than read, as audit events, of a control plane that is `audited`."""
+        return [json.loads(line) for line in self._layout.audit.read_text().splitlines()]
 
     def pid(self, program: str) -> int:
         """A program's process id."""
@@ -240,7 +262,11 @@ class ControlPlane:
 
     def _run_apiserver(self) -> None:
         options = self._options
-        self._run("kube-apiserver", commands.apiserver(self._layout, options.gates, readable=options.readable))
+        flags = commands.apiserver(self._layout, options.gates, readable=options.readable, audited=options.audited)
+        self._run("kube-apiserver", flags)
+
+    def _run_scheduler(self) -> None:
+        self._run("kube-scheduler", commands.scheduler(self._layout, self.kubeconfig(), self._options.gates))
 
     def _run_kwok(self) -> None:
         write_log(self._layout.log, "")
@@ -256,12 +282,15 @@ class ControlPlane:
             return False
         return True
 
-    def wait_for(self, what: str, holds: Callable[[], bool], seconds: float = READY_S) -> None:
-        """Return when it holds. Raises Died when a program ends, AssertionError when it takes too long."""
+    def wait_for(
+        self, what: str, holds: Callable[[], bool], seconds: float = READY_S, of: Collection[str] | None = None
+    ) -> None:
+        """Return when it holds. Raises Died when a program (one `of` these) ends, AssertionError if it takes long."""
         until, pause = time.monotonic() + seconds, 0.02
         while not holds():
-            for program in self._programs.values():
-                program.check()
+            for name, program in self._programs.items():
+                if of is None or name in of:
+                    program.check()
             if time.monotonic() > until:
                 raise AssertionError(f"not within {seconds} s: {what}; the logs are in {self.folder}")
             time.sleep(pause)

@@ -16,6 +16,7 @@ _ANNOTATIONS = {
     "sidecars": "sidecar-seconds",
     "stop": "stop-seconds",
     "stopExit": "stop-exit-code",
+    "ip": "ip",
 }
 
 # A value is a list by attempt; its last entry counts for all later attempts.
@@ -40,11 +41,17 @@ hostIPs:
 - ip: {{ . | Quote }}
 {{ end }}
 {{ end }}
+{{ if ne $ip "" }}
+podIP: {{ $ip | Quote }}
+podIPs:
+- ip: {{ $ip | Quote }}
+{{ else }}
 {{ with PodIPsWith .spec.nodeName (or .spec.hostNetwork false) .metadata.uid .metadata.name .metadata.namespace }}
 podIP: {{ index . 0 | Quote }}
 podIPs:
 {{ range . }}
 - ip: {{ . | Quote }}
+{{ end }}
 {{ end }}
 {{ end }}
 """

@@ -15,6 +15,7 @@ attempt of the job, as in "3,0": 3 in attempt 0, and 0 in every later one.
 | sidecar-seconds | how long native sidecars outlive the other containers |
 | stop-seconds | from the deletion to the end; the grace period bounds it, and then the exit code is 137 |
 | stop-exit-code | the exit code after a deletion; else 143 |
+| ip | the pod's address, such as one of loopback where a process of the test answers in its place |
 
 Seconds may have a fraction. A timer begins anew when the pod changes. The node stage follows KWOK's own
 (Apache License 2.0); there is no heartbeat, so that whatever a test writes into a node's status stays.

@@ -46,6 +46,11 @@ class Supervised:
             time.sleep(0.01)
         return int(self._pid_file.read_text())
 
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._supervisor.poll() is not None
+
     def check(self) -> None:
         """Raise Died if it has ended."""
         code = self._supervisor.poll()

@@ -67,6 +67,10 @@ class Operator:
             self.kill()
             raise AssertionError(f"the operator did not end within {seconds} s of SIGTERM\n{self.tail()}") from None
 
+    def wait_for_end(self, seconds: float = 60.0) -> int:
+        """Wait until it ends by itself; its exit code."""
+        return self._process.wait(seconds)
+
     def freeze(self) -> None:
         """SIGSTOP."""
         os.kill(self.pid, signal.SIGSTOP)

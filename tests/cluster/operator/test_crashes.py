@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.cluster.operator.process import Operator
 from muster.engine import load
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/muster-operator"
+LOST = "not leading any more"
 Start = Callable[..., Operator]
 
 
@@ -162,13 +165,54 @@ def test_a_frozen_operator_that_wakes_late_writes_nothing(pool: Pool, start: Sta
         pool.submit(f"j{number}", pods=2)
     pool.wait("the second has taken over", lambda: all(pool.phase(f"j{number}") == "Running" for number in range(6)))
     first.thaw()
-    first.wait("the first knows that it does not lead", lambda: said(first.log, "not leading any more"))
+    first.wait("the first knows that it does not lead", lambda: said(first.log, LOST))
     pool.submit("last", pods=1)
     pool.wait_for_phase("last", "Running")
     assert not first.leads
     assert second.leads
     assert first.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 0
     assert {pod["metadata"]["labels"]["muster.dev/attempt"] for pod in pool.pods()} == {"0"}
+
+
+@pytest.mark.parametrize("frozen", ["the operator", "the API server"])
+def test_an_operator_that_could_not_renew_in_time_stands_by_and_leads_again(
+    pool: Pool, start: Start, plane: ControlPlane, frozen: str
+) -> None:
+    """Nobody else took the Lease meanwhile, so nothing is listed anew: a busy API server has enough to do."""
+    operator = start()
+    pool.submit("before")
+    pool.wait_for_phase("before", "Running")
+    lists = 'muster_api_calls_total{verb="GET",resource="pods",code="200"}'
+    listed = operator.metric(lists)
+    for number in range(2):
+        losses = operator.log.read_text().count(LOST)
+
+        def knows(losses: int = losses) -> bool:
+            return operator.log.read_text().count(LOST) > losses
+
+        if frozen == "the operator":
+            operator.freeze()
+            time.sleep(2.5)  # longer than its renew deadline
+            operator.thaw()
+            operator.wait("it knows", knows)
+        else:
+            with stopped(plane.pid("kube-apiserver")):
+                operator.wait("it knows", knows)
+        operator.wait("it leads again", lambda: operator.leads)
+        pool.submit(f"after-{number}")
+        pool.wait_for_phase(f"after-{number}", "Running")
+    assert operator.metric(lists) == listed
+    assert [record for record in operator.records() if record["level"] == "error"] == []
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def said(log: Path, message: str) -> bool:

@@ -93,7 +93,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.delete("small")
     pool.wait("its pods are gone", lambda: not pool.pods("small"))
     pool.submit("whole", pods=4)
-    pool.wait_for_reason("whole", "LargerThanCluster")
+    assert "pods that are not Muster's take room" in pool.wait_for_reason("whole", "NoRoom")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 
@@ -101,7 +101,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
 def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -> None:
     """A foreign pod takes the room between admission and binding: the gang does not stay half bound for ever."""
     pool.set_up(nodes=2, gpus=4)
-    pool.submit("gang", pods=8, startTimeoutSeconds=3)
+    pool.submit("gang", pods=8, startTimeoutSeconds=8)
     foreign(pool, "squatter", pool.node(0), 4)
 
     def room_was_never_shared() -> bool:

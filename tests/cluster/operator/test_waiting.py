@@ -129,6 +129,27 @@ def test_a_pod_that_would_be_refused_is_told_before_anything_is_admitted(pool: P
     pool.wait_for_phase("nobody", "Running")
 
 
+def test_a_gang_whose_service_is_refused_is_told_so_and_holds_nobody_up(pool: Pool) -> None:
+    pool.set_up()
+    path = f"/api/v1/namespaces/{pool.namespace}/resourcequotas"
+    pool.api.create(path, {"metadata": {"name": "none"}, "spec": {"hard": {"services": "0"}}})
+    pool.wait("the quota counts", lambda: bool(pool.api.get(f"{path}/none").get("status", {}).get("hard")))
+    pool.submit("gang", pods=2)
+    pool.wait("an Event tells", lambda: "PodRejected" in pool.events("gang"))
+    pool.submit("single", pods=1)
+    pool.wait_for_phase("single", "Running")
+    assert pool.pods("gang") == []
+    pool.api.delete(f"{path}/none")
+    pool.wait_for_phase("gang", "Running")
+
+
+def test_an_overhead_that_says_nothing_keeps_no_job_from_starting(pool: Pool) -> None:
+    """The API server would refuse the pod: an overhead belongs to a RuntimeClass, even an empty one."""
+    pool.set_up()
+    pool.submit("plain", pods=1, pod={"overhead": {}})
+    pool.wait_for_phase("plain", "Running")
+
+
 def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
     """A LimitRange gives containers without a request one: two such pods fill a node of this size."""
     pool.set_up(nodes=1, gpus=4, cpu="4")

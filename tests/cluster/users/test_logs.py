@@ -14,6 +14,7 @@ from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
+from muster.excerpt import Excerpt
 from muster.kubernetes.access import Target
 from muster.kubernetes.client import KubernetesClient
 
@@ -47,7 +48,7 @@ def test_logs_are_merged_searched_and_cut(pool: Pool, muster: Muster) -> None:
     assert muster("logs", "talks", "-i", "0", "--since", "1h").out.splitlines() == list(LINES)
     assert muster("logs", "talks", "-i", "0", "--until", "1h").out == ""
     rows = muster("logs", "talks", "-i", "0", "--json").rows
-    assert rows[0] == {"role": "worker", "index": 0, "line": LINES[0]}
+    assert rows[0] == {"role": "worker", "index": 0, "attempt": 0, "line": LINES[0]}
     assert json.loads(muster("logs", "talks", "--role", "no", "--json").err)["error"]["field"] == "--role"
 
 
@@ -62,7 +63,7 @@ def test_a_log_is_cut_at_the_instant_and_not_at_the_second(pool: Pool) -> None:
     client = KubernetesClient.connect(Target(kubeconfig(pool)))
 
     def lines(**cut: float) -> list[str]:
-        return list(client.log_lines("times", pool.namespace, "worker", 0, **cut))  # type: ignore[arg-type]
+        return list(client.log_lines("times", pool.namespace, "worker", 0, Excerpt(**cut)))  # type: ignore[arg-type]
 
     assert lines() == ["line 0", "line 1", "line 2"]
     assert lines(since=begin + 0.3) == ["line 1", "line 2"]
@@ -99,7 +100,8 @@ def test_a_followed_log_begins_before_the_pod_does_and_ends_with_the_attempt(poo
         pool.delete("blocker")
         pool.wait_for_phase("follows", "Running")
         assert reader.stdout is not None
-        assert [reader.stdout.readline().rstrip("\n") for _ in LINES] == list(LINES)
+        lines = [reader.stdout.readline().rstrip("\n") for _ in LINES]
+        assert lines == list(LINES), "" if reader.poll() is None else reader.stderr.read()
         assert reader.poll() is None, "the pod still runs"
         pool.annotate("follows", run_seconds=0, exit_code=0)
         pool.wait_for_phase("follows", "Succeeded")

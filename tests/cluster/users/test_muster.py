@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import yaml
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, file_of, let_read_queues
 
@@ -143,6 +145,67 @@ def test_queues_and_flavors_are_applied_and_the_tree_shows_their_use(
     pool.delete("one")
     assert muster("delete", "queue", pool.queue("green")).code == 0
     pool.wait("the queue is gone", lambda: pool.queue("green") not in muster("queues").out)
+
+
+def test_a_refusal_of_one_of_several_jobs_in_a_file_names_file_line_and_job(
+    pool: Pool, muster: Muster, tmp_path: Path
+) -> None:
+    pool.set_up()
+    several = tmp_path / "several.yaml"
+    documents = [pool.job("good"), pool.job("huge", pods=9), pool.job("lost", queue="rde")]
+    several.write_text("\n---\n".join(yaml.safe_dump(one) for one in documents))
+    lines = several.read_text().splitlines()
+    ended = muster("submit", str(several), "--json")
+    error = json.loads(ended.err)["error"]
+    line = lines.index("---") + 2 + documents_field(documents[1], "  roles:")
+    assert (ended.code, error["reason"], error["field"]) == (3, "LargerThanQuota", "spec.roles")
+    assert error["message"].startswith(f"{several}:{line}: job huge: role worker needs 9 nvidia.com/gpu")
+    pool.submit("huge")
+    documents[1]["spec"]["roles"][0]["replicas"] = 2
+    several.write_text("\n---\n".join(yaml.safe_dump(one) for one in documents[:2]))
+    taken = muster("submit", str(several))
+    assert taken.code == 3
+    assert f"job huge: a job 'huge' exists already in namespace '{pool.namespace}'" in taken.err
+    assert str(several) in taken.err
+    assert pool.get("good") is None
+
+
+def documents_field(document: dict[str, Any], text: str) -> int:
+    """Which line of the document, from 0, starts like this."""
+    lines = yaml.safe_dump(document).splitlines()
+    return next(number for number, line in enumerate(lines) if line.startswith(text))
+
+
+def test_queues_with_queues_below_them_and_flavors_in_use_are_not_deleted(pool: Pool, muster: Muster) -> None:
+    pool.set_up()
+    above = muster("delete", "queue", pool.queue("all"), "--json")
+    error = json.loads(above.err)["error"]
+    assert (above.code, error["reason"]) == (3, "HasChildren")
+    assert f"has queues below it: {pool.queue('blue')}, {pool.queue('red')};" in error["message"]
+    pool.submit("one")
+    pool.wait_for_phase("one", "Running")
+    used = muster("delete", "flavor", pool.namespace, "--json")
+    error = json.loads(used.err)["error"]
+    assert (used.code, error["reason"]) == (3, "FlavorInUse")
+    assert f"{pool.namespace}/one" in error["message"]
+    leaving = muster("delete", "queue", pool.queue("red"))
+    assert leaving.out.splitlines() == [
+        f"queue {pool.queue('red')} deleting",
+        f"  it goes once these have ended: {pool.namespace}/one; let them end, or: muster cancel JOB",
+    ]
+    assert muster("delete", "queue", pool.queue("all"), pool.queue("blue")).code == 0
+    missing = muster("delete", "queue", "nowhere", "--json")
+    assert (missing.code, json.loads(missing.err)["error"]["reason"]) == (3, "NotFound")
+
+
+def test_of_several_jobs_none_is_deleted_when_one_is_not_there(pool: Pool, muster: Muster) -> None:
+    pool.set_up()
+    pool.submit("one")
+    pool.submit("two")
+    ended = muster("delete", "job", "one", "nosuch", "two")
+    assert (ended.code, ended.out, "nothing was deleted" in ended.err) == (3, "", True)
+    kept = [pool.get("one"), pool.get("two")]
+    assert all(job is not None and "deletionTimestamp" not in job["metadata"] for job in kept)
 
 
 def test_a_job_is_scaled_down_and_up_without_a_failure(pool: Pool, muster: Muster) -> None:

@@ -62,6 +62,10 @@ def test_the_verbs_of_the_command_line(pool: Pool, torchx: TorchX) -> None:
     assert torchx("cancel", handle).returncode == 0
     pool.wait_for_phase(name_of(handle), "Failed")
     assert "CANCELLED" in torchx("status", handle).stdout
+    missing = torchx("status", f"{handle}-not")
+    assert missing.returncode == 1
+    assert f"there is no job '{name_of(handle)}-not' in namespace '{pool.namespace}' of context" in missing.stderr
+    assert "MUSTER_CONTEXT chooses another one" in missing.stderr
     options = torchx("runopts", "muster").stdout
     assert all(option in options for option in ("queue", "max_runtime", "image_pull_secrets", "run_volume", "context"))
 
@@ -102,12 +106,22 @@ def test_an_app_succeeds_and_its_replicas_have_places(pool: Pool, runner: Runner
     ended = runner.wait(handle, wait_interval=0.2)
     assert ended is not None
     assert ended.state == AppState.SUCCEEDED
+    assert status.msg.endswith("; context muster-tests")
+    with get_runner(muster_kubeconfig=kubeconfig(pool)) as later:
+        found = later.describe(handle)
+        assert found is not None
+        assert found.roles[0].metadata == {"context": "muster-tests"}
     assert runner.describe(f"muster://torchx/{pool.namespace}:no-such-app") is None
 
 
-def test_a_failed_app_tells_which_replica_failed(pool: Pool, runner: Runner) -> None:
+def test_a_failed_app_tells_which_replica_failed_and_one_in_another_context_where_it_is(
+    pool: Pool, runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
     pool.set_up()
-    handle = str(runner.run(app("bad"), "muster", {"queue": pool.queue("red")}))
+    with caplog.at_level("INFO"):
+        handle = str(runner.run(app("bad"), "muster", {"queue": pool.queue("red"), "context": "muster-tests"}))
+    elsewhere = f"elsewhere: export KUBECONFIG={kubeconfig(pool)} MUSTER_CONTEXT=muster-tests"
+    assert f"{handle.rpartition('/')[2]} is in context muster-tests; {elsewhere}" in caplog.messages
     pool.wait_for_phase(name_of(handle), "Running")
     pool.annotate(name_of(handle), 1, run_seconds=0, exit_code=7)
     status = runner.wait(handle, wait_interval=0.2)

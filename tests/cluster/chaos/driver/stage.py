@@ -68,6 +68,7 @@ class Stage:
         while self._diary and self._diary[0][0] <= self.now:
             due, _, what = heapq.heappop(self._diary)
             began = self.now
+            self.plane.revive_scheduler()
             try:
                 what()
             except Refused as refused:  # what it was about has changed meanwhile

@@ -243,6 +243,7 @@ class _Run:
     def _progress(self) -> None:
         self._observer.check()
         self._stage.operators.check()
+        self._stage.plane.revive_scheduler()
         if self._stage.now < self._said_at + 10.0:
             return
         self._said_at = self._stage.now

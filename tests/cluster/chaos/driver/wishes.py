@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from tests.cluster.chaos.driver.settings import GPUS, Size
+from tests.cluster.chaos.driver.settings import GPUS, PER_RACK, Size
 
 Json = dict[str, Any]
 Fate = Literal["succeeds", "fails", "cancelled", "deleted"]
@@ -72,7 +72,8 @@ def _wish(size: Size, number: int) -> Wish:
     elif chance.random() < 0.4:
         spec["maxRuntimeSeconds"] = chance.choice((900, 1800))  # lets it start behind a reservation
     if chance.random() < 0.15:
-        spec["topology"] = {"preferred": "rack"} if chance.random() < 0.5 else {"required": "rack"}
+        strict = chance.random() >= 0.5 and _fits_a_rack(spec["roles"][0])
+        spec["topology"] = {"required": "rack"} if strict else {"preferred": "rack"}
     name = f"j{number:04d}"
     namespace = NAMESPACES[chance.random() < 0.3]
     body = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
@@ -117,6 +118,11 @@ def _roles(size: Size, chance: Random, template: Json) -> list[Json]:
     if chance.random() < 0.1:
         return [role, {"name": "aux", "replicas": 1, "essential": False, "template": _with_gpus(template, 0)}]
     return [role]
+
+
+def _fits_a_rack(role: Json) -> bool:
+    gpus = int(role["template"]["spec"]["containers"][0]["resources"]["limits"][GPU])
+    return int(role.get("minReplicas") or role["replicas"]) <= PER_RACK * (GPUS // gpus)
 
 
 def _with_gpus(template: Json, gpus: int) -> Json:

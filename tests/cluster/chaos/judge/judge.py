@@ -60,7 +60,7 @@ class Judge:
             old, new = before if isinstance(before, Pod) else None, after if isinstance(after, Pod) else None
             self._late.pod(old, new, at)
             yield from gang.pod(world, old, new)
-            yield from leaving.pod(world, old, new)
+            yield from leaving.pod(world, old, new, at)
             yield from self._room.pod(world, old, new, at)
         elif event.kind == "TrainingJob":
             was, job = before if isinstance(before, Job) else None, after if isinstance(after, Job) else None

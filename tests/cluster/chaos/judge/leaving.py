@@ -9,15 +9,18 @@ from tests.cluster.chaos.judge.world import World
 
 Finding = tuple[str, str, str, tuple[tuple[str, str], ...]]
 GONE_MEMORY_S = 10.0  # the beneficiary may have been deleted by its user just before
+NAMESAKE_MEMORY_S = 60.0  # KWOK deletes by name, a kubelet by uid: its late delete may hit the next pod of that name
 
 
-def pod(world: World, old: Pod | None, new: Pod | None) -> Iterator[Finding]:
+def pod(world: World, old: Pod | None, new: Pod | None, at: float) -> Iterator[Finding]:
     """A pod that lived is stopped, or vanished."""
     if old is None or not old.job or not old.live or old.stopping:
         return
     if new is not None and new.uid == old.uid and not new.stopping:
         return
     if old.disrupted or (new is not None and new.disrupted):
+        return
+    if new is not None and new.forced and world.stopped.get(old.key, 0.0) > at - NAMESAKE_MEMORY_S:
         return
     job = world.jobs.get(old.job)
     if job is None or job.deleted:

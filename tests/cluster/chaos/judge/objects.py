@@ -72,6 +72,7 @@ class Pod:
     phase: str
     ready: bool
     stopping: bool
+    forced: bool  # it stops without any grace
     disrupted: bool  # somebody else evicts it, and says so
     asks: Mapping[str, int]
 
@@ -107,6 +108,7 @@ def pod(document: Json) -> Pod:
         phase=status.get("phase") or "Pending",
         ready=conditions.get("Ready") == "True",
         stopping=meta.get("deletionTimestamp") is not None,
+        forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
         asks=asks_for(spec),
     )
@@ -146,6 +148,7 @@ class Job:
     essential: frozenset[str]
     admitted: bool
     leaving: bool
+    waits_for_room: bool  # what is held for it is not free yet, as far as the operator knew
     finished: bool
     ready: bool
     complete: bool
@@ -169,7 +172,8 @@ class Job:
 def job(document: Json) -> Job:
     """Read one."""
     meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
-    true = {one["type"] for one in status.get("conditions") or () if one["status"] == "True"}
+    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    true = {name for name, one in conditions.items() if one["status"] == "True"}
     placement = status.get("placement") or ()
     hold = status.get("hold")
     return Job(
@@ -183,6 +187,7 @@ def job(document: Json) -> Job:
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         leaving="Admitted" in true and "Evicted" in true,
+        waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "HoldWaiting",
         finished=bool(true & {"Complete", "Failed"}),
         ready="PodsReady" in true,
         complete="Complete" in true,

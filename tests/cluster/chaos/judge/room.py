@@ -77,10 +77,14 @@ class Room:
                 if pod.job not in world.jobs and self._bound_at.get(pod.uid, at) <= at - FOREIGN_MEMORY_S:
                     tenants[node].append(("Pod", pod.key))
                     taken[node].update(pod.asks)
+        asked: dict[str, set[str]] = {node: set() for node in places}
+        for (role, _), node in job.places.items():
+            if node in places:
+                asked[node] |= {name for name, amount in job.asks.get(role, {}).items() if amount}
         for node in sorted(places):
             room = world.nodes[node].allocatable
             for name, amount in sorted(taken[node].items()):
-                if amount > room.get(name, 0):
+                if name in asked[node] and amount > room.get(name, 0):
                     message = f"{node} is booked for {amount / 1000:g} of {room.get(name, 0) / 1000:g} {name}"
                     shown = (("TrainingJob", job.key), ("Node", node), *dict.fromkeys(tenants[node]))
                     yield "no node is booked twice", node, message, shown

@@ -47,6 +47,7 @@ class World:
     documents: dict[tuple[str, str], tuple[int, Json]] = field(default_factory=dict)  # (revision, as it lies in etcd)
     of_job: dict[str, set[str]] = field(default_factory=dict)  # pod keys by job uid
     on_node: dict[str, set[str]] = field(default_factory=dict)  # pod keys by the node they are bound to
+    stopped: dict[str, float] = field(default_factory=dict)  # by pod key: when one of that name had stopped
     trees: deque[tuple[float, Tree]] = field(default_factory=deque)  # (until when it was in force, tree), old ones
     flavors_seen: dict[tuple[str, str], str] = field(default_factory=dict)  # by (job uid, role)
     _uids: dict[str, str] = field(default_factory=dict)  # job uid by key
@@ -86,7 +87,7 @@ class World:
         if event.kind == "TrainingJob":
             return self._put_job(event, after if isinstance(after, Job) else None)
         if event.kind == "Pod":
-            return self._put_pod(event.key, after if isinstance(after, Pod) else None)
+            return self._put_pod(event, after if isinstance(after, Pod) else None)
         shelves: dict[str, dict[str, Any]] = {"Node": self.nodes, "Queue": self.queues, "Lease": self.leases}
         shelf = shelves[event.kind]
         before: Thing | None = shelf.get(event.key)
@@ -111,11 +112,14 @@ class World:
             self.jobs[after.uid] = after
         return before if after is None or before is None or before.uid == after.uid else None
 
-    def _put_pod(self, key: str, after: Pod | None) -> Pod | None:
+    def _put_pod(self, event: Event, after: Pod | None) -> Pod | None:
+        key = event.key
         before = self.pods.pop(key, None)
         if before is not None:
             self.of_job.get(before.job, set()).discard(key)
             self.on_node.get(before.node, set()).discard(key)
+            if before.stopping and (after is None or after.uid != before.uid):
+                self.stopped[key] = event.at
         if after is not None:
             self.pods[key] = after
             if after.job:
@@ -161,10 +165,12 @@ class World:
         return cells
 
     def charges(self, now: float, but: str) -> tuple[Charges, Charges]:
-        """By queue, what all jobs but one are charged: as it is now, and once those have left who are to leave.
+        """By queue, what all jobs but one are charged: as it is now, and once those have left who leave.
 
-        Room for which somebody still leaves is counted once: now it is that one's, later whom it is held for. Jobs that
-        were removed are not charged: what is left of them takes up nodes, and no quota any more.
+        Room for which somebody still leaves is counted once: now it is that one's, later whom it is held for. Who
+        leaves is told so for the hold, or leaves for reasons of its own while the hold was made; then the hold names
+        nobody, and its job waits for room. Jobs that were removed are not charged: what is left of them takes up nodes,
+        and no quota any more.
         """
         leaving = {uid for job in self.jobs.values() for uid in self._pending(job, now)}
         at_once: dict[str, Counter[Cell]] = {}
@@ -172,8 +178,10 @@ class World:
         for uid, job in self.jobs.items():
             if uid != but and (job.admitted or job.hold is not None or self.of_job.get(uid)):
                 held, taken = self.hold_of(job, now), self.taken_by(job)
-                stays = taken if uid not in leaving else demand(job) if job.runs and job.eviction_for else Counter()
-                at_once.setdefault(job.queue, Counter()).update(taken if self._pending(job, now) else taken + held)
+                goes = uid in leaving or not job.runs
+                stays = taken if not goes else demand(job) if job.runs and job.eviction_for else Counter()
+                waits = job.waits_for_room or self._pending(job, now)
+                at_once.setdefault(job.queue, Counter()).update(taken if waits else taken + held)
                 later.setdefault(job.queue, Counter()).update(stays + held)
         return at_once, later
 

@@ -1,0 +1,85 @@
+import asyncio
+
+import pytest
+from benchmarks.scale.contender import Heard
+from benchmarks.scale.peers.refusals import refusal
+
+
+def pod(name: str, message: str) -> dict[str, object]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"kind": "Pod", "metadata": {"name": name}, "status": {"conditions": [condition]}}
+
+
+def test_a_pods_condition_is_a_refusal() -> None:
+    assert refusal(pod("late-0-3", "0/500 nodes are available"), "late-0") == (
+        "Pod PodScheduled=False Unschedulable",
+        "0/500 nodes are available",
+    )
+
+
+def test_what_is_said_of_another_job_is_none() -> None:
+    assert refusal(pod("fill-7-0", "0/500 nodes are available"), "late-0") is None
+
+
+def test_an_event_about_the_group_is_one() -> None:
+    event = {
+        "metadata": {"name": "late-0.18a"},
+        "involvedObject": {"kind": "PodGroup", "name": "late-0"},
+        "reason": "Unschedulable",
+        "message": "queue resource quota insufficient",
+    }
+
+    assert refusal(event, "late-0") == ("event Unschedulable of PodGroup", "queue resource quota insufficient")
+
+
+def test_an_event_that_says_that_a_pod_was_placed_is_none() -> None:
+    event = {
+        "metadata": {"name": "late-0-0.18a"},
+        "involvedObject": {"kind": "Pod", "name": "late-0-0"},
+        "reason": "Scheduled",
+        "message": "Successfully assigned bench/late-0-0 to node-1",
+    }
+
+    assert refusal(event, "late-0") is None
+
+
+def test_an_event_that_says_that_pods_are_still_to_come_is_none() -> None:
+    event = {
+        "metadata": {"name": "late-0.18b"},
+        "involvedObject": {"kind": "PodGroup", "name": "late-0"},
+        "reason": "NotReady",
+        "message": "Job is not ready for scheduling. Waiting for 10 pods, currently 1 exist, 0 are gated",
+    }
+
+    assert refusal(event, "late-0") is None
+
+
+def test_a_workload_without_quota_is_one_and_one_with_quota_is_none() -> None:
+    def workload(status: str, message: str) -> dict[str, object]:
+        condition = {"type": "QuotaReserved", "status": status, "reason": "Pending", "message": message}
+        return {"kind": "Workload", "metadata": {"name": "job-late-0-1a2b"}, "status": {"conditions": [condition]}}
+
+    assert refusal(workload("False", "80 more needed"), "late-0") == (
+        "Workload QuotaReserved=False Pending",
+        "80 more needed",
+    )
+    assert refusal(workload("True", "Quota reserved"), "late-0") is None
+
+
+def test_a_group_of_which_nothing_was_said_yet_is_none() -> None:
+    assert refusal({"kind": "PodGroup", "metadata": {"name": "late-0"}}, "late-0") is None
+
+
+def test_the_first_time_and_the_newest_words_are_kept() -> None:
+    heard = Heard()
+    heard.note("NoRoom", "first")
+    first_at = heard.at
+    heard.note("NoRoom", "position 1")
+
+    assert (str(heard), heard.at) == ("NoRoom: position 1", first_at)
+    asyncio.run(heard.said(limit_s=1.0))
+
+
+def test_who_hears_nothing_is_told_so() -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(Heard().said(limit_s=0.01))

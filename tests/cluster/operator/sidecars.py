@@ -1,0 +1,109 @@
+"""A stand-in for the kubelet of one pod: its collector runs as a real process, with the command and the environment of
+the pod's own manifest, at a loopback address that KWOK gave the pod."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.operator.pools import Pool
+
+Json = dict[str, Any]
+COLLECTORS = ("--collector-image", "registry.example.com/trainer:1", "--beats-every-seconds", "0.3",
+              "--progress-seconds", "1")  # fmt: skip
+SIDECAR = "muster-collector"
+LAST_WORDS = "termination-log"
+
+
+def any_address() -> str:
+    """An address of loopback that nobody else is likely to use: all pods have the same port."""
+    return f"127.{random.randint(1, 250)}.{random.randint(1, 250)}.{random.randint(1, 250)}"
+
+
+def sidecar(pod: Json) -> Json | None:
+    """The collector's container of a pod."""
+    return next((one for one in pod["spec"].get("initContainers", ()) if one["name"] == SIDECAR), None)
+
+
+def environment(pool: Pool, pod: Json, container: Json) -> dict[str, str]:
+    """What a kubelet would put into the container's environment."""
+    found: dict[str, str] = {}
+    for one in container["env"]:
+        source = one.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            wanted = source["secretKeyRef"]
+            secret = pool.api.get(f"/api/v1/namespaces/{pool.namespace}/secrets/{wanted['name']}")
+            found[one["name"]] = base64.b64decode(secret["data"][wanted["key"]]).decode()
+        elif "fieldRef" in source:
+            assert source["fieldRef"]["fieldPath"] == "status.podIP"
+            found[one["name"]] = pod["status"]["podIP"]
+        else:
+            found[one["name"]] = expanded(one.get("value", ""), found)
+    return found
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """`$(NAME)` as Kubernetes has it."""
+    return re.sub(r"\$\((\w+)\)", lambda match: variables.get(match[1], match[0]), text)
+
+
+@contextmanager
+def collecting(pool: Pool, pod: Json, run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The collector of a pod runs; `run_dir` stands for the pod's run folder."""
+    container = sidecar(pod)
+    assert container is not None, "the pod has no collector"
+    variables = {**environment(pool, pod, container), "MUSTER_RUN_DIR": str(run_dir)}
+    ending = f"--ending={run_dir / LAST_WORDS}"  # a kubelet would mount a file there
+    arguments = [ending if one.startswith("--ending=") else expanded(one, variables) for one in container["args"]]
+    command = [sys.executable, *container["command"][1:], *arguments]
+    with (run_dir / "collector.log").open("ab") as log:
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tell_last_words(pool: Pool, pod: Json, words: str) -> None:
+    """What a kubelet would write into the status of a pod whose collector has ended with this message."""
+    end = {"exitCode": 0, "message": words}
+    status = {
+        "name": SIDECAR,
+        "image": "x",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": end},
+    }
+    path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}/status"
+    pool.api.patch(path, {"status": {"initContainerStatuses": [status]}})
+
+
+def beat(run_dir: Path, step: int, **more: Any) -> None:
+    """What rank 0 would write."""
+    said = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "at": time.time(), "phase": "train", **more}
+    replaced(run_dir / "beats" / "rank-0.json", said)
+
+
+def checkpoint(run_dir: Path, step: int, at: float) -> None:
+    """What the trainer would write once a checkpoint is whole."""
+    replaced(run_dir / "checkpoints" / "latest", {"step": step, "attempt": 0, "path": f"step-{step}", "at": at})
+
+
+def replaced(path: Path, content: Json) -> None:
+    """Atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)

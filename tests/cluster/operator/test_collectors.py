@@ -1,0 +1,172 @@
+"""Beats on Kubernetes: who has a collector, what the operator learns from it, and what follows."""
+
+from __future__ import annotations
+
+import base64
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.operator.installing import SYSTEM
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
+from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
+
+from muster.kubernetes.access import Target
+from muster.kubernetes.client import KubernetesClient
+from muster_operator.collectors.tokens import token_of
+
+ANSWERS = 'muster_beats_total{outcome="ok"}'
+KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
+
+
+def steered(address: str, **more: Any) -> dict[str, Any]:
+    return {"does": {"ip": address}, **more}
+
+
+def the_pod(pool: Pool, name: str) -> dict[str, Any]:
+    pool.wait_for_phase(name, "Running")
+    (pod,) = pool.pods(name)
+    return pod
+
+
+def keep_beating(run_dir: Path) -> None:
+    beat(run_dir, 1 + time.time_ns() // 10**8)
+
+
+def test_a_job_that_stalls_is_started_anew_by_its_rule(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    pool.submit("hung", pods=1, stallTimeoutSeconds=4, **steered(any_address()))
+    pod = the_pod(pool, "hung")
+    beat(tmp_path, 5)
+    with collecting(pool, pod, tmp_path):
+        pool.wait("it stalls", lambda: pool.status("hung").get("restarts") == 1)
+    status = pool.status("hung")
+    assert status["lastFailure"]["reason"] == "Stalled"
+    assert status["lastFailure"]["logTail"] == "no step for 4 s after step 5"
+    pool.wait("it is told", lambda: "Restarting" in pool.events("hung"))
+    pool.wait_for_attempt("hung", 1)
+
+
+def test_a_job_that_makes_steps_or_cannot_be_asked_does_not_stall(
+    pool: Pool, tmp_path: Path, operator: Operator
+) -> None:
+    pool.set_up()
+    pool.submit("busy", pods=1, stallTimeoutSeconds=2, **steered(any_address()))
+    pool.submit("mute", pods=1, stallTimeoutSeconds=2, **steered(any_address()))
+    the_pod(pool, "mute")
+    with collecting(pool, the_pod(pool, "busy"), tmp_path):
+
+        def steps() -> bool:
+            keep_beating(tmp_path)
+            return pool.status("busy").get("progress", {}).get("attempt") == 0 and time.monotonic() > until
+
+        until = time.monotonic() + 8.0  # four times what would be a stall
+        pool.wait("some time passes", steps)
+        assert operator.metric('muster_beats_total{outcome="silent"}') > 10
+        for name in ("busy", "mute"):
+            assert (pool.phase(name), pool.status(name).get("restarts", 0)) == ("Running", 0)
+
+
+def test_how_far_a_job_is_and_its_checkpoint_are_in_its_status(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    pool.submit("told", pods=1, pod=KEPT, **steered(any_address()))
+    pod = the_pod(pool, "told")
+    beat(tmp_path, 40, loss=2.5, steps=60, tokens_per_s=1234.5)
+    checkpoint(tmp_path, 30, time.time())
+    with collecting(pool, pod, tmp_path):
+        pool.wait("it is told", lambda: pool.status("told").get("progress", {}).get("step") == 40)
+        progress = pool.status("told")["progress"]
+        assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
+        (seen,) = KubernetesClient.connect(Target(str(pool.plane.kubeconfig()))).beats("told", pool.namespace)
+        assert (seen["step"], seen["loss"]) == (40, 2.5)
+        pool.wait("its checkpoint is known", lambda: pool.status("told").get("lastCheckpoint", {}).get("step") == 30)
+
+
+def test_checkpoints_in_a_folder_that_goes_with_the_pod_do_not_count(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    pool.submit("lossy", pods=1, stallTimeoutSeconds=600, **steered(any_address()))
+    pod = the_pod(pool, "lossy")
+    beat(tmp_path, 40)
+    checkpoint(tmp_path, 30, time.time())
+    with collecting(pool, pod, tmp_path):
+        pool.wait("it is told", lambda: pool.status("lossy").get("progress", {}).get("step") == 40)
+    assert "lastCheckpoint" not in pool.status("lossy")
+
+
+def test_who_has_just_written_a_checkpoint_leaves_rather_than_who_started_last(
+    pool: Pool, tmp_path: Path, operator: Operator
+) -> None:
+    """Without news of checkpoints the younger one would have lost less. What it writes as it leaves is known too."""
+    pool.set_up(nodes=2, gpus=4)
+    patient = {**KEPT, "terminationGracePeriodSeconds": 100}
+    pool.submit("older", pods=1, gpus=4, pod=patient, does={"ip": any_address(), "stop_seconds": 90})
+    pod = the_pod(pool, "older")
+    time.sleep(3.0)  # so that lost work tells them apart whatever else takes its time
+    pool.submit("younger", pods=1, gpus=4)
+    pool.wait_for_phase("younger", "Running")
+    time.sleep(2.0)
+    checkpoint(tmp_path, 100, time.time())
+    with collecting(pool, pod, tmp_path):
+        pool.wait("the news is there", lambda: pool.status("older").get("lastCheckpoint", {}).get("step") == 100)
+        pool.submit("urgent", pods=1, gpus=4, priority=10)
+        pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("older")[0]["metadata"])
+        checkpoint(tmp_path, 200, time.time())
+        asked = operator.metric(ANSWERS)
+        pool.wait("it was asked since", lambda: operator.metric(ANSWERS) >= asked + 2)
+        pool.annotate("older", stop_seconds=0)
+        pool.wait_for_phase("urgent", "Running")
+        pool.wait("the last news is there", lambda: pool.status("older")["lastCheckpoint"]["step"] == 200)
+    pool.wait("it is told", lambda: "Preempted" in pool.events("older"))
+    assert (pool.phase("younger"), pool.attempt("younger")) == ("Running", 0)
+
+
+def test_the_sidecar_stands_up_to_the_strictest_pod_security_and_its_secret_goes_with_the_job(pool: Pool) -> None:
+    enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
+    pool.api.patch(f"/api/v1/namespaces/{pool.namespace}", {"metadata": {"labels": enforced}})
+    pool.set_up()
+    strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod = {
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 1234, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "main", "image": "none", "securityContext": strict}],
+    }
+    pool.submit("strict", pods=2, pod=pod, trace={"startStep": 2, "steps": 3})
+    pool.wait_for_phase("strict", "Running")
+    ours = [sidecar(one) for one in pool.pods("strict")]
+    assert all(one is not None and one["restartPolicy"] == "Always" for one in ours)
+    secrets = f"/api/v1/namespaces/{pool.namespace}/secrets"
+    (secret,) = (one for one in pool.api.items(secrets) if one["metadata"]["name"].endswith("-collector"))
+    assert secret["immutable"] is True
+    key = pool.api.get(f"/api/v1/namespaces/{SYSTEM}/secrets/muster-operator-collector-key")["data"]["key"]
+    uid = (pool.get("strict") or {})["metadata"]["uid"]
+    token = token_of(base64.b64decode(key), uid)  # what any operator knows that comes after this one
+    assert base64.b64decode(secret["data"]["token"]).decode() == token
+    pool.delete("strict")
+    path = f"{secrets}/{secret['metadata']['name']}"
+    pool.wait("its Secret is gone", lambda: pool.api.gone(path))
+
+
+def test_a_job_that_asks_for_nothing_has_neither_sidecar_nor_secret(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("plain", pods=1)
+    pod = the_pod(pool, "plain")
+    assert sidecar(pod) is None
+    assert pool.api.items(f"/api/v1/namespaces/{pool.namespace}/secrets") == []
+
+
+def test_a_container_by_the_sidecars_name_is_refused_before_anything_is_admitted(pool: Pool) -> None:
+    pool.set_up()
+    containers = [{"name": "main", "image": "none"}, {"name": "muster-collector", "image": "none"}]
+    pool.submit("clash", pods=1, pod={"containers": containers}, stallTimeoutSeconds=60)
+    assert "the name of the sidecar that Muster adds" in pool.wait_for_reason("clash", "PodRejected")
+    assert pool.pods() == []
+
+
+def test_the_room_that_the_sidecar_takes_is_counted(pool: Pool) -> None:
+    """Two such pods do not fit a core with what the sidecars ask for, and do without."""
+    pool.set_up(nodes=1, gpus=4, cpu="1")
+    half = {"containers": [{"name": "main", "image": "none", "resources": {"requests": {"cpu": "500m"}}}]}
+    pool.submit("traced", pods=2, gpus=0, pod=half, trace={"startStep": 2, "steps": 3})
+    assert "core" in pool.wait_for_reason("traced", "LargerThanCluster")
+    pool.submit("bare", pods=2, gpus=0, pod=half)
+    pool.wait_for_phase("bare", "Running")

@@ -1,0 +1,118 @@
+"""Native gangs: with --pod-groups kube-scheduler binds all pods of a gang or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import SYSTEM, install
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
+
+GATES = ("GenericWorkload", "GangScheduling")
+# Pods of one job that may not share a node: the planner does not know of it, kube-scheduler does.
+APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"muster.dev/role": "worker"}}}
+        ]
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A control plane with the gang API, and an operator that uses it with the rights that the chart gives."""
+    folder = tmp_path_factory.mktemp("gangs")
+    with ControlPlane.start(folder / "plane", gates=GATES) as plane:
+        install(plane)
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": "gangs"}})
+        operator = Operator(
+            account_of_the_chart(plane, folder), folder / "log", "--pod-groups", "--lease-name", "muster-operator"
+        )
+        pool = Pool(plane, "gangs", lambda: "" if operator.running else operator.tail())
+        pool.set_up(nodes=4, gpus=4)
+        try:
+            yield pool
+            pool.tear_down()
+            assert operator.stop() == 0, operator.tail()
+        finally:
+            if operator.running:
+                operator.kill()
+
+
+def account_of_the_chart(plane: ControlPlane, folder: Path) -> Path:
+    """A kubeconfig of the chart's service account, whose rights come from the chart with operator.podGroups on."""
+    chart = str(Path(__file__).resolve().parents[3] / "helm" / "muster")
+    values = ("--set=image.repository=none", "--set=operator.podGroups=true", "--set=crds.enabled=false")
+    parts = [f"--show-only=templates/{name}" for name in ("rbac/operator.yaml",)]
+    (folder / "rbac.yaml").write_text(
+        plane.helm("template", "muster", chart, "-n", SYSTEM, "--kube-version=1.36", *values, *parts)
+    )
+    plane.kubectl("apply", "-f", str(folder / "rbac.yaml"))
+    token = plane.token_for_service_account(SYSTEM, "muster-operator")
+    return plane.kubeconfig("operator", token=token)
+
+
+def groups(pool: Pool, job: str | None = None) -> dict[str, dict[str, Any]]:
+    query = {} if job is None else {"labelSelector": f"muster.dev/job={job}"}
+    found = pool.api.items(f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{pool.namespace}/podgroups", **query)
+    return {one["metadata"]["name"]: one for one in found}
+
+
+def named(pod: dict[str, Any]) -> str:
+    return str((pod["spec"].get("schedulingGroup") or {}).get("podGroupName", ""))
+
+
+def test_a_gang_has_one_group_of_its_size_that_its_pods_name_and_a_single_pod_has_none(pools: Pool) -> None:
+    pools.submit("gang", pods=3)
+    pools.submit("single", pods=1)
+    pools.wait_for_phase("gang", "Running")
+    pools.wait_for_phase("single", "Running")
+    ((name, group),) = groups(pools, "gang").items()
+    assert not groups(pools, "single")
+    assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 3}}
+    assert [owner["name"] for owner in group["metadata"]["ownerReferences"]] == ["gang"]
+    assert {named(pod) for pod in pools.pods("gang")} == {name}
+    assert {named(pod) for pod in pools.pods("single")} == {""}
+    pools.delete("gang")
+    pools.delete("single")
+
+
+def test_each_attempt_has_a_group_of_its_own_and_the_one_before_is_gone(pools: Pool) -> None:
+    pools.submit("again", pods=2, failurePolicy={"maxRestarts": 3})
+    pools.wait_for_phase("again", "Running")
+    (first,) = groups(pools, "again")
+    pools.annotate("again", 0, exit_code=5)
+    pools.wait_for_attempt("again", 1)
+    pools.wait("only the new group is left", lambda: len(groups(pools, "again")) == 1 and first not in groups(pools))
+    assert {named(pod) for pod in pools.pods("again")} == set(groups(pools, "again"))
+    pools.delete("again")
+
+
+def test_what_only_kube_scheduler_knows_leaves_no_gang_half_bound(pools: Pool) -> None:
+    pools.submit("apart", pods=2, pod={"affinity": APART})
+
+    def refused() -> bool:
+        told = [one for pod in pools.pods("apart") for one in pod["status"].get("conditions", [])]
+        return any(one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable" for one in told)
+
+    pools.wait("kube-scheduler has looked at the whole gang", refused)
+    assert len({pod["spec"]["affinity"]["nodeAffinity"].__repr__() for pod in pools.pods("apart")}) == 1  # one node
+    assert pools.nodes_of("apart") == ["", ""]
+    pools.delete("apart")
+    pools.wait("groups and pods went with their jobs", lambda: not groups(pools) and not pools.pods())
+
+
+def test_an_operator_that_is_to_use_an_api_that_is_not_served_ends_and_says_how_to_have_it(
+    control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    operator = Operator(control_plane.kubeconfig(), tmp_path / "log", "--no-lease", "--pod-groups")
+    assert operator.wait_for_end() == 1
+    (last,) = [record for record in operator.records() if record["level"] == "error"]
+    assert last["message"] == "operator ends"
+    for part in ("--pod-groups", "scheduling.k8s.io/v1alpha2", "GenericWorkload=true", "--runtime-config"):
+        assert part in last["why"]

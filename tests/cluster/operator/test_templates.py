@@ -1,0 +1,64 @@
+"""What pods really ask for, and when it is learned again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import install
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.process import Operator
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A cluster, and an operator that forgets soon what it has learned."""
+    folder = tmp_path_factory.mktemp("templates")
+    with ControlPlane.start(folder / "plane") as plane:
+        install(plane)
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": "old"}})
+        operator = Operator(plane.kubeconfig(), folder / "log", "--no-lease", "--learn-again-seconds", "0.5")
+        try:
+            one = Pool(plane, "old", lambda: "" if operator.running else operator.tail())
+            one.set_up(nodes=1, gpus=8, cpu="8")
+            yield one
+            assert operator.stop() == 0, operator.tail()
+        finally:
+            if operator.running:
+                operator.kill()
+
+
+def test_jobs_that_wait_learn_of_an_edited_limit_range_and_those_that_run_stay_as_they_are(pool: Pool) -> None:
+    path = f"/api/v1/namespaces/{pool.namespace}/limitranges"
+    pool.api.create(path, {"metadata": {"name": "cores"}, "spec": {"limits": [cores("2")]}})
+    pool.wait("the API server goes by it", lambda: asks_for(pool) == "2")
+    pool.submit("first", pods=3, pod=LIMITED)  # 6 of 8 cores
+    pool.wait_for_phase("first", "Running")
+    pool.submit("second", pods=2, pod=LIMITED)
+    assert "cores for 1 of 2 pods only" in pool.wait_for_reason("second", "NoRoom")
+    pool.api.patch(f"{path}/cores", {"spec": {"limits": [cores("1")]}})
+    pool.wait_for_phase("second", "Running")
+    requests = [pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in pool.pods("second")]
+    assert requests == ["1", "1"]
+    pool.submit("third", pods=1, pod=LIMITED)
+    pool.wait("the first still counts as its pods are", lambda: pool.waits_for("third") == "NoRoom")
+    pool.delete("second")
+    pool.wait_for_phase("third", "Running")
+
+
+LIMITED = {"containers": [{"name": "main", "image": "limited", "resources": {"limits": {GPU: "1"}}}]}
+
+
+def asks_for(pool: Pool) -> str:
+    """The cores that a pod like those of the jobs would ask for, were it created now."""
+    path = f"/api/v1/namespaces/{pool.namespace}/pods?dryRun=All"
+    pod = pool.api.create(path, {"metadata": {"generateName": "try-"}, "spec": LIMITED})
+    return str(pod["spec"]["containers"][0]["resources"].get("requests", {}).get("cpu", ""))
+
+
+def cores(amount: str) -> dict[str, Any]:
+    """What a container without a request asks for."""
+    return {"type": "Container", "defaultRequest": {"cpu": amount}, "default": {"cpu": amount}}

@@ -1,0 +1,83 @@
+"""What the operator learns from collectors at the end: traces, and the last checkpoint of a job that is suspended."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.sidecars import LAST_WORDS, any_address, checkpoint, collecting, tell_last_words
+from tests.tracing.spool import spooled
+
+KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
+
+
+def last_words(pool: Pool, pod: dict[str, Any], run_dir: Path) -> str:
+    """Of the pod's collector, after it has collected what lies in the folder."""
+    run_dir.mkdir(exist_ok=True)
+    with collecting(pool, pod, run_dir) as process:
+        taken = run_dir / "traces" / "manifest-worker-0.json"
+        name = pod["metadata"]["labels"]["muster.dev/index"]
+        taken = taken.with_name(f"manifest-worker-{name}.json")
+        pool.wait("its trace is collected", taken.exists)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    return (run_dir / LAST_WORDS).read_text()
+
+
+def test_where_traces_are_is_told_as_the_job_runs_and_how_many_once_it_is_over(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    pool.submit("traced", pods=2, pod=KEPT, trace={"startStep": 20, "steps": 5}, does={"ip": any_address()})
+    pool.wait_for_phase("traced", "Running")
+    uid = (pool.get("traced") or {})["metadata"]["uid"]
+    location = f"volume://muster-run/{pool.namespace}/traced-{uid}"
+    assert pool.status("traced")["traces"]["location"] == location  # written along with that it runs
+    pods = sorted(pool.pods("traced"), key=lambda pod: str(pod["metadata"]["labels"]["muster.dev/index"]))
+    words = []
+    for rank, pod in enumerate(pods):
+        spooled(tmp_path / str(rank), rank)
+        words.append(last_words(pool, pod, tmp_path / str(rank)))
+    for index in range(2):
+        pool.annotate("traced", index, exit_code=0)
+    pool.wait_for_phase("traced", "Succeeded")
+    for pod, said in zip(pods, words, strict=True):
+        tell_last_words(pool, pod, said)
+    pool.wait("all are counted", lambda: pool.status("traced")["traces"].get("files") == 2)
+    assert pool.status("traced")["traces"]["location"] == location
+
+
+def test_of_a_job_that_is_not_traced_no_traces_are_told(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("plain", pods=1, pod=KEPT, does={"exit_code": 0})
+    pool.wait_for_phase("plain", "Succeeded")
+    assert "traces" not in pool.status("plain")
+
+
+def test_the_checkpoint_that_a_job_writes_as_it_is_suspended_is_known(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    patient = {**KEPT, "terminationGracePeriodSeconds": 100}
+    pool.submit("asked", pods=1, pod=patient, does={"ip": any_address(), "stop_seconds": 90})
+    pool.wait_for_phase("asked", "Running")
+    (pod,) = pool.pods("asked")
+    with collecting(pool, pod, tmp_path):
+        pool.edit("asked", suspend=True)
+        pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("asked")[0]["metadata"])
+        assert pool.status("asked")["phase"] == "Suspended"
+        checkpoint(tmp_path, 200, time.time())
+        pool.wait("it is known", lambda: pool.status("asked").get("lastCheckpoint", {}).get("step") == 200)
+    pool.annotate("asked", stop_seconds=0)
+    pool.wait("its pod is gone", lambda: pool.pods("asked") == [])
+    assert pool.status("asked")["lastCheckpoint"]["step"] == 200
+
+
+def test_last_words_tell_of_a_checkpoint_that_nobody_came_to_ask_for(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("brief", pods=1, pod={**KEPT, "terminationGracePeriodSeconds": 100}, does={"stop_seconds": 90})
+    pool.wait_for_phase("brief", "Running")
+    (pod,) = pool.pods("brief")
+    pool.edit("brief", suspend=True)
+    pool.wait("it is told to stop", lambda: "deletionTimestamp" in pool.pods("brief")[0]["metadata"])
+    tell_last_words(pool, pod, f'{{"traces": 0, "checkpoint": {{"step": 70, "at": {time.time()}}}}}')
+    pool.wait("it is known", lambda: pool.status("brief").get("lastCheckpoint", {}).get("step") == 70)

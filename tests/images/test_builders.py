@@ -1,0 +1,62 @@
+"""Which program builds images, and what is said where none can. The programs here are shell scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tools import images
+from tools.images import Builder, Unavailable
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def script(folder: Path, name: str, body: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_buildah_goes_before_podman_and_podman_before_docker(programs: Path) -> None:
+    for name in ("docker", "podman", "buildah"):
+        script(programs, name, "exit 0")
+        assert Builder.find() == Builder(name)
+
+
+def test_without_a_builder_it_is_said_what_to_install(programs: Path) -> None:
+    with pytest.raises(Unavailable, match=r"install buildah, podman or docker, e\.g\. apt-get install buildah"):
+        Builder.find()
+
+
+def test_a_docker_without_its_daemon_does_not_count(programs: Path) -> None:
+    script(programs, "docker", "exit 1")
+    with pytest.raises(Unavailable, match="its daemon does not answer"):
+        Builder.find()
+
+
+def test_the_base_that_was_asked_for_is_used_and_fetched_if_need_be(programs: Path, tmp_path: Path) -> None:
+    script(programs, "buildah", f'[ "$1" = pull ] && echo "$3" >> {tmp_path}/pulled && exit 0; exit 1')
+    assert Builder("buildah").base("registry.example.com/python:3.12") == "registry.example.com/python:3.12"
+    assert (tmp_path / "pulled").read_text() == "registry.example.com/python:3.12\n"
+
+
+def test_the_usual_base_is_fetched_where_there_is_none(programs: Path) -> None:
+    script(programs, "podman", '[ "$1" = pull ]')
+    assert Builder("podman").base("") == images.USUAL_BASE
+
+
+def test_without_a_registry_and_without_mmdebstrap_it_is_said_what_to_install(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(programs, "buildah", 'echo "no such host" >&2; exit 1')
+    with pytest.raises(Unavailable, match="apt-get install mmdebstrap debian-archive-keyring; or name a base"):
+        Builder("buildah").base("")
+    assert "no registry: no such host" in capsys.readouterr().err

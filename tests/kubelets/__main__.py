@@ -1,0 +1,125 @@
+"""From a shell: what a cluster with real nodes needs, one until Ctrl-C, and a platform team's first day on one.
+
+python -m tests.kubelets check
+python -m tests.kubelets up --nodes 2 --gpus 2
+python -m tests.kubelets day
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.cluster.controlplane import binaries
+from tests.cluster.controlplane.binaries import Unavailable
+from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OF_NODES, written
+from tests.cluster.controlplane.supervised import Died
+from tests.kubelets import archives, machine, operator
+from tests.kubelets.cluster import Cluster
+from tests.kubelets.first_day import steps
+from tests.kubelets.first_day.stage import stage
+
+KWOK = "`make cluster-up` runs the same control plane with pretended nodes (KWOK) anywhere."
+
+
+def check() -> int:
+    """Say what is missing, then get every program and image; the exit code."""
+    lacks = machine.missing()
+    for sentence in lacks:
+        print(f"missing: {sentence}")
+    if lacks:
+        print(KWOK)
+        return 1
+    for binary in binaries.ensure((*OF_CONTROL_PLANE, *OF_NODES)).values():
+        print(f"{binary.name:<24} {written(binary.version):<9} {binary.source:<18} {binary.path}")
+    for archive in archives.ensure():
+        print(f"{archive.stem:<24} {'':<9} {'image':<18} {archive}")
+    return 0
+
+
+def up(nodes: int, gpus: int) -> None:
+    """Run a cluster with the operator until SIGINT or SIGTERM."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    images, begun = archives.ensure(), time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-kubelets-") as folder,
+        Cluster.start(Path(folder), nodes=nodes, gpus=gpus, images=images) as cluster,
+    ):
+        operator.install(cluster)
+        print(f"{nodes} nodes with {gpus} GPUs each and two operators after {time.monotonic() - begun:.0f} s")
+        print(f"image for jobs: {archives.TRAINER}, with imagePullPolicy: Never; logs in {folder}; Ctrl-C ends it\n")
+        print(f"export KUBECONFIG={cluster.plane.kubeconfig()}", flush=True)
+        ended.wait()
+
+
+def day() -> None:
+    """Play a platform team's first day: each step shows its commands and waits for what has to come of them."""
+    images = archives.ensure()
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-kubelets-") as folder,
+        Cluster.start(Path(folder, "cluster"), images=images) as cluster,
+    ):
+        _act("1. helm install muster: two operators as pods of their own image")
+        operator.install(cluster)
+        print(cluster.plane.kubectl("get", "nodes,pods", "-n", operator.SYSTEM, "-o", "wide"))
+        Path(folder).chmod(0o755)  # pods of nobody in particular reach their volume through it
+        cache = binaries.cache_folder().parents[1] / "pods"
+        with stage(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
+            _act("2. Two queues with a node of 2 GPUs each")
+            steps.share_out(one)
+            print(one.muster("queues"))
+            _act("3. Compiled FSDP on both nodes, traced")
+            first = steps.train_to_the_end(one)
+            print(one.torchx("log", f"muster://torchx/{first}/trainer/0"), one.muster("jobs"), sep="\n")
+            print(one.muster("report", str(one.run_folder(first))))
+            one.wait("the store has its traces", lambda: len(one.traces.objects) >= 2)
+            print("in the store:", *sorted(one.traces.objects), sep="\n  ")
+            _act("4. The other queue takes its node back; the borrower makes way, and comes back where it was")
+            long, before = steps.reclaim(one)
+            print(f"{long} made way after step {before} and went on with {before + 1}\n{one.muster('jobs')}")
+            _act("5. A node dies")
+            print(f"{long} is back, whole, in attempt {steps.lose_a_node(one, long)}\n{one.muster('jobs')}")
+            one.muster("cancel", long)
+            _act("6. helm uninstall: what users made stays")
+            print(steps.uninstall(one))
+            print(cluster.plane.kubectl("get", "trainingjobs,queues.muster.dev,flavors.muster.dev"))
+
+
+def _act(title: str) -> None:
+    print(f"\n== {title}", flush=True)
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kubelets", description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("check", help="say what is missing here; get the programs and build the images")
+    verb = verbs.add_parser("up", help="run a cluster until Ctrl-C")
+    verb.add_argument("--nodes", type=int, default=2)
+    verb.add_argument("--gpus", type=int, default=2, help="per node")
+    verbs.add_parser("day", help="play a platform team's first day")
+    asked = parser.parse_args()
+    try:
+        if asked.verb == "check":
+            return check()
+        if asked.verb == "day":
+            day()
+        else:
+            up(asked.nodes, asked.gpus)
+    except (Unavailable, Died, AssertionError) as error:  # the last: a step waited in vain, and says for what
+        print(error, file=sys.stderr)
+        if isinstance(error, Unavailable):
+            print(KWOK, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Start a cluster with real nodes, use it, and be sure that nothing of it is left.
+
+with Cluster.start(folder, images=[archive]) as cluster:
+    cluster.plane.kubectl("get", "nodes")
+    cluster.kill(cluster.nodes[0])
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from tests.cluster.controlplane.api import Refused
+from tests.cluster.controlplane.binaries import Binary, Unavailable, ensure
+from tests.cluster.controlplane.catalogue import OF_NODES
+from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.controlplane.supervised import Supervised
+from tests.kubelets import machine, pause, programs
+from tests.kubelets.layout import API, BRIDGE, CGROUP, DNS, HOST, RUN, Node
+
+HERE = Path(__file__).parent
+READY_S = 180
+
+
+class Cluster:
+    """A running cluster. It ends with `stop()`, or with this process, however that ends."""
+
+    def __init__(self, folder: Path, nodes: int, gpus: int, images: Sequence[Path]) -> None:
+        """Use `start`."""
+        self.folder = folder
+        self.nodes = tuple(Node(number, folder) for number in range(1, nodes + 1))
+        self.plane: ControlPlane
+        self._gpus = gpus
+        self._images = [folder / "pause.tar", *images]
+        self._binaries: dict[str, Binary] = {}
+        self._running: dict[str, Supervised] = {}
+        self._spaces: dict[str, int] = {}  # a process in the network namespace of each node
+        self._keeper: subprocess.Popen[str] | None = None
+        self._closing = contextlib.ExitStack()
+
+    @classmethod
+    def start(cls, folder: Path, *, nodes: int = 2, gpus: int = 2, images: Sequence[Path] = ()) -> Cluster:
+        """Start one with its files in `folder`; returns when every node is Ready and offers its GPUs.
+
+        `images` are archives that every node loads. Raises Unavailable, with what is missing, where this machine
+        cannot run kubelets; Died where a program ends; waits while another such cluster runs on this machine.
+        """
+        lacks = machine.missing()
+        if lacks:
+            raise Unavailable("This machine cannot run kubelets: " + "; ".join(lacks))
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        cluster = cls(folder, nodes, gpus, [image.absolute() for image in images])
+        try:
+            cluster._start()
+        except BaseException:
+            cluster.stop()
+            raise
+        return cluster
+
+    def _start(self) -> None:
+        self._binaries = ensure(OF_NODES)
+        pause.write(self._images[0])
+        self._keep()
+        self.plane = self._closing.enter_context(
+            ControlPlane.start(self.folder / "control-plane", kwok=False, service=API)
+        )
+        self._run_dns()
+        for node in self.nodes:
+            self.boot(node)
+        for node in self.nodes:
+            self.wait_until_ready(node)
+
+    # Nodes
+
+    def boot(self, node: Node) -> None:
+        """Start a node, for the first time or after `kill`; its disk is as it was. Returns before it is Ready."""
+        plan = programs.write(node, self._binaries, self.plane.kubeconfig(), self._images)
+        network = f"--net=/proc/{self._spaces[node.name]}/ns/net"
+        apart = [network, "unshare", "--mount", "--pid", "--uts", "--ipc", "--kill-child"]
+        first = [sys.executable, "-I", "-S", str(HERE / "first_process.py"), str(plan)]
+        self._running[node.name] = Supervised(node.name, ["nsenter", *apart, "--mount-proc", *first], self.folder)
+
+    def kill(self, node: Node) -> None:
+        """End everything that runs on a node at once: kubelet, containerd and containers."""
+        self._running.pop(node.name).kill()
+
+    def wait_until_ready(self, node: Node) -> None:
+        """Return when the node is Ready and offers its GPUs."""
+        path = f"/api/v1/nodes/{node.name}"
+
+        def ready() -> bool:
+            self._running[node.name].check()
+            try:
+                conditions = self.plane.api.get(path)["status"].get("conditions", [])
+            except Refused:
+                return False
+            return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+        def offers() -> bool:
+            room: dict[str, str] = self.plane.api.get(path)["status"]["allocatable"]
+            return room.get(GPU) == str(self._gpus)
+
+        self.plane.wait_for(f"{node.name} is Ready", ready, READY_S)
+        # The kubelet leaves what others have written alone, and says itself how much of it pods may have.
+        self.plane.api.patch(f"{path}/status", {"status": {"capacity": {GPU: str(self._gpus)}}})
+        self.plane.wait_for(f"{node.name} offers {self._gpus} {GPU}", offers, READY_S)
+
+    def load(self, archive: Path) -> None:
+        """Load an image into every node that runs."""
+        self._images.append(archive.absolute())
+        for node in self.nodes:
+            if node.name in self._running:
+                command = [str(self._binaries["ctr"].path), "--namespace=k8s.io", f"--address={node.socket}"]
+                subprocess.run([*command, "images", "import", str(archive)], stdout=subprocess.DEVNULL, check=True)
+
+    # The machine
+
+    def _keep(self) -> None:
+        """Have the keeper make what lies on the machine itself."""
+        plan = self.folder / "machine.json"
+        nodes = [
+            {
+                "leg": f"{BRIDGE}n{node.number}",
+                "address": node.address,
+                "pods": node.pods,
+                "cgroup": node.cgroup,
+                "run": str(node.run),
+                "folder": str(node.folder),
+            }
+            for node in self.nodes
+        ]
+        body = {
+            "lock": "/run/lock/muster-kubelets" if Path("/run/lock").is_dir() else "/run/muster-kubelets.lock",
+            "bridge": BRIDGE,
+            "host": HOST,
+            "addresses": [f"{HOST}/24", f"{API}/32", f"{DNS}/32"],
+            "cgroup": CGROUP,
+            "run": str(RUN),
+            "nodes": nodes,
+        }
+        plan.write_text(json.dumps(body))
+        with (self.folder / "keeper.log").open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(HERE / "keeper.py"), str(plan)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+            )
+        out: IO[str] | None = self._keeper.stdout
+        said = out.readline().split() if out is not None else []
+        if not said:
+            why = (self.folder / "keeper.log").read_text().strip()
+            raise Unavailable(f"This machine cannot run kubelets: the network of nodes could not be made: {why}")
+        self._spaces = {node.name: int(pid) for node, pid in zip(self.nodes, said[1:], strict=True)}
+
+    def _run_dns(self) -> None:
+        """CoreDNS, at the address that every pod asks."""
+        config = self.folder / "Corefile"
+        config.write_text(
+            f".:53 {{\n  bind {DNS}\n  errors\n  kubernetes cluster.local 10.in-addr.arpa {{\n"
+            f"    kubeconfig {self.plane.kubeconfig()}\n    ttl 1\n  }}\n}}\n"
+        )
+        command = [str(self._binaries["muster-coredns"].path), f"-conf={config}"]
+        self._running["coredns"] = Supervised("coredns", command, self.folder)
+
+    def stop(self) -> None:
+        """End everything, newest first, and take all of it off the machine. Logs stay in the folder."""
+        try:
+            for program in reversed(list(self._running.values())):
+                program.stop()
+            self._running.clear()
+            self._closing.close()
+        finally:
+            if self._keeper is not None and self._keeper.stdin is not None:
+                self._keeper.stdin.close()
+                self._keeper.wait()
+                self._keeper = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

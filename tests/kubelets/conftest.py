@@ -1,0 +1,89 @@
+"""One cluster with real nodes for the tests of this folder, started by the first that needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.controlplane import binaries
+from tests.cluster.controlplane.binaries import Unavailable
+from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OF_NODES
+from tests.kubelets import archives, machine, operator
+from tests.kubelets.cluster import Cluster
+
+HERE = Path(__file__).parent
+SKIP = "MUSTER_SKIP_CLUSTER"
+ANYWHERE = ("test_machine.py",)
+
+
+class Shared:
+    """The cluster, if it runs. A machine has one at a time, so a test that starts its own ends this one before."""
+
+    def __init__(self, new_folder: Callable[[], Path]) -> None:
+        self._new_folder = new_folder
+        self._cluster: Cluster | None = None
+
+    def get(self) -> Cluster:
+        """The cluster with two nodes and the operator, started if need be."""
+        if self._cluster is None:
+            self._cluster = Cluster.start(self._new_folder(), images=archives.ensure())
+            operator.install(self._cluster)
+        return self._cluster
+
+    def end(self) -> None:
+        """End it, if it runs."""
+        if self._cluster is not None:
+            self._cluster.stop()
+            self._cluster = None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    lacks = machine.missing()
+    for item in items:
+        if HERE in item.path.parents and item.path.name not in ANYWHERE:
+            item.add_marker("cluster")
+            item.add_marker(pytest.mark.timeout(1800))  # the first one starts the cluster, and others compile
+            if os.environ.get(SKIP) == "1":
+                item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
+            elif lacks:
+                item.add_marker(pytest.mark.skip(reason=f"this machine cannot run kubelets: {'; '.join(lacks)}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build programs and images before any test's timeout runs, and where the progress is seen."""
+    if session.config.option.collectonly or os.environ.get(SKIP) == "1" or machine.missing():
+        return
+    if any(HERE in item.path.parents and item.get_closest_marker("cluster") for item in session.items):
+        capture: Any = session.config.pluginmanager.getplugin("capturemanager")
+        # Where there is no way, the fixture says so to every test that needs it.
+        with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
+            binaries.ensure((*OF_CONTROL_PLANE, *OF_NODES))
+            archives.ensure()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    """See Shared."""
+    one = Shared(lambda: tmp_path_factory.mktemp("kubelets"))
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def cluster(shared: Shared) -> Cluster:
+    """Two real nodes with two GPUs each, and the operator installed. Leave it as you found it."""
+    try:
+        return shared.get()
+    except Unavailable as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def no_cluster(shared: Shared) -> None:
+    """No cluster runs on this machine that this session has started."""
+    shared.end()

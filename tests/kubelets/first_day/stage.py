@@ -1,0 +1,154 @@
+"""What the first day is played on: a cluster, a store for traces, a volume for runs, and the user's commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.controlplane.api import Json
+from tests.kubelets.cluster import Cluster
+from tests.kubelets.first_day import environment, s3
+from tests.kubelets.layout import HOST
+from tests.kubelets.operator import BUCKET, STORE_SECRET
+
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+PODS = "/api/v1/namespaces/default/pods"
+LIMIT_S = 900  # of what takes seconds on an idle machine, or a minute where it compiles
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The cluster, and where runs and traces go."""
+
+    cluster: Cluster
+    runs: Path  # the volume `runs`, as this machine sees it
+    traces: s3.Bucket
+    say: Callable[[str], None]
+
+    # Commands of a user
+
+    def kubectl(self, *words: str, stdin: str = "") -> str:
+        """Run kubectl."""
+        self.say(f"kubectl {' '.join(words)}")
+        return self.cluster.plane.kubectl(*words, stdin=stdin)
+
+    def torchx(self, *words: str) -> str:
+        """Run torchx; its standard output. AssertionError, with all it said, where it fails."""
+        self.say(f"torchx {' '.join(words)}")
+        return self._run([sys.executable, "-m", "torchx.cli.main", *words])
+
+    def muster(self, *words: str) -> str:
+        """Run muster on this cluster; its standard output. AssertionError, with all it said, where it fails."""
+        self.say(f"muster {' '.join(words)}")
+        return self._run([str(Path(sys.executable).with_name("muster")), *words])
+
+    def _run(self, command: list[str]) -> str:
+        ours = {
+            "KUBECONFIG": str(self.cluster.plane.kubeconfig()),
+            "MUSTER_CLUSTER": "kubernetes",
+            "NO_COLOR": "1",
+            "COLUMNS": "160",
+            "HOME": str(self.runs.parent),
+        }
+        done = subprocess.run(
+            command, env=os.environ | ours, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=self.runs
+        )
+        assert done.returncode == 0, (
+            f"{' '.join(command[-8:])} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done.stdout
+
+    def must_succeed(self, name: str) -> None:
+        """Return once the job has succeeded. AssertionError with what `muster describe` says if it ends otherwise."""
+        self.wait("it is over", lambda: self.phase(name) in ("Succeeded", "Failed"))
+        assert self.phase(name) == "Succeeded", f"job {name} failed:\n{self.muster('describe', name)}"
+
+    # What there is
+
+    def job(self, name: str) -> Json:
+        """The TrainingJob."""
+        return self.cluster.plane.api.get(f"{JOBS}/{name}")
+
+    def phase(self, name: str) -> str:
+        """The job's phase; "" before the operator has seen it."""
+        value: str = self.job(name).get("status", {}).get("phase", "")
+        return value
+
+    def pods(self, name: str) -> list[Json]:
+        """The job's pods."""
+        return self.cluster.plane.api.items(PODS, labelSelector=f"muster.dev/job={name}")
+
+    def run_folder(self, name: str) -> Path:
+        """The job's run folder."""
+        return self.runs / "default" / f"{name}-{self.job(name)['metadata']['uid']}"
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        """What rank 0 noted after each step so far."""
+        file = self.run_folder(name) / "metrics" / "rank-0.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float = LIMIT_S) -> None:
+        """Return when it holds. AssertionError that shows the cluster if it takes too long."""
+        self.say(f"... until {what}")
+        until = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > until:
+                seen = self.cluster.plane.kubectl("get", "nodes,tj,mq,pods", "-A", "-o", "wide")
+                last = self.cluster.plane.kubectl("get", "events", "--sort-by=.lastTimestamp")
+                raise AssertionError(f"not within {seconds:.0f} s: {what}\n{seen}\n{last[-3000:]}")
+            time.sleep(0.3)
+
+
+@contextmanager
+def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None]) -> Iterator[Stage]:
+    """Prepare a cluster that has the operator: what a platform has beside it. `cache` keeps compiled kernels."""
+    runs = folder / "runs"
+    for place in (runs, cache):
+        place.mkdir(parents=True, exist_ok=True)
+        place.chmod(0o777)  # pods are nobody in particular
+    with s3.serve(HOST, BUCKET) as traces:
+        for document in [*environment.policy(cache), *_volume(runs), _secret(traces)]:
+            cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+        yield Stage(cluster, runs, traces, say)
+
+
+def _volume(folder: Path) -> list[Json]:
+    """A volume that every node reaches, and the claim `runs` on it."""
+    spec: Json = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    room = {"storage": "1Gi"}
+    volume = {**spec, "capacity": room, "hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
+    claim = {**spec, "resources": {"requests": room}, "volumeName": "runs"}
+    return [
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "runs"}, "spec": volume},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "runs", "namespace": "default"},
+            "spec": claim,
+        },
+    ]
+
+
+def _secret(traces: s3.Bucket) -> Json:
+    """What collectors need to reach the store."""
+    values = {
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": traces.url,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": STORE_SECRET, "namespace": "default"},
+        "stringData": values,
+    }

@@ -1,0 +1,110 @@
+"""The steps, in their order. Each returns what it saw; what must be so for the next step is waited for."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+import time
+from typing import Any
+
+from tests.cluster.controlplane.api import Json
+from tests.cluster.controlplane.nodes import GPU
+from tests.kubelets.archives import TRAINER
+from tests.kubelets.first_day.stage import Stage
+
+# One process on each of two nodes, with all of both nodes' GPUs; the work runs on the CPU, of which the nodes' pods get
+# what the control plane leaves (`keeper.stand_back`). Text that every machine has.
+DATA = f"{sysconfig.get_path('stdlib')}/json"
+TRAINING = (
+    "run", "-s", "muster", "-cfg", "queue=research,run_volume=runs", "muster.train.fsdp", "-j", "2x1", "--gpu", "2",
+    "--cpu", "1", "--model", "gpt:1m", "--data", DATA, "--image", TRAINER,
+)  # fmt: skip
+QUEUES = ("research", "production")
+
+
+def share_out(stage: Stage) -> None:
+    """Two queues with a node each, of which each may borrow the other's."""
+    whole = [{"flavor": "default", "guaranteed": {GPU: 4}, "limit": {GPU: 4}}]
+    stage.kubectl("apply", "-f", "-", stdin=_document("Queue", "company", {"resources": whole}))
+    for name in QUEUES:
+        resources = [{"flavor": "default", "guaranteed": {GPU: 2}, "limit": {GPU: 4}}]
+        spec: Json = {"parent": "company", "namespaceSelector": {}, "resources": resources}
+        stage.kubectl("apply", "-f", "-", stdin=_document("Queue", name, spec))
+
+
+def train(stage: Stage, name: str, steps: int, *more: str) -> str:
+    """Submit compiled FSDP with TorchX; the job's name."""
+    said = stage.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
+    handle = next(word for line in said.splitlines() for word in line.split() if word.startswith("muster://"))
+    return handle.rpartition("/")[2]
+
+
+def train_to_the_end(stage: Stage) -> str:
+    """Train until it has succeeded, with a trace of steps 10 to 14; the job's name."""
+    job = train(stage, "first", 30, "--trace_steps", "10:15")
+    stage.wait("its two pods run", lambda: stage.phase(job) in ("Running", "Succeeded", "Failed"))
+    stage.must_succeed(job)
+    return job
+
+
+def reclaim(stage: Stage) -> tuple[str, int]:
+    """Let a job of the other queue take its node back from one that borrows it; the job that made way, and its last
+    step before it did. Returns once it trains again."""
+    job = train(stage, "long", 100_000, "--checkpoint_every", "20", "--compile", "False")
+    stage.wait("it has something to lose", lambda: steps_done(stage, job) > 5)
+    stage.kubectl("apply", "-f", "-", stdin=_claim())
+    stage.wait("the other queue's job runs", lambda: stage.phase("claim") in ("Running", "Succeeded"))
+    stage.wait("the borrower's pods are gone", lambda: not stage.pods(job))
+    before = steps_done(stage, job)
+    stage.wait("the other queue's job is done", lambda: stage.phase("claim") == "Succeeded")
+    stage.wait("the borrower trains again", lambda: steps_done(stage, job) > before + 5)
+    return job, before
+
+
+def lose_a_node(stage: Stage, job: str) -> int:
+    """Cut a node's power and start it again; the attempt in which the job trains afterwards."""
+    attempt = int(stage.metrics(job)[-1]["attempt"])
+    node = stage.cluster.nodes[1]
+    stage.say(f"cut the power of {node.name}")
+    stage.cluster.kill(node)
+    time.sleep(1)
+    stage.say(f"start {node.name} again")
+    stage.cluster.boot(node)
+    stage.cluster.wait_until_ready(node)
+    stage.wait("a whole new attempt trains", lambda: int(stage.metrics(job)[-1]["attempt"]) > attempt)
+    return int(stage.metrics(job)[-1]["attempt"])
+
+
+def steps_done(stage: Stage, job: str) -> int:
+    """The last step that rank 0 has noted."""
+    metrics = stage.metrics(job)
+    return int(metrics[-1]["step"]) if metrics else -1
+
+
+def uninstall(stage: Stage) -> str:
+    """Uninstall the chart; what Helm says."""
+    stage.say("helm uninstall muster -n muster-system")
+    return stage.cluster.plane.helm("uninstall", "muster", "-n", "muster-system", "--wait")
+
+
+def logs(stage: Stage, job: str) -> dict[str, str]:
+    """What each pod's trainer has said, by index."""
+    names = {pod["metadata"]["labels"]["muster.dev/index"]: pod["metadata"]["name"] for pod in stage.pods(job)}
+    return {index: stage.kubectl("logs", name, "-c", "trainer") for index, name in sorted(names.items())}
+
+
+def _claim() -> str:
+    """A job of one pod that needs a whole node for a few seconds."""
+    main: dict[str, Any] = {
+        "name": "main",
+        "image": TRAINER,
+        "command": ["sleep", "5"],
+        "resources": {"limits": {GPU: 2}},
+    }
+    role = {"name": "main", "replicas": 1, "template": {"spec": {"containers": [main]}}}
+    return _document("TrainingJob", "claim", {"queue": "production", "roles": [role]}, namespace="default")
+
+
+def _document(kind: str, name: str, spec: Json, namespace: str = "") -> str:
+    metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
+    return json.dumps({"apiVersion": "muster.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})

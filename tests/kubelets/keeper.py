@@ -1,0 +1,208 @@
+"""Makes what a cluster needs of the machine itself, and takes all of it away when its owner ends.
+
+    python keeper.py PLAN
+
+PLAN is a JSON file. First come leftovers of an earlier cluster, should there be any; then bridge, network namespaces,
+cgroups and folders are made and "ready" is printed. When standard input ends, because the owner let go of it or was
+killed, the keeper waits until the nodes are gone and removes everything again. A machine has one keeper at a time.
+A network namespace lives as long as a process in it: the keeper's children, whose process ids follow "ready".
+
+It is run as a file, without the site packages, so that it starts in milliseconds and depends on nothing.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+CGROUPS = "/sys/fs/cgroup"
+MOUNT_POINT = "/var/lib/kubelet"  # may be missing on a machine that never was a node
+GONE_S = 60
+
+
+def main(plan_file: str) -> int:
+    """Return the exit code."""
+    with open(plan_file) as file:
+        plan = json.load(file)
+    with open(plan["lock"], "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another cluster of kubelets runs on this machine; waiting for its end", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        code = keep(plan)
+    remove_disks(plan)  # takes its time, which the next cluster need not wait for
+    return code
+
+
+def keep(plan: dict[str, Any]) -> int:
+    """Make everything, wait for the owner's end, remove everything; the exit code."""
+    made = not os.path.isdir(MOUNT_POINT)
+    holders: list[subprocess.Popen[bytes]] = []
+    remove(plan)
+    try:
+        os.makedirs(MOUNT_POINT, exist_ok=True)
+        holders += [hold() for _ in plan["nodes"]]
+        make(plan, [holder.pid for holder in holders])
+        print("ready", *(holder.pid for holder in holders), flush=True)
+        while os.read(0, 4096):
+            pass
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(getattr(error, "stderr", None) or error, file=sys.stderr)
+        return 1
+    finally:
+        remove(plan)
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+        if made:
+            with contextlib.suppress(OSError):
+                os.rmdir(MOUNT_POINT)
+    return 0
+
+
+def hold() -> "subprocess.Popen[bytes]":
+    """Start a process in a network namespace of its own, which ends with us; returns once it is there."""
+
+    def end_with_parent() -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+    ours = os.readlink("/proc/self/ns/net")
+    holder = subprocess.Popen(
+        ["unshare", "--net", "sleep", "infinity"],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - one system call, no locks
+    )
+    while os.readlink(f"/proc/{holder.pid}/ns/net") == ours:
+        if holder.poll() is not None:
+            raise OSError("unshare --net failed: no network namespaces here")
+        time.sleep(0.01)
+    return holder
+
+
+def make(plan: dict[str, Any], spaces: list[int]) -> None:
+    """A bridge with the machine's addresses, and for each node a leg on it from the namespace of its process."""
+    bridge = plan["bridge"]
+    ip("link", "add", bridge, "type", "bridge")
+    for address in plan["addresses"]:
+        ip("address", "add", address, "dev", bridge)
+    ip("link", "set", bridge, "up")
+    for node, space in zip(plan["nodes"], spaces, strict=True):
+        ip("link", "add", node["leg"], "type", "veth", "peer", "name", "eth0", "netns", str(space))
+        ip("link", "set", node["leg"], "master", bridge, "up")
+        for words in ("link set lo up", f"address add {node['address']}/24 dev eth0", "link set eth0 up"):
+            ip(*words.split(), space=space)
+        ip("route", "add", "default", "via", plan["host"], space=space)
+        for other in plan["nodes"]:
+            if other is not node:
+                ip("route", "add", other["pods"], "via", other["address"], space=space)
+        run(["nsenter", f"--net=/proc/{space}/ns/net", "sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        ip("route", "add", node["pods"], "via", node["address"], "dev", bridge)
+        os.makedirs(node["run"])
+        for hierarchy in hierarchies():
+            make_cgroup(hierarchy, node["cgroup"])
+    for hierarchy in hierarchies():
+        stand_back(os.path.join(hierarchy, plan["cgroup"]))
+
+
+def stand_back(top: str) -> None:
+    """Let the pods of all nodes have what CPU others leave, so that the control plane holds its leases beside them."""
+    for file, least in (("cpu.shares", "64"), ("cpu.weight", "6")):  # of version 1, of 2; of others 1024 and 100
+        if os.path.exists(path := os.path.join(top, file)):
+            with open(path, "w") as write:
+                write.write(least)
+
+
+def make_cgroup(hierarchy: str, path: str) -> None:
+    """Make a cgroup and what lies above it; with all processors and memory, which version 1 gives to none by itself."""
+    folder, second = hierarchy, is_version_2(hierarchy)
+    for name in path.strip("/").split("/"):
+        above, folder = folder, os.path.join(folder, name)
+        os.makedirs(folder, exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            source, target = os.path.join(above, file), os.path.join(folder, file)
+            if os.path.exists(target) and not second:
+                with open(source) as read, open(target, "w") as write:
+                    write.write(read.read())
+        if second:  # a folder below gets what the one above hands on
+            controllers, handed = (os.path.join(above, f"cgroup.{name}") for name in ("controllers", "subtree_control"))
+            with open(controllers) as read, open(handed, "w") as write:
+                write.write(" ".join(f"+{name}" for name in read.read().split()))
+
+
+def hierarchies() -> list[str]:
+    """Every hierarchy of cgroups that nodes use: those of version 1 where there are any, else the one of version 2."""
+    return [folder for folder in all_hierarchies() if folder == CGROUPS or not is_version_2(folder)]
+
+
+def all_hierarchies() -> list[str]:
+    """Every mounted hierarchy. Runtimes leave empty cgroups even in those that they do not use."""
+    if is_version_2(CGROUPS):
+        return [CGROUPS]
+    return [folder for folder in sorted(glob.glob(f"{CGROUPS}/*")) if os.path.ismount(folder)]
+
+
+def is_version_2(folder: str) -> bool:
+    """Whether a hierarchy is of version 2."""
+    return os.path.exists(f"{folder}/cgroup.controllers")
+
+
+def remove(plan: dict[str, Any]) -> None:
+    """All that `make` makes, and what nodes left below it. What is not there is fine."""
+    until = time.monotonic() + GONE_S
+    for hierarchy in all_hierarchies():
+        top = os.path.join(hierarchy, plan["cgroup"])
+        while os.path.isdir(top) and time.monotonic() < until:
+            if not remove_cgroups(top):
+                time.sleep(0.1)  # processes that were killed are on their way out
+    # Connections that were cut keep a namespace for a while after its last process; its leg out here need not wait.
+    for path in sorted(glob.glob(f"/sys/class/net/{plan['bridge']}n*")):
+        ip("link", "delete", os.path.basename(path), check=False)
+    ip("link", "delete", plan["bridge"], check=False)
+    shutil.rmtree(plan["run"], ignore_errors=True)
+
+
+def remove_disks(plan: dict[str, Any]) -> None:
+    """The nodes' folders, of many thousand files."""
+    until = time.monotonic() + GONE_S
+    for node in plan["nodes"]:
+        while os.path.isdir(node["folder"]) and time.monotonic() < until:
+            run(["rm", "-rf", "--one-file-system", node["folder"]], check=False)
+
+
+def remove_cgroups(top: str) -> bool:
+    """Remove a tree of cgroups, killing what still runs there; whether it is gone."""
+    for folder, _, _ in os.walk(top, topdown=False):
+        with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs")) as file:
+            for pid in file.read().split():
+                os.kill(int(pid), 9)
+        try:
+            os.rmdir(folder)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                return False
+    return True
+
+
+def ip(*arguments: str, space: int = 0, check: bool = True) -> None:
+    """Run `ip`, in the network namespace of a process if one is named."""
+    enter = ["nsenter", f"--net=/proc/{space}/ns/net"] if space else []
+    run([*enter, "ip", *arguments], check=check)
+
+
+def run(command: list[str], *, check: bool = True) -> None:
+    """Run a command. CalledProcessError, with what it said, where it fails."""
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=check)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,65 @@
+"""Whatever ends a cluster with real nodes, nothing of it stays on the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.kubelets.layout import BRIDGE, CGROUP, RUN
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_ONE = """
+import sys, time
+from pathlib import Path
+from tests.kubelets.cluster import Cluster
+with Cluster.start(Path(sys.argv[1]), nodes=1) as cluster:
+    print("up", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def traces(folder: Path) -> list[str]:
+    """What of a cluster is on this machine: processes, mounts, network, cgroups, folders."""
+    found = [str(path) for path in (RUN, *folder.glob("node-*/")) if path.is_dir()]
+    found += [str(path) for path in Path("/sys/class/net").glob(f"{BRIDGE}*")]
+    found += [path for path, _, _ in os.walk("/sys/fs/cgroup") if Path(path).name == CGROUP]  # they go meanwhile
+    found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(str(folder).encode() in word for word in words):
+            found.append(b" ".join(words).decode(errors="replace"))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.usefixtures("no_cluster")
+def test_nothing_stays_of_a_cluster_whose_owner_is(number: signal.Signals, tmp_path: Path) -> None:
+    assert traces(tmp_path) == []
+    owner = subprocess.Popen(
+        [sys.executable, "-c", RUN_ONE, str(tmp_path / "cluster")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        assert len(traces(tmp_path / "cluster")) > 10
+        owner.send_signal(number)
+        owner.wait(300)
+    finally:
+        owner.kill()
+    until = time.monotonic() + 300
+    while (left := traces(tmp_path / "cluster")) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert left == []

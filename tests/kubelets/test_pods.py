@@ -1,0 +1,99 @@
+"""What only real kubelets can show: the operator's image under its chart, pods that find each other, and their logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.controlplane.nodes import GPU
+from tests.kubelets import operator
+from tests.kubelets.archives import TRAINER
+from tests.kubelets.cluster import Cluster
+from tests.kubelets.layout import CGROUP
+
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+# Replica 0 serves; the others ask it by the name that rendezvous is given.
+MEET = """
+if [ "$MUSTER_REPLICA" = 0 ]; then
+  python -c 'if True:
+    import socket
+    with socket.create_server(("", 29500)) as server:
+      served, (address, _) = server.accept()
+      served.sendall(b"present")
+      print("asked by", address, flush=True)'
+else
+  until python -c 'if True:
+    import os, socket
+    print(socket.create_connection((os.environ["MUSTER_RANK0_HOST"], 29500)).recv(99).decode(), flush=True)'
+  do sleep 0.5; done
+fi
+"""
+
+
+def test_both_nodes_are_ready_and_offer_their_gpus(cluster: Cluster) -> None:
+    nodes = cluster.plane.api.items("/api/v1/nodes")
+    offered = {node["metadata"]["name"]: node["status"]["allocatable"][GPU] for node in nodes}
+    assert offered == {"node-1": "2", "node-2": "2"}
+    assert {node["status"]["nodeInfo"]["containerRuntimeVersion"][:13] for node in nodes} == {"containerd://"}
+
+
+def test_pods_get_the_cpu_that_the_control_plane_leaves(cluster: Cluster) -> None:
+    assert cluster.nodes
+    told = [Path(f"/sys/fs/cgroup/cpu/{CGROUP}/cpu.shares"), Path(f"/sys/fs/cgroup/{CGROUP}/cpu.weight")]
+    assert [int(file.read_text()) < 100 for file in told if file.exists()] == [True]
+
+
+def test_two_operators_run_on_two_nodes_from_their_image_without_rights_and_one_leads(cluster: Cluster) -> None:
+    pods = operator.pods(cluster)
+    assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
+    assert {pod["spec"]["serviceAccountName"] for pod in pods} == {"muster-operator"}
+    look = "import os; print(os.getuid(), os.access('/', os.W_OK), os.path.exists('/var/run/secrets/kubernetes.io'))"
+    for pod in pods:
+        said = cluster.plane.kubectl("exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", look)
+        assert said.split() == ["65532", "False", "True"]
+    leases = f"/apis/coordination.k8s.io/v1/namespaces/{operator.SYSTEM}/leases/muster-operator"
+    holder = cluster.plane.api.get(leases)["spec"]["holderIdentity"]
+    assert [pod["metadata"]["name"] in holder for pod in pods].count(True) == 1
+
+
+def test_the_pods_of_a_gang_on_two_nodes_find_each_other_by_name_and_kubectl_shows_what_they_said(
+    cluster: Cluster,
+) -> None:
+    cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(pair("pair")))
+    try:
+        cluster.plane.wait_for("the job is over", lambda: phase(cluster, "pair") in ("Succeeded", "Failed"), 300)
+        selector = {"labelSelector": "muster.dev/job=pair"}
+        pods = cluster.plane.api.items("/api/v1/namespaces/default/pods", **selector)
+        at = {pod["metadata"]["labels"]["muster.dev/index"]: pod for pod in pods}
+        said = {index: cluster.plane.kubectl("logs", pod["metadata"]["name"]) for index, pod in at.items()}
+        assert phase(cluster, "pair") == "Succeeded", said
+        assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
+        assert f"asked by {at['1']['status']['podIP']}\n" in said["0"]
+        assert said["1"].endswith("present\n")
+    finally:
+        cluster.plane.kubectl("delete", "trainingjob", "pair")
+
+
+def pair(name: str) -> dict[str, Any]:
+    """A job of two pods that need a node each."""
+    main = {
+        "name": "main",
+        "image": TRAINER,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", MEET],
+        "resources": {"limits": {GPU: 2}},
+    }
+    template = {"spec": {"containers": [main], "terminationGracePeriodSeconds": 5}}
+    return {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"queue": "default", "roles": [{"name": "worker", "replicas": 2, "template": template}]},
+    }
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    """The job's phase."""
+    value: str = cluster.plane.api.get(f"{JOBS}/{name}").get("status", {}).get("phase", "")
+    return value

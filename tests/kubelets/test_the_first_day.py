@@ -1,0 +1,103 @@
+"""A platform team's first day on two real nodes, step after step: each test goes on where the one before stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.controlplane.binaries import cache_folder
+from tests.kubelets.cluster import Cluster
+from tests.kubelets.conftest import Shared
+from tests.kubelets.first_day import steps
+from tests.kubelets.first_day.stage import Stage, stage
+
+
+@pytest.fixture(scope="module")
+def day(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Two nodes, the operator, two queues, a volume for runs, a store for traces."""
+    cluster: Cluster = shared.get()
+    folder = tmp_path_factory.mktemp("first-day")
+    folder.chmod(0o755)
+    with stage(cluster, folder, cache_folder().parents[1] / "pods", print) as one:
+        steps.share_out(one)
+        yield one
+    shared.end()  # without its operator it is of no more use
+
+
+@pytest.fixture(scope="module")
+def first(day: Stage) -> str:
+    """A job that has trained to its end."""
+    return steps.train_to_the_end(day)
+
+
+@pytest.fixture(scope="module")
+def long(day: Stage, first: str) -> tuple[str, int]:
+    """A job that made way and came back, and its last step before."""
+    return steps.reclaim(day)
+
+
+def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, first: str) -> None:
+    said = steps.logs(day, first)
+    assert day.phase(first) == "Succeeded", said
+    assert {pod["spec"]["nodeName"] for pod in day.pods(first)} == {"node-1", "node-2"}
+    assert list(said) == ["0", "1"]
+    metrics = day.metrics(first)
+    assert [line["step"] for line in metrics] == list(range(metrics[0]["step"], metrics[0]["step"] + 30))
+    assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
+
+
+def test_the_collectors_have_brought_both_ranks_traces_to_the_store(day: Stage, first: str) -> None:
+    folder = f"muster/default/{first}-{day.job(first)['metadata']['uid']}"
+    names = {f"{folder}/traces/rank-{rank}.attempt-0.steps-10-15.json.gz" for rank in (0, 1)}
+    day.wait("both traces are there", lambda: names <= set(day.traces.objects), 60)
+
+
+def test_every_command_tells_of_the_job(day: Stage, first: str) -> None:
+    rows = {row["metadata"]["name"]: row for row in json.loads(day.muster("jobs", "--json"))}
+    assert (rows[first]["spec"]["queue"], rows[first]["status"]["phase"]) == ("research", "Succeeded")
+    handle = f"muster://torchx/{first}"
+    assert "SUCCEEDED" in day.torchx("status", handle)
+    shown, own = day.torchx("log", f"{handle}/trainer/0"), steps.logs(day, first)["0"]
+    assert own.strip().splitlines()[-1] in shown
+    assert first in day.kubectl("get", "trainingjobs")
+
+
+def test_the_report_holds_both_ranks(day: Stage, first: str) -> None:
+    folder = day.run_folder(first)
+    day.muster("report", str(folder))
+    report = json.loads((folder / "report" / "report.json").read_text())
+    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
+    assert report["facts"]["world_size"] == 2
+
+
+def test_a_job_that_makes_way_goes_on_from_its_last_step(day: Stage, long: tuple[str, int]) -> None:
+    job, before = long
+    metrics = day.metrics(job)
+    done = [line["step"] for line in metrics]
+    assert done == list(range(done[0], done[0] + len(done)))
+    assert {line["attempt"] for line in metrics if line["step"] <= before} == {0}
+    assert {line["attempt"] for line in metrics if line["step"] > before} == {1}
+    status = day.job(job)["status"]
+    assert status.get("restarts", 0) == 0
+    assert "reclaimed for default/claim" in day.muster("describe", job)
+
+
+def test_a_job_comes_back_whole_after_its_node_has_died(day: Stage, long: tuple[str, int]) -> None:
+    job, _ = long
+    attempt = steps.lose_a_node(day, job)
+    pods = [pod for pod in day.pods(job) if pod["metadata"]["labels"]["muster.dev/attempt"] == str(attempt)]
+    assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
+    day.muster("cancel", job)
+    day.wait("it is over", lambda: day.phase(job) == "Failed")
+
+
+def test_uninstalling_leaves_what_users_have_made_and_says_so(day: Stage, first: str, long: tuple[str, int]) -> None:
+    said = steps.uninstall(day)
+    assert "kept due to the resource policy" in said
+    left = {job["metadata"]["name"] for job in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/trainingjobs")}
+    assert left >= {first, long[0], "claim"}
+    queues = {queue["metadata"]["name"] for queue in day.cluster.plane.api.items("/apis/muster.dev/v1alpha1/queues")}
+    assert queues >= {"company", *steps.QUEUES, "default"}
+    assert Path(day.run_folder(first), "checkpoints").is_dir()

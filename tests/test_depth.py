@@ -1,0 +1,130 @@
+"""Objects nested deeper than a program can follow: they are refused by name, and what lies beside them can be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from muster.documents.shorn import LEVELS, decoded, shallow, shorn
+from muster.spec import Flavor, PodTemplate, TrainingJob
+from muster.spec.depth import MAX_DEPTH, too_deep
+
+values = st.recursive(
+    st.none() | st.integers(-5, 5) | st.text('ab"\\[]{},:é', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('k"\\[{', max_size=3), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+def nested(levels: int) -> Any:
+    """So many mappings inside each other."""
+    value: Any = "end"
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+def depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max((depth(one) for one in inner), default=0)
+
+
+def cut(value: Any, levels: int) -> Any:
+    """The plain way to say what `shorn` does."""
+    if not isinstance(value, dict | list):
+        return value
+    if levels == 0:
+        return 0
+    if isinstance(value, dict):
+        return {key: cut(inner, levels - 1) for key, inner in value.items()}
+    return [cut(inner, levels - 1) for inner in value]
+
+
+def job(odd: Any) -> dict[str, Any]:
+    """A job with a field that nobody knows, four levels and two names below `spec`."""
+    template = {"spec": {"containers": [{"image": "x"}], "odd": odd}}
+    spec = {"roles": [{"name": "trainer", "template": template}]}
+    return {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "llama"}, "spec": spec}
+
+
+def wrong(document: dict[str, Any], model: Any = TrainingJob) -> list[tuple[Any, str]]:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(document)
+    return [(one["loc"], one["msg"]) for one in caught.value.errors()]
+
+
+@given(values, st.integers(1, 6))
+def test_a_value_is_too_deep_exactly_when_it_has_more_levels(value: Any, levels: int) -> None:
+    place = too_deep(value, levels)
+    assert (place is not None) == (depth(value) > levels)
+    for step in place or ():
+        value = value[step]
+    assert place is None or (len(place) == levels and isinstance(value, dict | list))
+
+
+@given(values, st.integers(1, 6), st.booleans(), st.sampled_from([1, 2, 7, 1 << 20]))
+def test_a_shorn_text_says_the_same_down_to_its_depth(value: Any, levels: int, plain: bool, piece_bytes: int) -> None:
+    text = json.dumps(value, ensure_ascii=plain).encode()
+    assert json.loads(shorn(text, levels, piece_bytes)) == cut(value, levels) == shallow(value, levels)
+    if depth(value) <= levels:
+        assert shorn(text, levels, piece_bytes) is text
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'"', b"]]]]", b'{"a": "\\', b"\xff[[[", b'{"a":' + b"[" * 5000])
+def test_what_is_no_json_is_none_when_it_is_shorn(text: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decoded(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(shorn(text)[1:])
+
+
+def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    text = b'{"odd":' + deep + b',"name":"llama"}'
+    with pytest.raises(RecursionError):
+        msgspec.json.decode(text)
+    read = decoded(msgspec.json.decode, text)
+    assert (read["name"], depth(read)) == ("llama", LEVELS)
+
+
+def test_a_job_may_have_64_levels_and_the_65th_is_told_by_the_field_above_it() -> None:
+    deepest = job(nested(MAX_DEPTH - 6))
+    assert depth(deepest) == MAX_DEPTH
+    assert TrainingJob.model_validate(deepest).model_dump(mode="json", by_alias=True)
+    field = ("spec", "roles", 0, "template", "spec", "odd", "x", "x", "x", "x")
+    told = "nested more than 64 levels deep; no object of ours is: write at most 64"
+    assert wrong(job(nested(MAX_DEPTH - 5))) == [(field, told)]
+    assert wrong(job(nested(50_000))) == [(field, told)]
+
+
+def test_the_field_is_told_in_few_characters_however_long_its_names_are() -> None:
+    ((place, _),) = wrong(job({"y" * 100_000: nested(MAX_DEPTH)}))
+    assert place[6] == "y" * 64 + "..."
+    assert sum(len(str(part)) for part in place) < 200
+
+
+def test_a_template_and_a_flavor_by_themselves_may_be_as_deep_as_in_their_place() -> None:
+    template = job(nested(MAX_DEPTH - 6))["spec"]["roles"][0]["template"]
+    assert PodTemplate.model_validate(template).spec.containers
+    ((place, _),) = wrong({"spec": {**template["spec"], "odd": nested(MAX_DEPTH - 5)}}, PodTemplate)
+    assert place[:3] == ("spec", "odd", "x")
+
+    def flavor(odd: Any) -> dict[str, Any]:
+        return {"metadata": {"name": "h200"}, "spec": {"tolerations": [{"key": "k", "odd": odd}]}}
+
+    assert depth(flavor(nested(MAX_DEPTH - 4))) == MAX_DEPTH
+    assert Flavor.model_validate(flavor(nested(MAX_DEPTH - 4))).spec.tolerations
+    ((place, told),) = wrong(flavor(nested(MAX_DEPTH - 3)), Flavor)
+    assert place[:4] == ("spec", "tolerations", 0, "odd")
+    assert "64 levels" in told
+
+
+def test_what_an_api_server_keeps_beside_the_spec_is_not_counted() -> None:
+    """Who owns which field is told as deep as the object is, and a bit."""
+    document = job(nested(MAX_DEPTH - 6))
+    document["metadata"]["managedFields"] = [{"fieldsV1": nested(MAX_DEPTH + 4)}]
+    assert TrainingJob.model_validate(document).spec.roles
