@@ -1,0 +1,136 @@
+"""How fast the operator brings pods to nodes, on a real control plane with 500 pretended nodes of 8 GPUs.
+
+    python benchmarks/cluster.py --case fill --json
+    python benchmarks/cluster.py --case gang512 --case jobs50x10 --repeat 5 --out rows.jsonl
+    python benchmarks/cluster.py --case gang512 --beside native --beside volcano --volcano FOLDER --repeat 5 --table
+
+etcd, API server, controller manager, kube-scheduler, KWOK, the operator and this program share the machine. Every
+repetition starts all of them anew. Jobs are created over 48 connections; whether pods are bound and Ready is seen by
+a watch. How fast pods get Ready is bounded by KWOK, which plays the kubelets: some 200 pods a second on two cores.
+With --repeat, the last rows are the medians.
+
+--beside puts the same work to another scheduler on the same kind of cluster, without Muster, with the same calls a
+second, in turn with Muster: kube-scheduler (single pods), jobs (batch/v1 Jobs with kube-scheduler), native
+(kube-scheduler's own gangs, alpha in 1.36), volcano, kai and kueue. The last three are no part of this project: build
+them, and name a folder with the programs and their CRDs. reclaim, racks and kueue are cases of Muster alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the control plane is that of the tests
+
+from benchmarks.scale.cases import CASES, MUSTERS_OWN
+from benchmarks.scale.contender import Contender, Rate
+from benchmarks.scale.measure import Row
+from benchmarks.scale.muster import MUSTER
+from benchmarks.scale.order import Turn, turns
+from benchmarks.scale.peers.known import BUILT, GANG_SCHEDULERS, NAMES, Missing, contender
+from benchmarks.scale.table import details, failed, medians, overview
+from benchmarks.scale.world import world
+
+RATES = {"kueue": Rate(300, 500)}  # as Kueue was measured
+COLUMNS = (
+    "case", "scheduler", "pods", "create_to_bound_s", "create_to_ready_s", "operator_cpu_s", "operator_rss_mib",
+    "writes_per_pod", "partial_gangs",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Read the command line, measure, print; 1 if a peer failed, as its rows say."""
+    parser = _parser()
+    asked = parser.parse_args()
+    try:
+        contenders = _contenders(asked)
+    except Missing as missing:
+        parser.error(str(missing))
+    rows: list[dict[str, Any]] = []
+    for turn in turns(asked.case or list(CASES), list(contenders), asked.repeat, MUSTERS_OWN):
+        rows.append(dataclasses.asdict(_measured(turn, contenders[turn.scheduler], asked)))
+        _tell(rows[-1:], asked)
+    together = medians(rows)
+    if asked.repeat > 1:
+        _tell(together, asked)
+    if asked.table:
+        print(f"\n{overview(together, GANG_SCHEDULERS)}\n\n{details(together)}")
+    return int(any(map(failed, rows)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="repeat for several; default: all")
+    parser.add_argument("--beside", action="append", choices=NAMES, default=[], help="repeat for several")
+    for name, (_, needs) in BUILT.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=f"a folder with {', '.join(needs)}")
+    parser.add_argument("--no-muster", action="store_true", help="only those of --beside")
+    parser.add_argument("--nodes", type=int, default=500, help="of 8 GPUs, 20 in a rack (default: %(default)d)")
+    parser.add_argument("--repeat", type=int, default=1, help="in how many worlds each case is measured")
+    parser.add_argument("--qps", type=int, help="a scheduler's calls a second (default: 1000; of case kueue 300)")
+    parser.add_argument("--burst", type=int, help="in one burst (default: 2000; of case kueue 500)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--table", action="store_true", help="at the end two tables in Markdown")
+    parser.add_argument("--out", type=Path, help="append every row to this file, as JSON")
+    parser.add_argument("--keep", type=Path, help="keep the logs of all programs in this folder")
+    return parser
+
+
+def _contenders(asked: argparse.Namespace) -> dict[str, Contender]:
+    """Muster first. Raises Missing."""
+    paths: Mapping[str, Path | None] = {name: getattr(asked, name) for name in BUILT}
+    for name, path in paths.items():
+        if path is not None and name not in asked.beside:
+            raise Missing(f"--{name} PATH is of use only with --beside {name}")
+    if asked.no_muster and not asked.beside:
+        raise Missing("--no-muster needs a --beside: there is nothing to measure")
+    mine = {} if asked.no_muster else {"muster": MUSTER}
+    return mine | {name: contender(name, paths.get(name)) for name in asked.beside}
+
+
+def _measured(turn: Turn, one: Contender, asked: argparse.Namespace) -> Row:
+    """As `measure`. What a peer cannot do is a row with an error, so that the others' rows are not lost."""
+    if turn.scheduler == "muster":
+        return measure(turn, one, asked)
+    try:
+        return measure(turn, one, asked)
+    except Exception as error:
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        print(f"{turn.scheduler}, {turn.case}: {error}", file=sys.stderr, flush=True)
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Row(turn.case, 0, turn.scheduler, notes={"error": said})
+
+
+def measure(turn: Turn, one: Contender, asked: argparse.Namespace) -> Row:
+    """One repetition, in a world of its own."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as temporary:
+        folder = Path(temporary)
+        if asked.keep is not None:
+            folder = asked.keep / f"{turn.case}-{turn.scheduler}-{turn.number}"
+        usual = RATES.get(turn.case, Rate())
+        rate = Rate(asked.qps or usual.qps, asked.burst or usual.burst)
+        with world(folder, asked.nodes, rate, one) as ready:
+            return asyncio.run(CASES[turn.case](ready))  # type: ignore[arg-type]
+
+
+def _tell(rows: Iterable[dict[str, Any]], asked: argparse.Namespace) -> None:
+    for row in rows:
+        if asked.out is not None:
+            with asked.out.open("a") as file:
+                print(json.dumps(row), file=file)
+        if asked.json:
+            print(json.dumps(row), flush=True)
+        else:
+            print("  ".join(f"{key}={row[key]}" for key in COLUMNS), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

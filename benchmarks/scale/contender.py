@@ -1,0 +1,110 @@
+"""What every scheduler has to offer so that the same cases can be put to it: Muster, and those beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmarks.scale.client import Client, Request
+from benchmarks.scale.work import Jobs
+from tests.cluster.controlplane.plane import ControlPlane
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Calls a second and in one burst that each program of a scheduler may make: the same for all."""
+
+    qps: int = 1000
+    burst: int = 2000
+
+
+@dataclass(slots=True)
+class Heard:
+    """Why a job waits, as its user is told. `at` is when that was first seen (`time.monotonic`)."""
+
+    reason: str = ""
+    sentence: str = ""
+    at: float = 0.0
+    _said: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, reason: str, sentence: str) -> None:
+        """Keep it: the newest words, the first time."""
+        self.reason, self.sentence = reason, sentence
+        if not self._said.is_set():
+            self.at = time.monotonic()
+            self._said.set()
+
+    async def said(self, limit_s: float) -> None:
+        """Return once something was said. Raises TimeoutError."""
+        await asyncio.wait_for(self._said.wait(), limit_s)
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.sentence}" if self.reason else ""
+
+
+class Scheduler(Protocol):
+    """A running scheduler."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def own(self) -> Mapping[str, int]:
+        """Process ids of its own programs, by name."""
+
+    @property
+    def others(self) -> Mapping[str, int]:
+        """Process ids of programs that were started with it and are not its own, by name."""
+
+    @property
+    def look_s(self) -> float:
+        """How often `writes` may be asked without much cost."""
+
+    def check(self) -> None:
+        """Raises where one of its programs has ended."""
+
+    def writes(self) -> dict[str, float]:
+        """Writes to the API that its own programs made, by kind; reads left out."""
+
+    def agrees(self, ours: Mapping[str, float], served: Mapping[str, float]) -> bool | None:
+        """Whether its own count fits what the API server counted of everybody; None: it keeps no count of its own."""
+
+    def one_queue(self) -> None:
+        """Let one queue have all nodes, where it knows queues."""
+
+    def requests(self, jobs: Jobs) -> Iterator[Request]:
+        """What is sent to create the jobs."""
+
+    def listen(self, job: str) -> AbstractAsyncContextManager[Heard]:
+        """Hear, from now on, why a job waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a scheduler finds when it starts: a control plane with its nodes, and the namespace of the work."""
+
+    plane: ControlPlane
+    client: Client
+    rate: Rate
+    nodes: int
+    gpus: int  # of all nodes
+
+
+def no_flags(rate: Rate) -> tuple[str, ...]:
+    """Whatever the rate."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A scheduler that can be started, and what its control plane needs."""
+
+    name: str
+    begin: Callable[[Site], AbstractContextManager[Scheduler]]
+    kube_scheduler: bool = True  # the control plane's own; else `begin` starts it, if any
+    gates: tuple[str, ...] = ()
+    controllers: Callable[[Rate], tuple[str, ...]] = no_flags  # flags of kube-controller-manager
