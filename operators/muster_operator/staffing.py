@@ -130,6 +130,7 @@ class Staffing:
     async def _delete(self, known: KnownJob, write: DeletePod, later: set[str]) -> None:
         pod = self.sight.pods.of_job(known.uid, write.name)
         if pod is None:
+            self.sight.pods.forget(known.uid, write.name)
             return
         grace_s = 0 if write.force else round(write.grace_s)
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}

@@ -187,6 +187,60 @@ def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
     assert seen.observe().pods["uid-llama"][0].deleting
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_is_taken_away_as_it_ends_is_shown_as_it_ended_until_its_job_goes_on_without_it(phase: str) -> None:
+    seen, changes = sight()
+    seen.jobs.put(job_seen())
+    seen.pods.put(pod_seen("", 5, owner="uid-llama"))
+    last = pod_seen("", 6, owner="uid-llama", phase=phase, containerStatuses=[ended(3)])
+    seen.pods.put(last)
+    last.metadata.resource_version, last.metadata.deletion_timestamp = "7", "2026-11-21T10:00:07Z"
+    seen.pods.put(last)  # which the API server tells before it is gone
+    seen.pods.drop(last)
+    (view,) = seen.observe().pods["uid-llama"]
+    assert (view.phase, view.exit_code, view.deleting) == (phase, 3, False)
+    assert changes.during(lambda: seen.pods.forget("uid-llama", view.name)) == 1
+    assert seen.observe().pods == {}
+
+
+def test_a_pod_that_had_ended_before_a_fresh_list_lacks_it_is_shown_as_it_ended() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    seen.pods.put(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
+    seen.pods.put(pod_seen("", 6, owner="uid-llama", seat=(1, 0)))
+    seen.pods.replace([], 9)
+    assert [view.name for view in seen.observe().pods["uid-llama"]] == [name_of()]
+
+
+def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    for index in (0, 1):
+        seen.pods.put(pod_seen("", 5 + index, owner="uid-llama", seat=(index, 0)))
+    ours = seen.pods.of_job("uid-llama", name_of())
+    assert ours is not None
+    seen.pods.deleted(ours, 7)
+    by_us, by_others = (pod_seen("", 8 + i, owner="uid-llama", seat=(i, 0), phase="Succeeded") for i in (0, 1))
+    for pod in (by_us, by_others):
+        pod.metadata.deletion_timestamp = "2026-11-21T10:00:00Z"
+        seen.pods.put(pod)
+        seen.pods.drop(pod)
+    assert seen.observe().pods == {}
+
+
+def test_what_ended_in_an_attempt_is_forgotten_with_the_next_that_ends_and_with_its_job() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    for attempt in (0, 1):
+        pod = pod_seen("", 5 + attempt, owner="uid-llama", seat=(0, attempt), phase="Failed")
+        seen.pods.put(pod)
+        seen.pods.drop(pod)
+    assert [view.attempt for view in seen.observe().pods["uid-llama"]] == [1]
+    seen.jobs.drop(job_seen(version=10))
+    seen.jobs.put(job_seen(version=11))
+    assert seen.observe().pods == {}
+
+
 def ended(code: int, name: str = "main", at: str = "2026-11-21T10:00:05Z", **more: str) -> dict[str, Any]:
     return {"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at, **more}}}
 

@@ -4,6 +4,9 @@ Whether a pod is ours depends on whether its job is shown to the engine: pods ma
 outlive it. And that it says so is not enough: who may create pods in some namespace may write into them whatever uid,
 so a pod is a job's only in the job's namespace and under the very name that we give it. A pod that has ended takes
 nothing.
+
+A cluster bounds how many ended pods it keeps, and may take one away before anybody has decided about its end. One that
+ended by itself is shown on as it ended, until its job goes on without it: else its work would be done a second time.
 """
 
 from __future__ import annotations
@@ -79,6 +82,7 @@ class Pods:
         self._shown: dict[str, JobName] = {}  # jobs that the engine knows
         self._stale: set[str] = set()  # of them, those whose views are to be made anew
         self._views: dict[str, tuple[PodView, ...]] = {}
+        self._outlived: dict[JobName, dict[str, PodView]] = {}  # pods that ended by themselves and are gone
         self._unbound: set[str] = set()  # of our pods, by namespace/name
         self.served = 0  # how many of them wait no more
 
@@ -121,6 +125,12 @@ class Pods:
             gone = replace(pod, version=version, view=replace(pod.view, deleting=True))
             self._shelf.wrote(f"{pod.namespace}/{pod.name}", version, gone)
 
+    def forget(self, uid: str, name: str) -> None:
+        """The job goes on without this pod, which is gone."""
+        job = self._named(uid)
+        if job is not None and self._outlived.get(job, {}).pop(name, None) is not None:
+            self._differs_by(uid)
+
     def of_job(self, uid: str, name: str) -> KnownPod | None:
         """A pod of a job, by name."""
         return self._of(self._named(uid)).get(name)
@@ -157,6 +167,7 @@ class Pods:
             self._shown[uid] = job
         else:
             del self._shown[uid]
+            self._outlived.pop(job, None)
         for pod in self._of(job).values():
             self._account(pod, -1 if shown else 1)
             self._wait_for(f"{pod.namespace}/{pod.name}", pod)
@@ -165,13 +176,17 @@ class Pods:
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
         """Pods by job uid; tuples are the same as long as nothing about a job's pods changed."""
         for uid in self._stale:
-            fresh = tuple(pod.view for pod in self._of(self._shown.get(uid)).values() if pod.view is not None)
+            fresh = self._views_of(self._shown.get(uid))
             if not fresh:
                 self._views.pop(uid, None)
             elif self._views.get(uid) != fresh:
                 self._views[uid] = fresh
         self._stale.clear()
         return dict(self._views)
+
+    def _views_of(self, job: JobName | None) -> tuple[PodView, ...]:
+        views = [pod.view for pod in self._of(job).values() if pod.view is not None]
+        return (*views, *self._outlived[job].values()) if job in self._outlived else tuple(views)
 
     def _of(self, job: JobName | None) -> Mapping[str, KnownPod]:
         return {} if job is None else self._by_job.get(job, {})
@@ -186,6 +201,8 @@ class Pods:
                 self._account(old, -1)
             if old.job is not None and (new is None or new.job != old.job):
                 self._leave(old, old.job)
+            if new is None and was_ours and old.job is not None and old.view is not None and old.ended:
+                self._outlive(old.job, old.view)
         if new is not None:
             if not is_ours:
                 self._account(new, 1)
@@ -204,10 +221,19 @@ class Pods:
         if not pods:
             del self._by_job[job]
 
+    def _outlive(self, job: JobName, view: PodView) -> None:
+        if view.deleting:
+            return  # and if it succeeded, it may be because it was told to stop
+        others = self._outlived.get(job, {}).values()
+        self._outlived[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
+
     def _differs(self, pod: KnownPod | None) -> None:
         if pod is not None and pod.job is not None and self._is_ours(pod):
-            self._stale.add(pod.job.uid)
-            self._changed(pod.job.uid)
+            self._differs_by(pod.job.uid)
+
+    def _differs_by(self, uid: str) -> None:
+        self._stale.add(uid)
+        self._changed(uid)
 
     def _wait_for(self, key: str, pod: KnownPod | None) -> None:
         """Note whether this pod of ours waits for kube-scheduler."""
@@ -232,8 +258,11 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)
-    if same and before is not None and before.view == view:
-        view = before.view
+    if same and before is not None and before.view is not None and view is not None:
+        if before.ended and not before.view.deleting:
+            view = replace(view, deleting=False)  # it had ended before it was told to
+        if before.view == view:
+            view = before.view
     return KnownPod(
         uid=meta.uid,
         version=meta.version,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import SYSTEM, install
-from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.pools import Json, Pool
 from tests.cluster.operator.process import Operator
 
 from muster.engine import load
@@ -56,7 +56,7 @@ def pool(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Pool]:
     """A part of the cluster; whether an operator runs is the test's business."""
     name = f"pool-{random.Random(request.node.name).randrange(10**6)}"
     plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
-    one = Pool(plane, name, lambda: "")
+    one = Pool(plane, name, None)
     one.set_up(nodes=4, gpus=4)
     yield one
     for queue in plane.api.items("/apis/muster.dev/v1alpha1/queues"):
@@ -64,6 +64,33 @@ def pool(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Pool]:
             f"/apis/muster.dev/v1alpha1/queues/{queue['metadata']['name']}", {"metadata": {"finalizers": None}}
         )
     one.tear_down()
+
+
+def test_a_pod_that_is_deleted_as_soon_as_it_has_done_its_work_does_not_do_it_again(pool: Pool, start: Start) -> None:
+    """As the cluster does itself where too many pods have ended; the operator looks only afterwards."""
+    operator = start("away", "--no-lease")
+    pool.submit("quick", pods=1)
+    pool.submit("pair", pods=2)
+    for name in ("quick", "pair"):
+        pool.wait_for_phase(name, "Running")
+    operator.freeze()
+    for name in ("quick", "pair"):
+        pool.annotate(name, 0, exit_code=0)
+        pool.wait(f"{name} is through", lambda name=name: by_index(pool, name)[0]["status"]["phase"] == "Succeeded")  # type: ignore[misc]
+        path = f"/api/v1/namespaces/{pool.namespace}/pods/{by_index(pool, name)[0]['metadata']['name']}"
+        pool.api.delete(path)
+        pool.wait("the pod is gone", lambda path=path: pool.api.gone(path))  # type: ignore[misc]
+    operator.thaw()
+    pool.wait_for_phase("quick", "Succeeded")
+    pool.wait("what is done is written", lambda: bool(pool.status("pair").get("finishedPods")))
+    pool.annotate("pair", 1, exit_code=0)
+    pool.wait_for_phase("pair", "Succeeded")
+    assert (pool.attempt("quick"), pool.attempt("pair")) == (0, 0)
+
+
+def by_index(pool: Pool, name: str) -> list[Json]:
+    """A job's pods."""
+    return sorted(pool.pods(name), key=lambda pod: int(pod["metadata"]["labels"]["muster.dev/index"]))
 
 
 def test_an_operator_that_is_killed_again_and_again_finishes_every_job_once(pool: Pool, start: Start) -> None:
