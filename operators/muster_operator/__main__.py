@@ -208,6 +208,7 @@ class Operator:
         else:
             self._accounts.rest()
         self._metrics.leading.put({(): 1.0 if leads else 0.0})
+        self._metrics.watch_version.put({(name,): float(at) for name, at in self._watching.versions().items()})
 
 
 def _ended(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:

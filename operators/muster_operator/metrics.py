@@ -96,6 +96,9 @@ class Metrics:
         )
         self.depth = Metric("gauge", "muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
         self.leading = Metric("gauge", "muster_leading", "1 while this operator acts.")
+        self.watch_version = Metric(
+            "gauge", "muster_watch_version", "The resourceVersion that each watch has come to.", ("resource",)
+        )
         self.beats = Metric("counter", "muster_beats_total", "Collectors asked, by what came of it.", ("outcome",))
         self.silent_collectors = Metric("gauge", "muster_collectors_silent", "Collectors that do not answer.")
         self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events not recorded for lack of time.")

@@ -50,6 +50,10 @@ class Watching:
         """What was not listed yet."""
         return [one.resource.plural for one in self._reflectors if not one.synced.is_set()]
 
+    def versions(self) -> dict[str, int]:
+        """How far each watch has come: the resourceVersion, by resource."""
+        return {one.resource.plural: one.version for one in self._reflectors}
+
     def failure(self) -> str:
         """Which watch ended that never should, and why; empty while all go on."""
         return self._failure

@@ -115,11 +115,7 @@ def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def pool(control_plane: ControlPlane, namespace: str, operator: Operator) -> Iterator[Pool]:
     """The test's own part of the cluster."""
-
-    def alive() -> str:
-        return "" if operator.running else f"the operator ended\n{operator.tail()}"
-
-    one = Pool(control_plane, namespace, alive)
+    one = Pool(control_plane, namespace, lambda: operator)
     yield one
     one.tear_down()
 

@@ -91,6 +91,11 @@ class Reflector(Generic[T]):
         self._version = 0
         self._random = random.Random()
 
+    @property
+    def version(self) -> int:
+        """The resourceVersion up to which everything was told; 0 before the first list."""
+        return self._version
+
     async def run(self) -> None:
         """List and watch until cancelled."""
         listed, troubles = False, 0

@@ -9,6 +9,7 @@ from typing import Any
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.nodes import GPU, Shape
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.process import Operator
 
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
@@ -19,12 +20,12 @@ WAIT_S = 60.0
 class Pool:
     """What a test does to its part of the cluster, and sees of it. Queue `all` is the root of `red` and `blue`."""
 
-    def __init__(self, plane: ControlPlane, namespace: str, alive: Callable[[], str]) -> None:
-        """`alive` says what is wrong with the operator, or nothing."""
+    def __init__(self, plane: ControlPlane, namespace: str, operator: Callable[[], Operator] | None) -> None:
+        """`operator` tells which one acts; None where it comes and goes as the test likes."""
         self.plane = plane
         self.api: Api = plane.api
         self.namespace = namespace
-        self._alive = alive
+        self._operator = operator
         self._queues: list[str] = []
         self._nodes: list[str] = []
 
@@ -89,7 +90,8 @@ class Pool:
         return document
 
     def submit(self, name: str, pods: int = 2, gpus: int = 1, queue: str = "red", **more: Any) -> Json:
-        """Create it."""
+        """Create it, once the operator has seen the world that it is meant for."""
+        self.wait_until_seen()
         return self.api.create(self._jobs(), self.job(name, pods, gpus, queue, **more))
 
     def edit(self, name: str, **spec: Any) -> None:
@@ -161,11 +163,24 @@ class Pool:
         """Wait until it holds; AssertionError that shows the jobs and the operator's log if it does not."""
         until = time.monotonic() + seconds
         while not holds():
-            trouble = self._alive() if time.monotonic() < until else f"not within {seconds} s"
+            trouble = self._trouble() if time.monotonic() < until else f"not within {seconds} s"
             assert not trouble, (
                 f"{what}: {trouble}\n{self.plane.kubectl('get', 'tj,pods', '-o', 'wide', '-n', self.namespace)}"
             )
             time.sleep(0.05)
+
+    def wait_until_seen(self) -> None:
+        """Wait until the operator has seen what this part of the cluster is made of: it watches each resource on its
+        own, and may see a job before a queue that was edited long before."""
+        if self._operator is None:
+            return
+        for path in (f"{GROUP}/queues", f"{GROUP}/flavors", "/api/v1/nodes", "/api/v1/namespaces", "/api/v1/pods"):
+            newest = max((int(one["metadata"]["resourceVersion"]) for one in self.api.items(path)), default=0)
+            resource = path.rpartition("/")[2]
+            self.wait(
+                f"the operator sees {resource}",
+                lambda resource=resource, newest=newest: self._has_seen(resource) >= newest,  # type: ignore[misc]
+            )
 
     def wait_for_phase(self, name: str, phase: str) -> None:
         """Wait until a job is in this phase."""
@@ -198,6 +213,15 @@ class Pool:
                     raise
         there = {node["metadata"]["name"] for node in self.api.items("/api/v1/nodes")}
         self.plane.delete_nodes(*(name for name in self._nodes if name in there))
+
+    def _has_seen(self, resource: str) -> int:
+        assert self._operator is not None
+        return self._operator().has_seen(resource)
+
+    def _trouble(self) -> str:
+        """What is wrong with the operator, or nothing."""
+        one = self._operator() if self._operator is not None else None
+        return "" if one is None or one.running else f"the operator ended\n{one.tail()}"
 
     def _jobs(self) -> str:
         return f"{GROUP}/namespaces/{self.namespace}/trainingjobs"

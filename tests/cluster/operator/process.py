@@ -101,6 +101,10 @@ class Operator:
                 return float(text.rpartition(" ")[2])
         return 0.0
 
+    def has_seen(self, resource: str) -> int:
+        """The resourceVersion up to which it has seen a resource, by its plural name."""
+        return int(self.metric(f'muster_watch_version{{resource="{resource}"}}'))
+
     @property
     def leads(self) -> bool:
         """Whether it acts."""

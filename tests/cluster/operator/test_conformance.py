@@ -78,6 +78,7 @@ class KubernetesHarness:
         for role in body["spec"]["roles"]:
             role["template"]["metadata"] = {"annotations": does(script, role["name"])}
             role["template"]["spec"]["containers"][0]["image"] = "none"
+        self._pool.wait_until_seen()
         stored = self._pool.api.create(f"{GROUP}/namespaces/{self._pool.namespace}/trainingjobs", body)
         uid = str(stored["metadata"]["uid"])
         self._names[uid] = job.metadata.name

@@ -26,7 +26,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "deep"}})
         operators = [start(plane, tmp_path)]
-        one = Pool(plane, "deep", lambda: "" if operators[-1].running else operators[-1].tail())
+        one = Pool(plane, "deep", lambda: operators[-1])
         one.set_up(nodes=2, gpus=4)
 
         def restart() -> None:

@@ -42,7 +42,7 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def pool(plane: ControlPlane) -> Pool:
-    one = Pool(plane, "late", lambda: "")
+    one = Pool(plane, "late", None)
     one.set_up(nodes=4, gpus=16)
     return one
 

@@ -33,7 +33,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         operator = Operator(
             account_of_the_chart(plane, folder), folder / "log", "--pod-groups", "--lease-name", "muster-operator"
         )
-        pool = Pool(plane, "gangs", lambda: "" if operator.running else operator.tail())
+        pool = Pool(plane, "gangs", lambda: operator)
         pool.set_up(nodes=4, gpus=4)
         try:
             yield pool

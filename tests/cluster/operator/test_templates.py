@@ -22,7 +22,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "old"}})
         operator = Operator(plane.kubeconfig(), folder / "log", "--no-lease", "--learn-again-seconds", "0.5")
         try:
-            one = Pool(plane, "old", lambda: "" if operator.running else operator.tail())
+            one = Pool(plane, "old", lambda: operator)
             one.set_up(nodes=1, gpus=8, cpu="8")
             yield one
             assert operator.stop() == 0, operator.tail()

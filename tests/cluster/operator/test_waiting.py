@@ -95,7 +95,6 @@ def test_a_job_waits_for_its_queue_and_starts_when_there_is_one(pool: Pool) -> N
 def test_a_namespace_that_the_queue_does_not_select_cannot_use_it(pool: Pool) -> None:
     pool.set_up()
     pool.edit_queue("all", namespaceSelector={"matchLabels": {"org": pool.namespace}})
-    time.sleep(0.2)  # so that the operator has seen it in all likelihood; if not, the job starts and the test fails
     pool.submit("stranger")
     assert pool.namespace in pool.wait_for_reason("stranger", "QueueNotAllowed")
     pool.api.patch(f"/api/v1/namespaces/{pool.namespace}", {"metadata": {"labels": {"org": pool.namespace}}})

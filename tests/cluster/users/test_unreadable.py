@@ -52,7 +52,7 @@ def plane(folder: Path) -> Iterator[ControlPlane]:
 def pool(plane: ControlPlane, folder: Path) -> Iterator[Pool]:
     """Its nodes, queues and jobs, and an operator that can be replaced."""
     operators = [start(plane, folder)]
-    one = Pool(plane, "odd", lambda: "" if operators[-1].running else operators[-1].tail())
+    one = Pool(plane, "odd", lambda: operators[-1])
     one.set_up(nodes=2, gpus=16)  # pods of jobs that were deleted go after a while
     one.restart = lambda: replace_last(operators, plane, folder)  # type: ignore[attr-defined]
     try:
