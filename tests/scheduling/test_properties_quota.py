@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from hypothesis import given
+from hypothesis import strategies as st
+from tests.scheduling.builders import two_teams
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import carried_out, left
+from tests.scheduling.worlds import carried_out, evicted, gang, held, left, nodes_of, rack, run, world
 
 from muster.model import Admit, Evict, Placement, Quota, Resize, Snapshot, Wait
 from muster.scheduling import plan
@@ -117,3 +119,33 @@ def test_whoever_is_told_that_its_quota_is_exceeded_is_told_so_rightly(snapshot:
                 needs[flavor, resource] += amount * role.min_replicas
         named = [cell for cell in needs if cell in cells_of(snapshot)]
         assert any(needs[c] > Tree(snapshot, c, used[c]).avail(asked.queue) for c in named), wait.message
+
+
+@st.composite
+def lent_out(draw: st.DrawFn) -> tuple[Snapshot, int]:
+    """Nodes that small gangs of `b` fill, all of it; and how many whole nodes `a` wants back of its guarantee."""
+    count = draw(st.integers(2, 5))
+    wanted = draw(st.integers(1, count))
+    running = []
+    for node in range(count):
+        left = 8
+        while left:
+            size = draw(st.sampled_from([size for size in (1, 2, 4, 8) if size <= left]))
+            left -= size
+            one = gang(f"b{len(running)}", "b", size=size, priority=draw(st.integers(0, 2)))
+            running.append(run(one, [f"r1-{node}"], since=float(draw(st.integers(0, 900)))))
+    queues = two_teams(8 * wanted, 8 * (count - wanted))
+    return world(rack("r1", count), queues, [gang("owner", "a", pods=wanted)], running), wanted
+
+
+@given(lent_out())
+def test_whole_nodes_within_a_guarantee_are_taken_back_however_thinly_they_were_lent(
+    lent: tuple[Snapshot, int],
+) -> None:
+    snapshot, wanted = lent
+    result = plan(snapshot)
+    places = {r.gang.uid: r.placement[0].nodes[0][0] for r in snapshot.running}
+    left = Counter(places[uid] for uid in evicted(result))
+    assert len(left) == wanted
+    assert left == Counter(node for node in places.values() if node in left), "nobody stays there, nobody else leaves"
+    assert set(nodes_of(held(result)["owner"].placement)) == set(left)

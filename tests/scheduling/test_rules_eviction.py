@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.scheduling.builders import two_teams, wait_of
 from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, run, started, world
@@ -173,3 +175,80 @@ def test_reclaiming_prefers_the_lowest_priority_of_all_borrowing_queues() -> Non
     ]
     snapshot = world(rack("r1", 3), queues, [gang("owner", "a")], running, now=NOW)
     assert evicted(plan(snapshot)) == {"c1": "owner"}
+
+
+def spread_thin(nodes: int, size: int = 8, **more: object) -> list[Running]:
+    """Gangs of `b` with one GPU each that fill the rack, started node after node in turn: those that came last are one
+    on every node."""
+    order = [(turn, node) for turn in range(size) for node in range(nodes)]
+    return [
+        run(gang(f"b{turn}-{node}", "b", size=1, **more), [f"r1-{node}"], since=float(turn))  # type: ignore[arg-type]
+        for turn, node in order
+    ]
+
+
+def emptied(snapshot: Snapshot) -> dict[str, int]:
+    """How many leave each node."""
+    left: dict[str, int] = {}
+    for uid in evicted(plan(snapshot)):
+        node = "r1-" + uid.partition("-")[2]
+        left[node] = left.get(node, 0) + 1
+    return left
+
+
+def test_a_guarantee_is_taken_back_node_by_node_where_borrowers_are_spread_thin() -> None:
+    """Newest first would ask half of each node's gangs, and then nobody any more: no pod would fit anywhere."""
+    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], spread_thin(4), now=NOW)
+    left = emptied(snapshot)
+    assert list(left.values()) == [8, 8]
+    hold = held(plan(snapshot))["owner"]
+    assert sorted(nodes_of(hold.placement)) == sorted(left)
+
+
+def test_the_nodes_that_are_emptied_are_those_that_lose_least() -> None:
+    running = spread_thin(4)
+    cheap = {"r1-1", "r1-3"}
+    running = [
+        replace(one, checkpoint_at=NOW - (10 if one.placement[0].nodes[0][0] in cheap else 1000)) for one in running
+    ]
+    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
+    assert emptied(snapshot) == {"r1-1": 8, "r1-3": 8}
+
+
+def test_a_node_on_which_somebody_of_a_higher_priority_runs_is_emptied_last() -> None:
+    running = spread_thin(4)
+    running[0] = replace(running[0], gang=replace(running[0].gang, priority=9))  # on r1-0
+    snapshot = world(rack("r1", 4), two_teams(24, 8), [gang("owner", "a", pods=3)], running, now=NOW)
+    assert set(emptied(snapshot)) == {"r1-1", "r1-2", "r1-3"}
+
+
+def test_a_node_that_cannot_be_emptied_is_left_alone() -> None:
+    """The owner's own gangs run on one node, and borrowers may not be asked without end."""
+    running = spread_thin(4)
+    own = [replace(one, gang=replace(one.gang, queue="a")) for one in running if one.gang.uid.endswith("-0")][:4]
+    others = [one for one in running if one.gang.uid not in {one.gang.uid for one in own}]
+    snapshot = world(rack("r1", 4), two_teams(20, 12), [gang("owner", "a", pods=2)], [*own, *others], now=NOW)
+    left = emptied(snapshot)
+    assert list(left.values()) == [8, 8]
+    assert "r1-0" not in left
+
+
+def test_where_a_node_holds_several_pods_no_more_leave_it_than_have_to() -> None:
+    """Three pods of four GPUs need half of three nodes, or one node and a half."""
+    snapshot = world(rack("r1", 4), two_teams(12, 20), [gang("owner", "a", pods=3, size=4)], spread_thin(4), now=NOW)
+    left = emptied(snapshot)
+    assert sum(left.values()) == 12
+    assert all(count in (4, 8) for count in left.values())
+
+
+def test_gangs_that_run_on_several_nodes_are_asked_once() -> None:
+    """Every pair of nodes is filled by eight gangs of two pods."""
+    running = [
+        run(gang(f"p{i}-{n}", "b", pods=2, size=1), [f"r1-{n}", f"r1-{n + 1}"], since=float(i))
+        for i in range(8)
+        for n in (0, 2)
+    ]
+    snapshot = world(rack("r1", 4), two_teams(16, 16), [gang("owner", "a", pods=2)], running, now=NOW)
+    gone = evicted(plan(snapshot))
+    assert len(gone) == 8
+    assert len({uid.partition("-")[2] for uid in gone}) == 1

@@ -1,28 +1,35 @@
 """Room for a gang that may make others shrink or leave, and only if it then starts.
 
 Everything is tried in the ledger: victims are asked in order until the gang fits; then whoever turned out needless is
-let off, and who shrinks gives no more than it has to. Where a domain is required, the domain whose victims cost least
-wins. Most searches end before they begin: even if everybody left whom the gang may ask, it would not fit.
+let off, and who shrinks gives no more than it has to. Where that order finds nothing because a borrower was back at its
+guarantee too soon, victims are asked node by node instead (`bundles`). Where a domain is required, the domain whose
+victims cost least wins. Most searches end before they begin: even if everybody left whom the gang may ask, it would not
+fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from muster.model import Gang
 from muster.scheduling.backfill import Bound, Promises
+from muster.scheduling.bundles import Bundle, bundles
 from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.entitle import Entitlement
 from muster.scheduling.fit import Fit, fit
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo
 from muster.scheduling.nodes import BoolArray, IntArray
-from muster.scheduling.room import Room, most_gained
+from muster.scheduling.room import PodKind, Room, fitting, most_gained
 from muster.scheduling.shape import Request
 from muster.scheduling.victims import Reason, Rights, Several, Victim, Victims
+
+Chosen: TypeAlias = dict[str, tuple[Victim, Reason]]
+"""Who leaves or shrinks, each with the right by which it is asked, by uid."""
 
 DOMAINS_TRIED = 16
 """Required domains that are tried in full, those that lack the fewest pods first."""
@@ -74,20 +81,39 @@ class Evictions:
             regions = self._regions(request, option, queues, lower)
             if not regions:
                 continue
-            best: Freed | None = None
             start_by = self.facts.snapshot.now + self.victims.longest_grace_s() + gang.start_timeout_s
             until = gone_by(gang, start_by)
             bound = self.promises.touching(request.shape.options[option], self.promises.binding(until))
             search = Search(self.ledger, self.promises, self.victims, request, option, rights, gang, until, bound)
             victims = list(self.victims.of(rights, queues))
-            for region in regions:
-                with self.ledger.trial():
-                    freed = search.freed(victims, region)
-                if freed is not None and (best is None or freed.cost < best.cost):
-                    best = freed
+            best = self._cheapest(search, ((region, [(victim,) for victim in victims]) for region in regions))
+            if best is None and search.refused:
+                pod, later = self._hardest(request, option), self.ledger.later
+                together = ((region, bundles(victims, region, later, pod)) for region in regions)
+                best = self._cheapest(search, together)
             if best is not None:
                 return best
         return None
+
+    def _cheapest(self, search: Search, regions: Iterable[tuple[BoolArray, Sequence[Bundle]]]) -> Freed | None:
+        """Of some regions, each with whom to ask there, in order."""
+        best: Freed | None = None
+        for region, asked in regions:
+            with self.ledger.trial():
+                freed = search.freed(asked, region)
+            if freed is not None and (best is None or freed.cost < best.cost):
+                best = freed
+        return best
+
+    def _hardest(self, request: Request, option: int) -> PodKind:
+        """The kind of pod of a gang of which the fewest would fit the empty nodes."""
+        table = self.facts.table
+
+        def fit_empty(pod: PodKind) -> int:
+            span = table.flavors[pod.flavor]
+            return int(fitting(table, pod, table.empty[span.start : span.stop]).sum())
+
+        return min((pod for spot in request.shape.options[option].spots for pod in spot.pods), key=fit_empty)
 
     def _regions(
         self, request: Request, option: int, queues: tuple[int, ...], lower: Several | None
@@ -152,9 +178,10 @@ class Evictions:
         return region
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Search:
-    """The search for one gang in one of its options. `until`: when it is gone at the latest."""
+    """The search for one gang in one of its options. `until`: when it is gone at the latest. `refused`: somebody who
+    might have been asked at first could not be asked any more, once others had been."""
 
     ledger: Ledger
     promises: Promises
@@ -165,30 +192,19 @@ class Search:
     gang: Gang
     until: float
     bound: Bound
+    refused: bool = False
 
-    def freed(self, victims: Sequence[Victim], region: BoolArray) -> Freed | None:
-        """Ask one after the other until the gang fits, then let off whoever is not needed after all.
+    def freed(self, asked: Sequence[Bundle], region: BoolArray) -> Freed | None:
+        """Ask one bundle after the other until the gang fits, then let off whoever is not needed after all.
 
         Leaves its changes in the ledger, for the trial around it to undo.
         """
-        chosen: dict[str, tuple[Victim, Reason]] = {}
+        chosen: Chosen = {}
         place = self._place()
-        for victim in victims:
+        for bundle in asked:
             if place is not None:
                 break
-            helps = bool(region[victim.freed.load.rows].any())
-            if not helps and self.ledger.staying.allows(self.request.queue, self.request.least[self.option]):
-                continue
-            if victim.kept and victim.stay is not None:
-                victim = self.victims.shrunk(victim.stay, region, None) or victim
-            before = chosen.pop(victim.gang.uid, None)
-            if before is not None:
-                self._reinstate(before[0])
-            reason = self.rights.over(victim)
-            now = before if reason is None else (victim, reason)
-            if now is not None:
-                self._dismiss(now[0])
-                chosen[victim.gang.uid] = now
+            if self._ask(bundle, region, chosen):
                 place = self._place()
         if place is None:
             return None
@@ -204,6 +220,39 @@ class Search:
                 chosen[uid] = victim, reason
             self._dismiss(victim)
         return Freed(self.option, place, tuple(chosen.values())) if chosen else None
+
+    def _ask(self, bundle: Bundle, region: BoolArray, chosen: Chosen) -> bool:
+        """Everybody in a bundle, or nobody; tell whether somebody was asked."""
+        undo: list[tuple[str, tuple[Victim, Reason] | None]] = []
+        for victim in bundle:
+            helps = bool(region[victim.freed.load.rows].any())
+            if not helps and self.ledger.staying.allows(self.request.queue, self.request.least[self.option]):
+                continue
+            uid = victim.gang.uid
+            before = chosen.get(uid)
+            if before is not None and not before[0].kept:
+                continue  # it leaves already, for another node
+            if victim.kept and victim.stay is not None:
+                victim = self.victims.shrunk(victim.stay, region, None) or victim
+            undo.append((uid, before))
+            self._put(chosen, uid, None)
+            reason = self.rights.over(victim)
+            if reason is None:
+                self.refused = True
+                for name, then in reversed(undo):
+                    self._put(chosen, name, then)
+                return False
+            self._put(chosen, uid, (victim, reason))
+        return bool(undo)
+
+    def _put(self, chosen: Chosen, uid: str, now: tuple[Victim, Reason] | None) -> None:
+        """Let this be what becomes of a gang."""
+        before = chosen.pop(uid, None)
+        if before is not None:
+            self._reinstate(before[0])
+        if now is not None:
+            self._dismiss(now[0])
+            chosen[uid] = now
 
     def _least_shed(self, victim: Victim, region: BoolArray) -> tuple[Victim, Fit] | None:
         """The fewest pods that a gang has to shed, which is reinstated now."""

@@ -165,7 +165,7 @@ class Room:
     def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""
         span = self.table.flavors[pod.flavor]
-        fits = _fitting(self.table, pod, self.free[rows] - less)
+        fits = fitting(self.table, pod, self.free[rows] - less)
         return np.where(self._sync(pod).usable[rows - span.start], fits, 0)
 
     def _sync(self, pod: PodKind) -> _Counted:
@@ -204,7 +204,7 @@ class Room:
         }
 
     def _count(self, pod: PodKind, span: FlavorNodes, usable: BoolArray) -> Counts:
-        return summed(span, np.where(usable, _fitting(self.table, pod, self.free[span.start : span.stop]), 0))
+        return summed(span, np.where(usable, fitting(self.table, pod, self.free[span.start : span.stop]), 0))
 
     def _recount(self, pod: PodKind, known: _Counted, span: FlavorNodes, rows: IntArray) -> None:
         rows = rows[(rows >= span.start) & (rows < span.stop)]
@@ -213,7 +213,7 @@ class Room:
         if known.shared:
             known.counts, known.shared = tuple(array.copy() for array in known.counts), False
         places = rows - span.start
-        fits = np.where(known.usable[places], _fitting(self.table, pod, self.free[rows]), 0)
+        fits = np.where(known.usable[places], fitting(self.table, pod, self.free[rows]), 0)
         gained = fits - known.counts[-1][places]
         known.counts[-1][places] = fits
         for tier, sums in zip(span.tiers[:-1], known.counts[:-1], strict=True):
@@ -297,7 +297,7 @@ def most_gained(table: NodeTable, pod: PodKind, load: Load, tier: int) -> IntArr
     return np.bincount(domains, weights=gained, minlength=len(span.tiers[tier].domains)).astype(np.int64)
 
 
-def _fitting(table: NodeTable, pod: PodKind, free: IntArray) -> IntArray:
+def fitting(table: NodeTable, pod: PodKind, free: IntArray) -> IntArray:
     """Whole pods that fit into each row of `free`; 0 where it is overdrawn."""
     fits = np.full(len(free), ENDLESS, dtype=np.int64)
     for name, amount in pod.request:
