@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 MODULES = Path(__file__).parent / "modules"
@@ -30,8 +31,11 @@ class Program:
 
     @property
     def family(self) -> str:
-        """The folder of the cache it lies in, e.g. "controlplane-1.36.3"."""
-        return f"{self.module}-{self.built_version}"
+        """The folder of the cache it lies in, e.g. "controlplane-1.36.3"; of one with code of our own, another one for
+        every state of that code."""
+        ours = MODULES / self.module / "main.go"
+        state = f"-{sha256(ours.read_bytes()).hexdigest()[:8]}" if ours.exists() else ""
+        return f"{self.module}-{self.built_version}{state}"
 
 
 _PINS = {
