@@ -10,7 +10,7 @@ from tests.scheduling.builders import two_teams
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import carried_out, evicted, gang, held, left, nodes_of, rack, run, world
 
-from muster.model import Admit, Evict, Placement, Quota, Resize, Snapshot, Wait
+from muster.model import Admit, Evict, Placement, Quota, Resize, Running, Snapshot, Wait
 from muster.scheduling import plan
 
 Cell = tuple[str, str]
@@ -126,7 +126,7 @@ def lent_out(draw: st.DrawFn) -> tuple[Snapshot, int]:
     """Nodes that small gangs of `b` fill, all of it; and how many whole nodes `a` wants back of its guarantee."""
     count = draw(st.integers(2, 5))
     wanted = draw(st.integers(1, count))
-    running = []
+    running: list[Running] = []
     for node in range(count):
         left = 8
         while left:
