@@ -4,6 +4,7 @@
     python benchmarks/planner.py --sweep
     python benchmarks/planner.py --case crowd     # nine of ten nodes taken by gangs of one pod
     python benchmarks/planner.py --case fill      # thousands of gangs of one GPU fill a cluster: see fill.py
+    python benchmarks/planner.py --case reclaim   # a guarantee is taken back, node by node: see reclaim.py
 
 The world is a busy cluster: nodes of 8 GPUs in blocks of 25 racks of 20; a tree of queues three levels deep; gangs of
 8 to 1,024 GPUs in it that were placed by the planner itself and a part of which has ended since; and the same mix
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fill import fill
+from reclaim import reclaim
 
 from muster.model import (
     Admit,
@@ -262,12 +264,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="plans of each kind; the median counts (at least 5)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sweep", action="store_true", help="from 100 to 10,000 nodes, gangs and queues in proportion")
-    parser.add_argument("--case", choices=("mix", "crowd", "fill"), default="mix")
+    parser.add_argument("--case", choices=("mix", "crowd", "fill", "reclaim"), default="mix")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.case == "fill":
         told = [asdict(way) for way in fill(500 if args.nodes == parser.get_default("nodes") else args.nodes)]
         print(json.dumps(told, indent=2) if args.json else "\n".join(map(_fill_line, told)))
+        return
+    if args.case == "reclaim":
+        counts = (500, 10_000) if args.nodes == parser.get_default("nodes") else (args.nodes,)
+        ways = [way for count in counts for way in reclaim(count)]
+        lines = [f"{way.case:<30} {way.victims:>6} leave: {way.plan_s:.2f} s" for way in ways]
+        print(json.dumps([asdict(way) for way in ways], indent=2) if args.json else "\n".join(lines))
         return
     make = crowded_world if args.case == "crowd" else busy_world
     sizes = [Size(args.nodes, args.gangs, args.queues)]

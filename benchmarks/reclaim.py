@@ -1,0 +1,82 @@
+"""What it costs to take a guarantee back: gangs of one GPU have borrowed every node, and one gang wants whole nodes.
+
+`python benchmarks/planner.py --case reclaim` runs it. The small gangs started in turn, node after node, so that those
+who started last are one on every node. In the last case a few GPUs are free and the borrower is above its guarantee by
+less than a node, so that whom the gang may ask are too few, in whatever order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fill import GPU, GPUS_A_NODE, NODE, ROLE
+
+from muster.model import (
+    Evict,
+    Flavor,
+    Gang,
+    HoldRoom,
+    Node,
+    Queue,
+    Quota,
+    Resources,
+    Role,
+    RolePlacement,
+    Running,
+    Snapshot,
+)
+from muster.scheduling import plan
+
+WHOLE = Resources.of({GPU: GPUS_A_NODE, "cpu": 8_000, "memory": 1 << 35, "pods": 1})
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """One plan, with the memo of the plan before the gang came."""
+
+    case: str
+    nodes: int
+    victims: int
+    plan_s: float
+
+
+def reclaim(nodes: int) -> Iterator[Reclaim]:
+    """A twentieth of the nodes, half of them, and one that cannot be had."""
+    for pods in (nodes // 20, nodes // 2):
+        yield _timed(f"{pods} nodes of {nodes}", lent(nodes, pods), pods)
+    yield _timed(f"one node of {nodes}, in vain", lent(nodes, 1, free=GPUS_A_NODE // 2), 1)
+
+
+def lent(nodes: int, guaranteed: int, free: int = 0) -> Snapshot:
+    """All nodes full of the borrower's gangs, but for so many GPUs; and the guarantee of the owner, in nodes."""
+    rows = tuple(Node(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
+    own, rest = guaranteed * GPUS_A_NODE, (nodes - guaranteed) * GPUS_A_NODE
+    queues = (
+        Queue("all"),
+        Queue("owner", "all", quotas=(Quota("gpu", GPU, guaranteed=own),)),
+        Queue("borrower", "all", quotas=(Quota("gpu", GPU, guaranteed=rest),)),
+    )
+    places = [(turn, node) for turn in range(GPUS_A_NODE) for node in range(nodes)]
+    running = tuple(_borrower(turn, node) for turn, node in places[: len(places) - free])
+    return Snapshot(10_000.0, rows, (Flavor("gpu", ("rack",)),), queues, (), running)
+
+
+def _borrower(turn: int, node: int) -> Running:
+    gang = Gang(f"b{turn}-{node}", f"ns/b{turn}-{node}", "borrower", 0, float(turn), (ROLE,))
+    placement = (RolePlacement("main", "gpu", ((f"n{node}", 1),)),)
+    return Running(gang, placement, admitted_at=float(turn), started_at=float(turn))
+
+
+def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
+    memo = plan(world).memo
+    owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
+    world = replace(world, now=world.now + 1, waiting=(owner,))
+    began = time.perf_counter()
+    made = plan(world, memo)
+    took = time.perf_counter() - began
+    victims = sum(isinstance(decision, Evict) for decision in made.decisions)
+    in_vain = not any(isinstance(decision, HoldRoom) for decision in made.decisions)
+    assert in_vain == (victims == 0) == case.endswith("in vain"), f"{case}: {victims} victims"
+    return Reclaim(case, len(world.nodes), victims, took)
