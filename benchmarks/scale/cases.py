@@ -18,6 +18,7 @@ from tests.cluster.controlplane.nodes import GPU
 Case = Callable[[World], Awaitable[Row]]
 _WATCHED_S = 25.0
 _TOLD_WITHIN_S = 120.0
+_MANY_PODS_S = 900.0  # for 10,000 pods: a scheduler that writes much needs minutes on two cores
 _RACK, _WANTED = 20, 16  # nodes of a rack; pods of a gang that wants one
 
 
@@ -48,7 +49,8 @@ async def jobs50x10(world: World) -> Row:
 async def jobs500x20(world: World) -> Row:
     """500 gangs of 20 pods that ask for one CPU."""
     world.scheduler.one_queue()
-    return await until_bound_and_ready(world, "jobs500x20", [Jobs("gang", len(world.nodes), 20, 0)])
+    jobs = [Jobs("gang", len(world.nodes), 20, 0)]
+    return await until_bound_and_ready(world, "jobs500x20", jobs, _MANY_PODS_S)
 
 
 async def verdict(world: World) -> Row:
