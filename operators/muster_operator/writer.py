@@ -210,20 +210,16 @@ class Writer:
     async def _queue_status(self, write: WriteQueueStatus) -> None:
         queue = self.sight.queues.get(write.queue)
         if queue is not None:
-            patch = msgspec.json.encode(
-                {"status": write.status.model_dump(mode="json", by_alias=True, exclude_none=True)}
-            )
-            version = await _unless_gone(self.api.patch(QUEUES.path(None, write.queue, "status"), patch))
+            path = QUEUES.path(None, write.queue, "status")
+            version = await _unless_gone(self.api.patch(path, _guarded(queue, write.status)))
             if version is not None:
                 self.sight.queues.wrote(write.queue, version, {"status": write.status})
 
     async def _flavor_status(self, write: WriteFlavorStatus) -> None:
         flavor = self.sight.flavors.get(write.flavor)
         if flavor is not None:
-            patch = msgspec.json.encode(
-                {"status": write.status.model_dump(mode="json", by_alias=True, exclude_none=True)}
-            )
-            version = await _unless_gone(self.api.patch(FLAVORS.path(None, write.flavor, "status"), patch))
+            path = FLAVORS.path(None, write.flavor, "status")
+            version = await _unless_gone(self.api.patch(path, _guarded(flavor, write.status)))
             if version is not None:
                 self.sight.flavors.wrote(write.flavor, version, {"status": write.status})
 
@@ -257,6 +253,15 @@ def _subject(item: ObjectWrites) -> str:
     if isinstance(first, WriteQueueStatus):
         return f"queue {first.queue}"
     return f"flavor {first.flavor}" if isinstance(first, WriteFlavorStatus) else item.job_uid
+
+
+def _guarded(of: spec.Queue | spec.Flavor, status: spec.QueueStatus | spec.FlavorStatus) -> bytes:
+    """A status for the version that we have seen, and no other: an edit that lies between would be taken for older than
+    our own write, and never be seen."""
+    version = {"resourceVersion": of.metadata.resource_version}
+    return msgspec.json.encode(
+        {"metadata": version, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    )
 
 
 async def _unless_gone(call: Any) -> int | None:

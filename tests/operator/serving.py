@@ -35,13 +35,15 @@ NOW = "2026-11-21T10:00:00Z"
 
 @dataclass
 class Server:
-    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along."""
+    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along. What somebody else wrote
+    stands in `edited`, by a pattern of paths: a write that is made for another version is refused as a conflict."""
 
     refuses: list[tuple[str, str, int]] = field(default_factory=list)
     says: str = "not now"
     calls: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     version: int = 1000
+    edited: dict[str, int] = field(default_factory=dict)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else {}
@@ -55,6 +57,9 @@ class Server:
                 return web.json_response(refusal, status=code, headers={"Retry-After": "0"})
         if request.method == "GET":
             return web.json_response({"items": []})
+        made_for = body.get("metadata", {}).get("resourceVersion")
+        if any(re.search(pattern, path) and made_for not in (None, str(at)) for pattern, at in self.edited.items()):
+            return web.json_response({"code": 409, "reason": "Conflict", "message": "it changed"}, status=409)
         self.version += 1
         meta = {**body.get("metadata", {}), "resourceVersion": str(self.version), "uid": f"uid-{self.version}"}
         return web.json_response({"metadata": meta, "spec": body.get("spec", {})})

@@ -120,3 +120,26 @@ def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
         assert rounds.term.troubles == 0
 
     serve(server, story)
+
+
+def test_what_a_user_writes_into_a_queue_or_a_flavor_while_its_status_is_written_is_seen() -> None:
+    """The operator's own write must not hide the edit, which came before it and is seen after it."""
+    server = Server(edited={"queues/research": 7, "flavors/f": 8})
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        await rounds.round()
+        assert f"{QUEUES}/research/status" in server.calls, "whose status is news"
+        meta = {"name": "research", "resourceVersion": "7", "finalizers": [IN_USE]}
+        quota = {"namespaceSelector": {}, "resources": [{"flavor": "f", "guaranteed": {"nvidia.com/gpu": "5"}}]}
+        rounds.sight.queues.put(read(Document, {"metadata": meta, "spec": quota}))
+        edited = {"metadata": {"name": "f", "resourceVersion": "8"}, "spec": {"nodeLabels": {"a": "b"}}}
+        rounds.sight.flavors.put(read(Document, edited))
+        world = rounds.sight.observe()
+        assert world.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
+        assert world.flavors[0].spec.node_labels == {"a": "b"}
+        await rounds.round()
+        (active,) = [one for one in rounds.sight.observe().queues[0].status.conditions if one.type == "Active"]
+        assert active.status == "True", "and it is written for what it is now"
+
+    serve(server, story)
