@@ -193,6 +193,21 @@ def test_a_run_that_is_already_done_says_so(start: Starter, finished: Finished) 
     assert "nothing to do: step 9/9 was already done" in again.said()
 
 
+def test_the_first_step_of_an_attempt_and_the_last_are_told_besides_every_few(start: Starter, text: Path) -> None:
+    run = (*TINY, "--data", str(text), "--log_every", "4")
+    first = start(1, *run, "--steps", "5")
+    assert first.end() == [EXIT_OK]
+    assert steps_told(first.said()) == ["step 1/5: first step", "step 4/5", "step 5/5"]
+    second = start(1, *run, "--steps", "8", attempt=1)
+    assert second.end() == [EXIT_OK]
+    assert steps_told(second.said()) == ["step 6/8: first step", "step 8/8"]
+
+
+def steps_told(said: str) -> list[str]:
+    lines = [line.split("  ") for line in said.splitlines() if line.startswith("step ")]
+    return [parts[0] + (": first step" if parts[-1].startswith("first step ") else "") for parts in lines]
+
+
 def test_numbers_that_are_no_longer_finite_end_the_run_and_are_never_saved(start: Starter, text: Path) -> None:
     ranks = start(
         2, *TINY, "--data", str(text), "--steps", "200", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1"

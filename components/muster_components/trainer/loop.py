@@ -192,11 +192,14 @@ class Loop:
         return mfu(self._plan.tokens_per_step / step_time_s, self._token_flops, self._peak, self._context.world_size)
 
     def _print(self, result: StepResult, step_time_s: float, usual_s: float | None) -> None:
-        steps = self._plan.config.steps
-        if not self._context.is_first or (result.step % self._plan.log_every and result.step != steps):
+        """A line every few steps, and always for the first step of an attempt and for the last one."""
+        if not self._context.is_first:
             return
+        steps = self._plan.config.steps
         if usual_s is None:
             console.say(console.first_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s))
+            return
+        if result.step % self._plan.log_every and result.step != steps:
             return
         on_gpu = self._device.type == "cuda"
         console.say(

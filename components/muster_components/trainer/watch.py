@@ -4,7 +4,8 @@ torch calls a global hook after every step of every optimizer. The first optimiz
 has two), and the next one takes over if it goes away. torch is not imported for the script's sake: the hook is put in
 place when the script imports `torch.optim` itself, so that what the script sets before (threads, devices) still holds.
 
-Steps count from 1. The hook runs at the end of a step, so recording can start with step 2 at the earliest.
+Steps count from 1. The hook runs at the end of a step, so recording can start with step 2 at the earliest. On a GPU the
+step may still have to run then: its metrics are written once it has ended there, by a later hook or at the end.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import importlib.machinery
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from muster_components.trainer.beats import Beat, Metrics, Phase, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.device_clock import DeviceClock
 
 if TYPE_CHECKING:
     from muster_components.trainer.profile import StepTracer, Switch
@@ -31,15 +33,18 @@ OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
 class Watcher:
     """Counts the optimizer steps of the script, beats, and traces the agreed ones."""
 
-    def __init__(self, context: RunContext, trace: TraceConfig, reporter: Reporter) -> None:
+    def __init__(
+        self, context: RunContext, trace: TraceConfig, reporter: Reporter, clock: DeviceClock | None = None
+    ) -> None:
         self._context = context
         self._trace = trace
         self._reporter = reporter
+        self._clock = clock or DeviceClock()
         self._counting: weakref.ref[object] | None = None
         self._tracer: StepTracer | None = None
         self._ended_at = time.perf_counter()
         self._step = 0
-        self._step_time_s: float | None = None
+        self._step_time_s: float | None = None  # of the newest step that is known to have ended
         self._tracing_s: dict[Switch, float] = {}  # before the step that is under way
 
     def started(self) -> None:
@@ -55,25 +60,33 @@ class Watcher:
             return
         now = time.perf_counter()
         # The time to the first step is set-up and compilation, no step time.
-        self._step_time_s = now - self._ended_at if self._step else None
+        cpu_s = now - self._ended_at if self._step else None
         self._step += 1
-        self._reporter.metrics(
-            Metrics(
-                step=self._step,
-                step_time_s=self._step_time_s,
-                trace_start_s=self._tracing_s.get("start"),
-                trace_write_s=self._tracing_s.get("write"),
-            )
+        line = Metrics(
+            step=self._step,
+            step_time_s=cpu_s,
+            trace_start_s=self._tracing_s.get("start"),
+            trace_write_s=self._tracing_s.get("write"),
         )
+        self._tell(self._clock.launched(optimizer, line))
         self._beat("train")
         self._tracing_s = self._trace_next()
+        if self._tracing_s:
+            self._clock.resume(optimizer)
         self._ended_at = time.perf_counter()
 
     def finished(self) -> None:
-        """The script has ended."""
+        """The script has ended, in whatever way."""
+        self._tell(self._clock.last())
         if self._tracer is not None:
             self._tracer.close(self._step)
         self._beat("done")
+
+    def _tell(self, lines: Iterable[Metrics]) -> None:
+        """Write the lines of steps that have ended."""
+        for line in lines:
+            self._step_time_s = line.step_time_s
+            self._reporter.metrics(line)
 
     def _trace_next(self) -> dict[Switch, float]:
         """Have the tracer begin the next step; what that took where it started the profiler or wrote the trace."""

@@ -29,7 +29,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """A point beyond the top of the axis: drawn there as a triangle; the highest one says its `name`."""
+    """A point above the cut: a small circle at its place where the axis reaches it, else a triangle at the top.
+
+    The highest one says its `name`.
+    """
 
     x: float
     y: float
@@ -41,7 +44,7 @@ class Beyond:
 class Plot:
     """How to draw curves: sizes in pixels, `shade` the x bounds of a shaded band and what it means.
 
-    `top` cuts the y axis there, `beyond` are points above it. `time` labels y in time units.
+    `top` cuts the y axis at the next round number, `beyond` are points above `top`. `time` labels y in time units.
     """
 
     title: str
@@ -133,7 +136,7 @@ def line_chart(curves: Sequence[Curve], plot: Plot) -> str:
     out.append(f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">step</text>')
     for curve in curves:
         out.append(_curve(curve, x, y))
-    out += _beyond(plot.beyond, x, y, left + wide)
+    out += _beyond(plot.beyond, y_hi, x, y, left + wide)
     return _svg(plot.width, plot.height, plot.title, out)
 
 
@@ -146,12 +149,16 @@ def _curve(curve: Curve, x: _Scale, y: _Scale) -> str:
     return f'<path class="curve {curve.style}" d="{path}">{title}</path>'
 
 
-def _beyond(points: Sequence[Beyond], x: _Scale, y: _Scale, edge: float) -> list[str]:
-    out = [
-        f'<path class="dot {p.style}" d="M{x(p.x) - 4:.1f} {y(p.y) + 3:.1f}h8l-4 -7z">'
-        f"<title>{escape(p.name)}</title></path>"
-        for p in points
-    ]
+def _beyond(points: Sequence[Beyond], y_hi: float, x: _Scale, y: _Scale, edge: float) -> list[str]:
+    """Marks up to `y_hi` stand at their place: a thinned curve may pass it by."""
+    out = []
+    for p in points:
+        title = f"<title>{escape(p.name)}</title>"
+        if p.y <= y_hi:
+            out.append(f'<circle class="dot {p.style}" cx="{x(p.x):.1f}" cy="{y(p.y):.1f}" r="2.5">{title}</circle>')
+        else:
+            triangle = f"M{x(p.x) - 4:.1f} {y(p.y) + 3:.1f}h8l-4 -7z"
+            out.append(f'<path class="dot {p.style}" d="{triangle}">{title}</path>')
     if points:
         highest = max(points, key=lambda p: (p.y, p.x, p.name))
         before = x(highest.x) + 8 + GLYPH_PX * len(highest.name) > edge
