@@ -258,7 +258,7 @@ def check_memo(size: Size, seed: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, help="default: 10,000; for `fill` 500, for `reclaim` both")
     parser.add_argument("--gangs", type=int, default=2_000)
     parser.add_argument("--queues", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=7, help="plans of each kind; the median counts (at least 5)")
@@ -268,17 +268,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.case == "fill":
-        told = [asdict(way) for way in fill(500 if args.nodes == parser.get_default("nodes") else args.nodes)]
+        told = [asdict(way) for way in fill(args.nodes or 500)]
         print(json.dumps(told, indent=2) if args.json else "\n".join(map(_fill_line, told)))
         return
     if args.case == "reclaim":
-        counts = (500, 10_000) if args.nodes == parser.get_default("nodes") else (args.nodes,)
+        counts = (args.nodes,) if args.nodes else (500, 10_000)
         ways = [way for count in counts for way in reclaim(count)]
         lines = [f"{way.case:<30} {way.victims:>6} leave: {way.plan_s:.2f} s" for way in ways]
         print(json.dumps([asdict(way) for way in ways], indent=2) if args.json else "\n".join(lines))
         return
     make = crowded_world if args.case == "crowd" else busy_world
-    sizes = [Size(args.nodes, args.gangs, args.queues)]
+    sizes = [Size(args.nodes or 10_000, args.gangs, args.queues)]
     if args.sweep:
         sizes = [Size(n, max(20, n // 5), max(4, n // 50)) for n in (100, 300, 1_000, 3_000, 10_000)]
     check_memo(Size(200, 100, 20), args.seed)

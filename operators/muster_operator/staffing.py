@@ -145,6 +145,7 @@ class Staffing:
             self._not_deleted(known, write, error, later)
             return
         self.sight.pods.deleted(pod, written(answer).version)
+        self.sight.pods.forget(known.uid, write.name)  # which its watch may have told already
 
     # ---- what is refused
 

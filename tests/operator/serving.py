@@ -35,8 +35,8 @@ NOW = "2026-11-21T10:00:00Z"
 
 @dataclass
 class Server:
-    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along. What somebody else wrote
-    stands in `edited`, by a pattern of paths: a write that is made for another version is refused as a conflict."""
+    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along. What somebody else
+    wrote stands in `edited`, by a pattern of paths: a write that is made for another version is a conflict."""
 
     refuses: list[tuple[str, str, int]] = field(default_factory=list)
     says: str = "not now"

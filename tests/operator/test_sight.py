@@ -228,6 +228,16 @@ def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> Non
     assert seen.observe().pods == {}
 
 
+def test_a_pod_that_is_there_again_is_shown_once() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    first = pod_seen("", 5, owner="uid-llama", phase="Succeeded")
+    seen.pods.put(first)
+    seen.pods.drop(first)
+    seen.pods.put(pod_seen("", 7, owner="uid-llama"))
+    assert [view.phase for view in seen.observe().pods["uid-llama"]] == ["Running"]
+
+
 def test_what_ended_in_an_attempt_is_forgotten_with_the_next_that_ends_and_with_its_job() -> None:
     seen, _ = sight()
     seen.jobs.put(job_seen())

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from tests.scheduling.builders import two_teams, wait_of
-from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, run, started, world
+from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, role, run, started, world
 
-from muster.model import Evict, Gang, Node, Running, Snapshot
+from muster.model import Evict, Gang, Node, Resize, Running, Snapshot
 from muster.scheduling import plan
 
 NOW = 10_000.0
@@ -252,3 +252,70 @@ def test_gangs_that_run_on_several_nodes_are_asked_once() -> None:
     gone = evicted(plan(snapshot))
     assert len(gone) == 8
     assert len({uid.partition("-")[2] for uid in gone}) == 1
+
+
+def test_whoever_can_shrink_does_so_before_anybody_leaves_also_node_by_node() -> None:
+    """Eight gangs with an extra pod on the one node cost more than eight small ones on the other, which would leave."""
+    elastic = [
+        run(gang(f"e{i}", "b", pods=2, least=1, size=1), [f"r1-{i % 2}", f"r1-{3 + i % 2}"], since=1.0)
+        for i in range(16)
+    ]
+    fixed = [run(gang(f"f{i}", "b", size=1), ["r1-2"], since=NOW - 1) for i in range(8)]
+    snapshot = world(rack("r1", 5), two_teams(8, 32), [gang("owner", "a")], [*elastic, *fixed], now=NOW)
+    result = plan(snapshot)
+    assert evicted(result) == {}
+    resized = [decision for decision in result.decisions if isinstance(decision, Resize)]
+    assert len(resized) == 8
+    assert len({uid[1:] for uid in (one.gang for one in resized)}) == 8
+
+
+def test_whoever_must_make_room_on_a_node_shrinks_where_that_is_enough() -> None:
+    running = [
+        run(gang(f"e{n}-{i}", "b", pods=2, least=1, size=1), [f"r1-{n}", f"r2-{n}"], since=1.0)
+        for n in range(4)
+        for i in range(8)
+    ]
+    nodes = [*rack("r1", 4), *rack("r2", 4)]
+    result = plan(world(nodes, two_teams(16, 48), [gang("owner", "a")], running, now=NOW))
+    assert evicted(result) == {}
+    assert sum(isinstance(decision, Resize) for decision in result.decisions) == 8
+
+
+def test_room_that_is_promised_to_another_is_not_made_for_nothing() -> None:
+    """The gangs that lose least would make room on the node that is reserved for another gang, which must run there;
+    the borrower may be asked for one node only."""
+    nodes = [replace(node, labels={"zone": node.name}) for node in rack("r1", 4)]
+    running = [
+        replace(
+            one,
+            gang=replace(one.gang, max_runtime_s=20_000.0 if one.gang.uid.endswith("-0") else None),
+            checkpoint_at=NOW - (1 if one.gang.uid.endswith("-0") else 500),
+        )
+        for one in spread_thin(3)
+    ]
+    running.append(run(gang("lent", "d2"), ["r1-3"], since=0.0))
+    queues = [queue("co", None, 64), queue("a", "co", 8), queue("b", "co", 16)]
+    queues += [queue("D", "co", 8), queue("d", "D", 8), queue("d2", "D")]
+    first = gang("first", "d", at=1.0, roles=[role("trainer", 1, node_selector=(("zone", "r1-0"),))])
+    snapshot = world(nodes, queues, [first, gang("owner", "a", at=5.0)], running, now=NOW)
+    left = {uid.partition("-")[2] for uid, beneficiary in evicted(plan(snapshot)).items() if beneficiary == "owner"}
+    assert left in ({"1"}, {"2"})
+
+
+def test_a_needless_neighbour_keeps_no_node_from_being_freed() -> None:
+    """`c` is above its guarantee by one, and has the newest gang on both nodes that `b` alone could free."""
+    queues = [queue("co"), queue("a", "co", 24), queue("b", "co", 7), queue("c", "co", 1)]
+    running = [
+        run(gang(f"{name}-{node}", name, size=size), [f"r1-{node}"], since=since)
+        for node in (0, 1)
+        for name, size, since in (("a", 3, 0.0), ("b", 4, 1.0), ("c", 1, 900.0))
+    ]
+    running += [
+        run(
+            gang(f"{'b' if i >= 5 else 'a'}{i}-{node}", "b" if i >= 5 else "a", size=1), [f"r1-{node}"], since=500.0 + i
+        )
+        for node in (2, 3)
+        for i in range(8)
+    ]
+    result = plan(world(rack("r1", 4), queues, [gang("owner", "a", pods=2, size=4)], running, now=NOW))
+    assert sorted(evicted(result)) == ["b-0", "b-1"]

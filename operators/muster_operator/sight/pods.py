@@ -3,10 +3,7 @@
 Whether a pod is ours depends on whether its job is shown to the engine: pods may be listed before their job is, and
 outlive it. And that it says so is not enough: who may create pods in some namespace may write into them whatever uid,
 so a pod is a job's only in the job's namespace and under the very name that we give it. A pod that has ended takes
-nothing.
-
-A cluster bounds how many ended pods it keeps, and may take one away before anybody has decided about its end. One that
-ended by itself is shown on as it ended, until its job goes on without it: else its work would be done a second time.
+nothing; one that is gone may be shown all the same (`departed`).
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from muster_operator.kube.resources import TRAINING_JOBS
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
 from muster_operator.manifests.collector import NAME as COLLECTOR
 from muster_operator.sight.amounts import asks_for
+from muster_operator.sight.departed import Departed
 from muster_operator.sight.endings import Ending, ending_of
 from muster_operator.sight.shapes import ContainerStatus, Pod, PodMeta, Terminated
 from muster_operator.sight.shelf import Shelf
@@ -82,7 +80,7 @@ class Pods:
         self._shown: dict[str, JobName] = {}  # jobs that the engine knows
         self._stale: set[str] = set()  # of them, those whose views are to be made anew
         self._views: dict[str, tuple[PodView, ...]] = {}
-        self._outlived: dict[JobName, dict[str, PodView]] = {}  # pods that ended by themselves and are gone
+        self._departed = Departed[JobName]()
         self._unbound: set[str] = set()  # of our pods, by namespace/name
         self.served = 0  # how many of them wait no more
 
@@ -128,7 +126,7 @@ class Pods:
     def forget(self, uid: str, name: str) -> None:
         """The job goes on without this pod, which is gone."""
         job = self._named(uid)
-        if job is not None and self._outlived.get(job, {}).pop(name, None) is not None:
+        if job is not None and self._departed.forget(job, name):
             self._differs_by(uid)
 
     def of_job(self, uid: str, name: str) -> KnownPod | None:
@@ -167,7 +165,7 @@ class Pods:
             self._shown[uid] = job
         else:
             del self._shown[uid]
-            self._outlived.pop(job, None)
+            self._departed.forget_job(job)
         for pod in self._of(job).values():
             self._account(pod, -1 if shown else 1)
             self._wait_for(f"{pod.namespace}/{pod.name}", pod)
@@ -176,17 +174,15 @@ class Pods:
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
         """Pods by job uid; tuples are the same as long as nothing about a job's pods changed."""
         for uid in self._stale:
-            fresh = self._views_of(self._shown.get(uid))
+            job = self._shown.get(uid)
+            here = (pod.view for pod in self._of(job).values() if pod.view is not None)
+            fresh = (*here, *self._departed.of(job))
             if not fresh:
                 self._views.pop(uid, None)
             elif self._views.get(uid) != fresh:
                 self._views[uid] = fresh
         self._stale.clear()
         return dict(self._views)
-
-    def _views_of(self, job: JobName | None) -> tuple[PodView, ...]:
-        views = [pod.view for pod in self._of(job).values() if pod.view is not None]
-        return (*views, *self._outlived[job].values()) if job in self._outlived else tuple(views)
 
     def _of(self, job: JobName | None) -> Mapping[str, KnownPod]:
         return {} if job is None else self._by_job.get(job, {})
@@ -202,12 +198,13 @@ class Pods:
             if old.job is not None and (new is None or new.job != old.job):
                 self._leave(old, old.job)
             if new is None and was_ours and old.job is not None and old.view is not None and old.ended:
-                self._outlive(old.job, old.view)
+                self._departed.add(old.job, old.view)
         if new is not None:
             if not is_ours:
                 self._account(new, 1)
             if new.job is not None:
                 self._by_job.setdefault(new.job, {})[new.name] = new
+                self._departed.forget(new.job, new.name)
         if old is None or new is None or old.view is not new.view:
             for pod in (old, new):
                 self._differs(pod)
@@ -220,12 +217,6 @@ class Pods:
         del pods[pod.name]
         if not pods:
             del self._by_job[job]
-
-    def _outlive(self, job: JobName, view: PodView) -> None:
-        if view.deleting:
-            return  # and if it succeeded, it may be because it was told to stop
-        others = self._outlived.get(job, {}).values()
-        self._outlived[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
 
     def _differs(self, pod: KnownPod | None) -> None:
         if pod is not None and pod.job is not None and self._is_ours(pod):

@@ -7,55 +7,84 @@ more pod at the least cost: the rest of their order is as ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
 
-from muster.scheduling.nodes import BoolArray, IntArray
-from muster.scheduling.room import Load, PodKind, Room, fitting
+from muster.scheduling.nodes import BoolArray
+from muster.scheduling.room import Load, PodKind, Room
 from muster.scheduling.victims import Victim
 
-Bundle: TypeAlias = tuple[Victim, ...]
-_Cost: TypeAlias = tuple[int, float, int]  # highest priority, lost work, how many
+_Cost: TypeAlias = tuple[bool, int, float, int]  # does anybody leave, highest priority, lost work, how many
+_Amounts: TypeAlias = list[int]  # of what the pod asks for
+_Line: TypeAlias = tuple[int, int, _Amounts]  # row, place of the victim in the order, what it frees there
 
 
-def bundles(victims: Sequence[Victim], region: BoolArray, room: Room, pod: PodKind) -> list[Bundle]:
-    """Those who on some node of the region make room for one more such pod, in the order to ask; at the end everybody
-    who is in no bundle, alone. `victims` are in the order to ask; who is on several nodes may be in several bundles."""
-    owners, rows, freed = _freed(victims)
-    span, usable = room.table.flavors[pod.flavor], np.zeros(len(region), dtype=np.bool_)
-    usable[span.start : span.stop] = room.usable(pod)
-    helps = (region & usable)[rows]
-    owners, rows, freed = owners[helps], rows[helps], freed[helps]
-    by_node = np.argsort(rows, kind="stable")  # and on each node in the order to ask
-    owners, rows, freed = owners[by_node], rows[by_node], freed[by_node]
-    found = _cut(owners, rows, _gains(rows, freed, room, pod))
-    priced: list[tuple[_Cost, list[int]]] = []
-    row, so_far = -1, (0, 0.0, 0)
-    for at, members in found:
-        cost = _cost([victims[i] for i in members])
-        so_far = max(so_far, cost) if at == row else cost  # the next pod of a node never comes before the one before
-        row = at
-        priced.append((so_far, members))
-    priced.sort(key=lambda one: one[0])
-    bundled = {i for _, members in priced for i in members}
-    alone = [(victim,) for i, victim in enumerate(victims) if i not in bundled]
-    return [*(tuple(victims[i] for i in members) for _, members in priced), *alone]
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """Victims who are asked together or not at all, for one more pod on a row of the node table; None: for whatever
+    the one of them frees."""
+
+    members: tuple[Victim, ...]
+    row: int | None = None
 
 
-def _freed(victims: Sequence[Victim]) -> tuple[IntArray, IntArray, IntArray]:
-    """One line for every node of every victim: the victim's place in the order, the row, and what it frees there. Who
-    may shrink comes twice; its leaving frees what shrinking has not freed before."""
+def alone(victims: Iterable[Victim]) -> Iterator[Bundle]:
+    """Each for itself."""
+    return (Bundle((victim,)) for victim in victims)
+
+
+class Bundles:
+    """All bundles for one kind of pod. `victims` are in the order to ask; `room` is what is free before any left."""
+
+    def __init__(self, victims: Sequence[Victim], room: Room, pod: PodKind) -> None:
+        self._victims = victims
+        self._priced: list[tuple[_Cost, int, list[int]]] = []
+        columns = [(room.table.columns[name], amount) for name, amount in pod.request if name in room.table.columns]
+        asked = [amount for _, amount in columns]
+        span, usable = room.table.flavors[pod.flavor], room.usable(pod)
+        lines = sorted(_lines(victims, [column for column, _ in columns]), key=itemgetter(0, 1))
+        for row, on_row in groupby(lines, key=itemgetter(0)):
+            if span.start <= row < span.stop and usable[row - span.start]:
+                free = [int(room.free[row, column]) for column, _ in columns]
+                self._price(row, _cut(free, asked, [(i, freed) for _, i, freed in on_row]))
+        self._priced.sort(key=itemgetter(0))
+
+    def within(self, region: BoolArray) -> Iterator[Bundle]:
+        """Those on nodes of a region, in the order to ask; at the end everybody who is in none of them, alone."""
+        bundled: set[int] = set()
+        for _, row, members in self._priced:
+            if region[row]:
+                bundled.update(members)
+                yield Bundle(tuple(self._victims[i] for i in members), row)
+        yield from alone(victim for i, victim in enumerate(self._victims) if i not in bundled)
+
+    def _price(self, row: int, found: Iterable[list[int]]) -> None:
+        so_far: _Cost | None = None
+        for members in found:
+            cost = _cost([self._victims[i] for i in members])
+            so_far = cost if so_far is None else max(so_far, cost)  # the next pod never comes before the one before
+            self._priced.append((so_far, row, members))
+
+
+def _cost(members: Sequence[Victim]) -> _Cost:
+    leave, highest = any(not v.kept for v in members), max(v.gang.priority for v in members)
+    return leave, highest, sum(v.lost_work_s for v in members), len(members)
+
+
+def _lines(victims: Sequence[Victim], columns: list[int]) -> Iterator[_Line]:
+    """Who may shrink comes twice; its leaving frees what shrinking has not freed before."""
     shrunk = {victim.gang.uid: victim.freed.load for victim in victims if victim.kept}
-    loads = [
-        _less(victim.freed.load, shrunk[victim.gang.uid])
-        if not victim.kept and victim.gang.uid in shrunk
-        else victim.freed.load
-        for victim in victims
-    ]
-    owners = np.repeat(np.arange(len(loads), dtype=np.int64), [len(load.rows) for load in loads])
-    return owners, np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads])
+    for i, victim in enumerate(victims):
+        load = victim.freed.load
+        if not victim.kept and victim.gang.uid in shrunk:
+            load = _less(load, shrunk[victim.gang.uid])
+        for row, amounts in zip(load.rows.tolist(), load.amounts[:, columns].tolist(), strict=True):
+            yield row, i, amounts
 
 
 def _less(load: Load, before: Load) -> Load:
@@ -64,34 +93,34 @@ def _less(load: Load, before: Load) -> Load:
     return Load(load.rows, amounts)
 
 
-def _gains(rows: IntArray, freed: IntArray, room: Room, pod: PodKind) -> BoolArray:
-    """For each line, which are sorted by row: does it make room for one more pod, after those above it?"""
-    first = np.ones(len(rows), dtype=np.bool_)
-    first[1:] = rows[1:] != rows[:-1]
-    total = np.cumsum(freed, axis=0)
-    starts = np.flatnonzero(first)
-    before_node = np.repeat(total[starts] - freed[starts], np.diff(np.append(starts, len(rows))), axis=0)
-    fits = fitting(room.table, pod, room.free[rows] + total - before_node)
-    before = np.empty_like(fits)
-    before[1:] = fits[:-1]
-    before[first] = fitting(room.table, pod, room.free[rows[first]])
-    return fits > before
+def _cut(free: _Amounts, asked: _Amounts, lines: Iterable[tuple[int, _Amounts]]) -> Iterator[list[int]]:
+    """On one node, in order: victims who make room for one more pod, none of them needless."""
+    waiting: list[tuple[int, _Amounts]] = []
+    total = list(free)
+    pods = _pods(free, asked)
+    for line in lines:
+        waiting.append(line)
+        total = _plus(total, line[1])
+        while _pods(total, asked) > pods:
+            members, left, rest = list(waiting), list(total), []
+            for one in reversed(waiting):  # the dearest first
+                without = _minus(left, one[1])
+                if _pods(without, asked) > pods:
+                    left = without
+                    members.remove(one)
+                    rest.append(one)
+            waiting, pods = rest[::-1], _pods(left, asked)
+            yield [i for i, _ in members]
 
 
-def _cut(owners: IntArray, rows: IntArray, gains: BoolArray) -> list[tuple[int, list[int]]]:
-    """Row and members of each bundle: on each node, a bundle ends with who makes room for one more pod."""
-    found: list[tuple[int, list[int]]] = []
-    members: list[int] = []
-    row = -1
-    for owner, at, gain in zip(owners.tolist(), rows.tolist(), gains.tolist(), strict=True):
-        if at != row:
-            row, members = at, []
-        members.append(owner)
-        if gain:
-            found.append((at, members))
-            members = []
-    return found
+def _pods(free: _Amounts, asked: _Amounts) -> int:
+    """How many fit; what asks for nothing needs nobody to leave."""
+    return max(0, min((have // amount for have, amount in zip(free, asked, strict=True) if amount), default=0))
 
 
-def _cost(members: Sequence[Victim]) -> _Cost:
-    return max(v.gang.priority for v in members), sum(v.lost_work_s for v in members), len(members)
+def _plus(left: _Amounts, right: _Amounts) -> _Amounts:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _minus(left: _Amounts, right: _Amounts) -> _Amounts:
+    return [a - b for a, b in zip(left, right, strict=True)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from muster.model import Gang
 from muster.scheduling.backfill import Bound, Promises
-from muster.scheduling.bundles import Bundle, bundles
+from muster.scheduling.bundles import Bundle, Bundles, alone
 from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.entitle import Entitlement
 from muster.scheduling.fit import Fit, fit
@@ -86,16 +86,16 @@ class Evictions:
             bound = self.promises.touching(request.shape.options[option], self.promises.binding(until))
             search = Search(self.ledger, self.promises, self.victims, request, option, rights, gang, until, bound)
             victims = list(self.victims.of(rights, queues))
-            best = self._cheapest(search, ((region, [(victim,) for victim in victims]) for region in regions))
+            best = self._cheapest(search, ((region, alone(victims)) for region in regions))
             if best is None and search.refused:
-                pod, later = self._hardest(request, option), self.ledger.later
-                together = ((region, bundles(victims, region, later, pod)) for region in regions)
-                best = self._cheapest(search, together)
+                search.pod = self._hardest(request, option)
+                bundles = Bundles(victims, self.ledger.later, search.pod)
+                best = self._cheapest(search, ((region, bundles.within(region)) for region in regions))
             if best is not None:
                 return best
         return None
 
-    def _cheapest(self, search: Search, regions: Iterable[tuple[BoolArray, Sequence[Bundle]]]) -> Freed | None:
+    def _cheapest(self, search: Search, regions: Iterable[tuple[BoolArray, Iterable[Bundle]]]) -> Freed | None:
         """Of some regions, each with whom to ask there, in order."""
         best: Freed | None = None
         for region, asked in regions:
@@ -181,7 +181,8 @@ class Evictions:
 @dataclass(slots=True, eq=False)
 class Search:
     """The search for one gang in one of its options. `until`: when it is gone at the latest. `refused`: somebody who
-    might have been asked at first could not be asked any more, once others had been."""
+    might have been asked at first could not be asked any more, once others had been. `pod`: which kind of its pods
+    bundles are for."""
 
     ledger: Ledger
     promises: Promises
@@ -193,13 +194,18 @@ class Search:
     until: float
     bound: Bound
     refused: bool = False
+    pod: PodKind | None = None
+    _spent: set[tuple[int, tuple[int, ...]]] = field(
+        default_factory=set
+    )  # queues and cells that are at their guarantee
 
-    def freed(self, asked: Sequence[Bundle], region: BoolArray) -> Freed | None:
+    def freed(self, asked: Iterable[Bundle], region: BoolArray) -> Freed | None:
         """Ask one bundle after the other until the gang fits, then let off whoever is not needed after all.
 
         Leaves its changes in the ledger, for the trial around it to undo.
         """
         chosen: Chosen = {}
+        self._spent.clear()
         place = self._place()
         for bundle in asked:
             if place is not None:
@@ -215,23 +221,28 @@ class Search:
                 place = without
                 del chosen[uid]
                 continue
-            if victim.kept:
-                victim, place = self._least_shed(victim, region) or (victim, place)
+            least = self._least_shed(victim, region)
+            if least is not None:
+                victim, place = least
                 chosen[uid] = victim, reason
             self._dismiss(victim)
         return Freed(self.option, place, tuple(chosen.values())) if chosen else None
 
     def _ask(self, bundle: Bundle, region: BoolArray, chosen: Chosen) -> bool:
-        """Everybody in a bundle, or nobody; tell whether somebody was asked."""
+        """Everybody in a bundle, or nobody; tell whether somebody was asked. A bundle that makes no room, beside what
+        is promised to others, is not asked."""
         undo: list[tuple[str, tuple[Victim, Reason] | None]] = []
-        for victim in bundle:
+        room = self._room_on(bundle.row)
+        for victim in bundle.members:
             helps = bool(region[victim.freed.load.rows].any())
             if not helps and self.ledger.staying.allows(self.request.queue, self.request.least[self.option]):
                 continue
-            uid = victim.gang.uid
+            uid, cells = victim.gang.uid, (victim.freed.queue, tuple(cell for cell, _ in victim.freed.amounts))
             before = chosen.get(uid)
             if before is not None and not before[0].kept:
                 continue  # it leaves already, for another node
+            if before is None and cells in self._spent:
+                return self._undo(undo, chosen)
             if victim.kept and victim.stay is not None:
                 victim = self.victims.shrunk(victim.stay, region, None) or victim
             undo.append((uid, before))
@@ -239,11 +250,26 @@ class Search:
             reason = self.rights.over(victim)
             if reason is None:
                 self.refused = True
-                for name, then in reversed(undo):
-                    self._put(chosen, name, then)
-                return False
+                if len(undo) == 1:  # alone: nobody is reinstated whose room would count again
+                    self._spent.add(cells)
+                return self._undo(undo, chosen)
             self._put(chosen, uid, (victim, reason))
+        if bundle.row is not None and self._room_on(bundle.row) <= room:
+            return self._undo(undo, chosen)
         return bool(undo)
+
+    def _undo(self, undo: Sequence[tuple[str, tuple[Victim, Reason] | None]], chosen: Chosen) -> bool:
+        """Nobody of the bundle was asked."""
+        for uid, before in reversed(undo):
+            self._put(chosen, uid, before)
+        return False
+
+    def _room_on(self, row: int | None) -> int:
+        """For how many pods there is room on a node once those asked so far have left."""
+        if row is None or self.pod is None:
+            return 0
+        table, view = self.ledger.later.table, self.promises.view(self.bound, later=True)
+        return int(view.node_counts(self.pod, np.array([row]), np.zeros((1, len(table.columns)), dtype=np.int64))[0])
 
     def _put(self, chosen: Chosen, uid: str, now: tuple[Victim, Reason] | None) -> None:
         """Let this be what becomes of a gang."""
@@ -255,18 +281,28 @@ class Search:
             chosen[uid] = now
 
     def _least_shed(self, victim: Victim, region: BoolArray) -> tuple[Victim, Fit] | None:
-        """The fewest pods that a gang has to shed, which is reinstated now."""
-        assert victim.stay is not None
-        most = sum(p.replicas for p in victim.stay.running.placement) - sum(p.replicas for p in victim.kept)
-        for shed in range(1, most):
-            less = self.victims.shrunk(victim.stay, region, shed)
+        """The fewest pods that a gang has to shed, which is reinstated now. None: it has to do what it was asked."""
+        if victim.stay is None:
+            return None
+        most = self.victims.shrunk(victim.stay, region, None)
+        found = self._instead(most) if not victim.kept else None
+        if most is None or (found is None and not victim.kept):
+            return None
+        running = victim.stay.running.placement
+        for shed in range(1, sum(p.replicas for p in running) - sum(p.replicas for p in most.kept)):
+            less = self._instead(self.victims.shrunk(victim.stay, region, shed))
             if less is not None:
-                self._dismiss(less)
-                place = self._place()
-                self._reinstate(less)
-                if place is not None:
-                    return less, place
-        return None
+                return less
+        return found
+
+    def _instead(self, victim: Victim | None) -> tuple[Victim, Fit] | None:
+        """Whether it is enough that a gang, which is reinstated now, does this."""
+        if victim is None:
+            return None
+        self._dismiss(victim)
+        place = self._place()
+        self._reinstate(victim)
+        return None if place is None else (victim, place)
 
     def _place(self) -> Fit | None:
         """Where the gang would go if the victims so far were gone, beside what is promised to others."""
