@@ -136,7 +136,7 @@ class Staffing:
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
         path = PODS.path(known.namespace, write.name)
         try:
-            answer = await self.api.delete(path, msgspec.json.encode(options))
+            await self.api.delete(path, msgspec.json.encode(options))
         except ApiError as error:
             if error.code in (404, 409):  # there is nothing of that name and uid any more
                 return
@@ -144,8 +144,7 @@ class Staffing:
                 raise
             self._not_deleted(known, write, error, later)
             return
-        self.sight.pods.deleted(pod, written(answer).version)
-        self.sight.pods.forget(known.uid, write.name)  # which its watch may have told already
+        self.sight.pods.deleted(pod)
 
     # ---- what is refused
 

@@ -183,7 +183,7 @@ def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
     seen.pods.put(pod_seen("", 5, owner="uid-llama"))
     pod = seen.pods.of_job("uid-llama", name_of())
     assert pod is not None
-    seen.pods.deleted(pod, 6)
+    seen.pods.deleted(pod)
     assert seen.observe().pods["uid-llama"][0].deleting
 
 
@@ -219,13 +219,63 @@ def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> Non
         seen.pods.put(pod_seen("", 5 + index, owner="uid-llama", seat=(index, 0)))
     ours = seen.pods.of_job("uid-llama", name_of())
     assert ours is not None
-    seen.pods.deleted(ours, 7)
+    seen.pods.deleted(ours)
     by_us, by_others = (pod_seen("", 8 + i, owner="uid-llama", seat=(i, 0), phase="Succeeded") for i in (0, 1))
     for pod in (by_us, by_others):
         pod.metadata.deletion_timestamp = "2026-11-21T10:00:00Z"
         seen.pods.put(pod)
         seen.pods.drop(pod)
     assert seen.observe().pods == {}
+
+
+def test_a_pod_that_ends_by_itself_as_we_tell_it_to_stop_is_shown_as_it_ended() -> None:
+    """The answer to our delete comes after the news of its end, or before."""
+    for told_first in (False, True):
+        seen, _ = sight()
+        seen.jobs.put(job_seen())
+        seen.pods.put(pod_seen("", 5, owner="uid-llama"))
+        running = seen.pods.of_job("uid-llama", name_of())
+        assert running is not None
+        end = pod_seen("", 6, owner="uid-llama", phase="Succeeded")
+        steps = [
+            lambda seen=seen, running=running: seen.pods.deleted(running),
+            lambda seen=seen, end=end: seen.pods.put(end),
+        ]
+        for step in steps if told_first else reversed(steps):
+            step()
+        end.metadata.resource_version, end.metadata.deletion_timestamp = "7", "2026-11-21T10:00:07Z"
+        seen.pods.put(end)
+        seen.pods.drop(end)
+        assert [(view.phase, view.deleting) for view in seen.observe().pods["uid-llama"]] == [("Succeeded", False)]
+
+
+def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_comes() -> None:
+    for answered_first in (False, True):
+        seen, _ = sight()
+        seen.jobs.put(job_seen())
+        end = pod_seen("", 5, owner="uid-llama", phase="Failed")
+        seen.pods.put(end)
+        known = seen.pods.of_job("uid-llama", name_of())
+        assert known is not None
+        steps = [
+            lambda seen=seen, known=known: seen.pods.deleted(known),
+            lambda seen=seen, end=end: seen.pods.drop(end),
+        ]
+        for step in steps if answered_first else reversed(steps):
+            step()
+        assert seen.observe().pods == {}
+
+
+def test_what_was_told_of_a_pod_before_it_was_told_to_stop_does_not_bring_it_back() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    seen.pods.put(pod_seen("", 5, owner="uid-llama", phase="Pending"))
+    known = seen.pods.of_job("uid-llama", name_of())
+    assert known is not None
+    seen.pods.deleted(known)
+    seen.pods.put(pod_seen("", 6, owner="uid-llama"))
+    (view,) = seen.observe().pods["uid-llama"]
+    assert (view.phase, view.deleting) == ("Running", True)
 
 
 def test_a_pod_that_is_there_again_is_shown_once() -> None:

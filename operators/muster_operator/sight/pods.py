@@ -54,6 +54,7 @@ class KnownPod:
     node: str  # where it is bound; "" while it is not
     request: Resources
     ended: bool
+    told: bool = False  # by us, to stop
     ip: str = ""
     collector: bool = False  # whether the sidecar of ours is in it
     ending: Ending | None = None  # what that said at its end
@@ -117,11 +118,16 @@ class Pods:
         """We created it."""
         self._shelf.wrote(f"{pod.namespace}/{pod.name}", pod.version, pod)
 
-    def deleted(self, pod: KnownPod, version: int) -> None:
-        """We asked for its end, and it is on its way."""
-        if pod.view is not None:
-            gone = replace(pod, version=version, view=replace(pod.view, deleting=True))
-            self._shelf.wrote(f"{pod.namespace}/{pod.name}", version, gone)
+    def deleted(self, pod: KnownPod) -> None:
+        """We asked for its end, knowing this of it, and it is on its way. What has become of it meanwhile counts: it
+        may have ended by itself just before."""
+        if pod.ended and pod.job is not None:
+            self.forget(pod.job.uid, pod.name)
+        key = f"{pod.namespace}/{pod.name}"
+        now = self._shelf.get(key)
+        if now is None or now.uid != pod.uid or now.view is None or (now.ended and not pod.ended):
+            return
+        self._shelf.amend(key, replace(now, told=True, view=replace(now.view, deleting=True)))
 
     def forget(self, uid: str, name: str) -> None:
         """The job goes on without this pod, which is gone."""
@@ -249,9 +255,12 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)
+    ended, told = pod.status.phase in _ENDED, same and before is not None and before.told
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
             view = replace(view, deleting=False)  # it had ended before it was told to
+        elif told and not ended:
+            view = replace(view, deleting=True)  # as it was a moment before
         if before.view == view:
             view = before.view
     return KnownPod(
@@ -263,7 +272,8 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
         view=view,
         node=spec.node_name,
         request=request,
-        ended=pod.status.phase in _ENDED,
+        ended=ended,
+        told=told,
         ip=pod.status.pod_ip,
         collector=any(one.name == COLLECTOR for one in spec.init_containers),
         ending=ending_of(pod.status.init_container_statuses) if view is not None else None,

@@ -69,6 +69,12 @@ class Shelf(Generic[T]):
         if not self.is_gone(key, version):
             self.put(key, version, value)
 
+    def amend(self, key: str, value: T) -> None:
+        """We know more of what is known, at the version that it has: whatever is newer still counts."""
+        kept = self._kept[key]
+        old, kept.value = kept.value, value
+        self._changed(key, old, value)
+
     def progress(self, version: int) -> None:
         """Watches have told everything up to this version."""
         self._reached = max(self._reached, version)
