@@ -30,8 +30,11 @@ def wanted(queue: spec.Queue, named: AbstractSet[str]) -> list[str] | None:
 def named_by(jobs: Jobs) -> set[str]:
     """Queues that unfinished jobs name, those included that are not shown yet or cannot be read."""
     named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
-    broken = jobs.broken.values()
-    return named | {one.queue for one in broken if one.status is None or not is_finished(one.status)}
+    for one in jobs.broken.values():
+        status = jobs.status_of(one)
+        if status is None or not is_finished(status):
+            named.add(one.queue)
+    return named
 
 
 async def settle(api: Api, queues: Documents[spec.Queue], jobs: Jobs, refusals: Refusals) -> None:

@@ -1,8 +1,8 @@
 """Tells whoever wrote something that it cannot be read: a condition with reason InvalidSpec, an Event, a log line.
 
 A job says so in Admitted=False. One that has room keeps it, and its conditions: it is decided about as it was before
-the edit (`sight.jobs`), so only the Event tells. A queue says so in Active=False, which the engine writes, and a flavor
-in Readable=False.
+the edit (`sight.jobs`), so only the Event tells; if it loses the room, the engine writes why it gets none again. A
+queue says so in Active=False, which the engine writes, and a flavor in Readable=False.
 """
 
 from __future__ import annotations
@@ -54,10 +54,13 @@ class Complaints:
         single object's trouble."""
         jobs, queues, flavors = self.sight.jobs, self.sight.queues, self.sight.flavors
         for key, one in tuple(jobs.broken.items()):
-            if one.status is None or has_room(one.status):
+            status = jobs.status_of(one)
+            if status is not None and is_finished(status):
+                continue
+            if status is None or has_room(status) or jobs.known(one.metadata.uid) is not None:
                 self._tell_once(TRAINING_JOBS, one)
-            elif not is_finished(one.status):
-                await self._complain(key, one, one.status)
+            else:
+                await self._complain(key, one, status)
         for faulty in tuple(queues.broken.values()):
             self._tell_once(QUEUES, faulty)
         for faulty in tuple(flavors.broken.values()):
@@ -83,7 +86,7 @@ class Complaints:
         version = await self._patch(path, msgspec.json.encode(status_patch(status, wanted, meta.resource_version)))
         if version is not None:
             told = meta.model_copy(update={"resource_version": version})
-            self.sight.jobs.broken[key] = replace(one, metadata=told, status=wanted)
+            self.sight.jobs.complained(key, one, replace(one, metadata=told, status=wanted))
             self._tell(TRAINING_JOBS, one)
 
     async def _condemn(self, one: Faulty) -> None:
@@ -98,7 +101,7 @@ class Complaints:
         if version is not None:
             told = meta.model_copy(update={"resource_version": version})
             document = {**one.document, "status": wanted.model_dump(mode="json", by_alias=True, exclude_none=True)}
-            self.sight.flavors.broken[meta.name] = replace(one, metadata=told, document=document)
+            self.sight.flavors.complained(one, replace(one, metadata=told, document=document))
 
     async def _absolve(self, flavor: spec.Flavor) -> None:
         """Say in a flavor's status that it can be read again."""

@@ -93,6 +93,14 @@ class Documents(Generic[D]):
             fresh = cast(D, before.model_copy(update={**fields, "metadata": metadata}))
             self._shelf.wrote(name, version, fresh)
 
+    def complained(self, one: Faulty, told: Faulty) -> None:
+        """We wrote what is wrong with it: `one` is as `told` now, unless watches have shown it anew, or gone,
+        meanwhile."""
+        name = told.metadata.name
+        if self.broken.get(name) is one:
+            self.broken[name] = told
+            self._complaints = None
+
     def get(self, name: str) -> D | None:
         """One, or None."""
         return self._shelf.get(name)

@@ -4,7 +4,8 @@ A job is shown once it is known what its pods really ask for (`dryrun`): default
 server adds take up room too. Until then it is as if it had not come yet; one that is shown and whose templates are
 edited gets no room until they are known. One that an earlier leader has given room, or promised some, is shown at once,
 as it was written: else its room would be given away a second time. If it loses that room before its templates are
-known, it is shown on: what was written of it counts, and its last pods stop.
+known, it is shown on: what was written of it counts, and its last pods stop. So it is with one that is edited into
+something that cannot be read while it has room: it is shown as it was before that edit, and gets no room by it again.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class KnownJob:
     def namespace(self) -> str:
         """Of the job; the API server has filled it in."""
         return self.job.metadata.namespace or "default"
+
+    @property
+    def key(self) -> str:
+        """Its namespace and name."""
+        return f"{self.namespace}/{self.job.metadata.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,8 @@ class Jobs:
         for job in objects:
             self.put(job)
         keys = {_key(job) for job in objects}
-        self.broken = {key: one for key, one in self.broken.items() if key in keys}
+        for gone in self.broken.keys() - keys:
+            self._forget(gone)
         self._shelf.keep_only(keys, version)
 
     def put(self, item: Job) -> None:
@@ -117,13 +124,17 @@ class Jobs:
         except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
             self._put_aside(key, item, before, error)
             return
-        self.broken.pop(key, None)
+        if self.broken.pop(key, None) is not None and before is not None:
+            self._reject(before.uid, None)  # as what could not be read
         self._shelf.put(key, item.metadata.version, known)
 
     def _put_aside(self, key: str, item: Job, before: KnownJob | None, error: Exception) -> None:
-        """It cannot be read. One that has room keeps it: it is shown as it was before that edit."""
+        """It cannot be read. One that has room keeps it: it is shown as it was before that edit, and stays shown when
+        it loses the room (see `_consider`)."""
+        aside = key in self.broken
         one = self.broken[key] = unreadable(item, _metadata(item), error)
-        if before is None or before.uid != one.metadata.uid or one.status is None or not has_room(one.status):
+        same = before is not None and before.uid == one.metadata.uid
+        if before is None or not same or one.status is None or not (aside or has_room(one.status)):
             self._shelf.drop(key, item.metadata.version)
         else:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
@@ -138,7 +149,7 @@ class Jobs:
 
     def drop(self, item: Job) -> None:
         """A job is gone."""
-        self.broken.pop(_key(item), None)
+        self._forget(_key(item))
         self._shelf.drop(_key(item), item.metadata.version)
 
     def progress(self, version: int) -> None:
@@ -154,12 +165,19 @@ class Jobs:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
         job = known.job.model_copy(update={"metadata": meta, "status": status})
-        self._shelf.wrote(f"{known.namespace}/{meta.name}", version, replace(known, job=job, status_text=None))
+        self._shelf.wrote(known.key, version, replace(known, job=job, status_text=None))
+
+    def complained(self, key: str, one: Unreadable, told: Unreadable) -> None:
+        """Our complaint about a job was written: `one` is as `told` now, unless watches have shown the job anew, or
+        gone, meanwhile."""
+        if self.broken.get(key) is one:
+            self.broken[key] = told
 
     def learned(self, namespace: str, digest: str) -> None:
         """Something was found out about a template."""
         for uid in tuple(self._users.get((namespace, digest), ())):
-            self._consider(self._by_uid[uid])
+            if (known := self._by_uid.get(uid)) is not None:
+                self._consider(known)
 
     def ask_again(self) -> None:
         """What was refused may not be any more, and what was learned long ago may be otherwise: ask for jobs that wait.
@@ -194,6 +212,11 @@ class Jobs:
         """One job as it was written."""
         return self._by_uid.get(uid)
 
+    def status_of(self, one: Unreadable) -> spec.TrainingJobStatus | None:
+        """The newest status of a job that cannot be read, with what we wrote of it; None where nobody can read that."""
+        known = self._by_uid.get(one.metadata.uid)
+        return one.status if known is None else known.job.status
+
     def all(self) -> Iterable[KnownJob]:
         """All jobs, shown or not."""
         return self._by_uid.values()
@@ -221,17 +244,19 @@ class Jobs:
         return KnownJob(job, templates, spec_text, status_text)
 
     def _note(self, key: str, old: KnownJob | None, new: KnownJob | None) -> None:
-        if old is not None and (new is None or new.uid != old.uid):
+        same = old is not None and new is not None and new.uid == old.uid
+        alike = old is not None and new is not None and new.templates is old.templates  # as of a job created anew, too
+        if old is not None and not same:
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
-        if old is not None and (new is None or new.templates is not old.templates):
+        if old is not None and not (same and alike):
             for used in _keys(old):
                 self._users[used].discard(old.uid)
                 if not self._users[used]:
                     del self._users[used]
         if new is not None:
             self._by_uid[new.uid] = new
-            for used in _keys(new) if old is None or new.templates is not old.templates else ():
+            for used in () if same and alike else _keys(new):
                 self._users.setdefault(used, set()).add(new.uid)
             self._consider(new)
 
@@ -243,13 +268,18 @@ class Jobs:
         self._settled.pop(uid, None)
         if self._shown.pop(uid, None) is not None:
             self._show(uid, False)
+        self._changed()  # also of one that was not shown yet: its queue may have waited for it
+
+    def _forget(self, key: str) -> None:
+        """What could not be read there is gone."""
+        if self.broken.pop(key, None) is not None:
             self._changed()
 
     def _consider(self, known: KnownJob) -> None:
         """Show the job as soon as everything about its templates is known.
 
         One that is shown already stays, always with its newest status: what is written of it, by us too, counts at
-        once. It gets no room by a spec that is not known yet.
+        once. It gets no room by a spec that is not known yet, nor again by one from before an edit that cannot be read.
         """
         uid, job, before = known.uid, known.job, self._shown.get(known.uid)
         verdicts = {role: self._learned.verdict(known.namespace, one) for role, one in known.templates.items()}
@@ -264,7 +294,10 @@ class Jobs:
             return
         settled = before is not None and self._settled.get(uid) is job.spec
         refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
-        if not (waits and settled):
+        complaint = self._complaint(known)
+        if complaint is not None:
+            self._reject(uid, complaint)
+        elif not (waits and settled):
             self._reject(uid, refusals[0] if refusals else _NOT_TRIED if waits else None)
         if before is not None and settled and (waits or has_room(job.status)):
             self._shown[uid] = job.model_copy(update={"spec": before.spec})
@@ -282,6 +315,14 @@ class Jobs:
         if before is None:
             self._show(uid, True)
         self._changed()
+
+    def _complaint(self, known: KnownJob) -> str | None:
+        """Why it gets no room again: its spec is from before an edit that cannot be read. One with room is told so
+        beforehand, since it may lose it and be placed anew within one round; what it is promised it may still take."""
+        one = self.broken.get(known.key) if self.broken else None
+        if one is None or one.metadata.uid != known.uid or known.job.status.hold is not None:
+            return None
+        return f"it cannot be read: {one.complaint}"
 
     def _is_unknown(self, known: KnownJob, verdicts: Mapping[str, Verdict | None]) -> bool:
         """Whether it is not known what its pods ask for; of a job that is shown, what was learned then counts."""

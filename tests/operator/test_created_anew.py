@@ -1,0 +1,90 @@
+"""A job that is deleted and created anew under its name, written alike: it is another job, with the same templates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from tests.operator.objects import job_document, job_seen, read
+from tests.operator.seeing import Knowing, sight, tell
+from tests.operator.serving import Rounds, Server, serve
+
+from muster_operator.kube.api import Api
+from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.shapes import Job
+from muster_operator.sight.world import Sight
+
+
+def written(version: int, uid: str) -> dict[str, Any]:
+    document = job_document(version=version)
+    document["metadata"]["uid"] = uid
+    return document
+
+
+def replaced() -> tuple[Sight, Knowing]:
+    """Two lists, between which somebody replaced the job; nobody knows yet what its pods ask for."""
+    knowing = Knowing(None)
+    seen, _ = sight(knowing)
+    seen.jobs.replace([read(Job, written(5, "old"))], 5)
+    seen.jobs.replace([read(Job, written(9, "new"))], 9)
+    return seen, knowing
+
+
+def shown(seen: Sight) -> list[str]:
+    return [job.metadata.uid for job in seen.jobs.shown()]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+def test_it_is_shown_once_its_templates_are_known() -> None:
+    seen, knowing = replaced()
+    knowing.answer = Verdict()
+    tell(seen)
+    assert shown(seen) == ["new"]
+
+
+def test_others_of_its_templates_are_shown_though_it_is_gone() -> None:
+    seen, knowing = replaced()
+    for number in range(8):
+        seen.jobs.put(job_seen(f"other{number}", 10 + number))
+    seen.jobs.drop(read(Job, written(30, "new")))
+    knowing.answer = Verdict()
+    tell(seen)
+    assert sorted(shown(seen)) == [f"uid-other{number}" for number in range(8)]
+
+
+class Replaced(Server):
+    """Where somebody put `there` in the place of the job."""
+
+    there: dict[str, Any] | None = None
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.endswith("/trainingjobs") and self.there is not None:
+            return web.json_response({"items": [self.there]})
+        return await super().answer(request)
+
+
+def test_it_is_tried_and_shown_where_a_read_finds_it_after_a_conflict() -> None:
+    server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
+
+    async def story(api: Api) -> None:
+        rounds, ages = Rounds(api), [0.0]
+        jobs = rounds.sight.jobs
+        rounds.dry_runs.learned, rounds.dry_runs.clock = jobs.learned, lambda: ages[0]
+        jobs._learned = rounds.dry_runs
+        rounds.submit("llama", 5)
+        await until(lambda: shown(rounds.sight) == ["uid-llama"])
+        server.there = written(900, "new")
+        await rounds.round()  # 409: it was deleted and created anew
+        ages[0] = 1e6  # what was learned of its template is old by now
+        await rounds.round()
+        assert jobs.known("new") is not None
+        await until(lambda: shown(rounds.sight) == ["new"])
+
+    serve(server, story)

@@ -1,0 +1,201 @@
+"""Jobs and flavors that cannot be read, and what comes meanwhile: own writes, edits, deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.objects import job_document, job_seen, read
+from tests.operator.seeing import Knowing, sight
+from tests.operator.serving import NOW, Rounds, Server, admitted, serve
+
+from muster import spec
+from muster.lifecycle import Bounds, moves
+from muster.lifecycle.conditions import COMPLETE
+from muster_operator import finalizers
+from muster_operator.kube.api import Api
+from muster_operator.sight.shapes import Document, Job
+from muster_operator.sight.world import Sight
+from muster_operator.unreadable import Complaints
+
+WRONG = "spec.roles: 'none' is not a list; write a list"
+STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
+Status = dict[str, Any]
+
+
+def odd(version: int, status: Status | None = None) -> Job:
+    """The job after an edit that makes it unreadable."""
+    document = job_document(version=version, roles="none")
+    document["metadata"]["generation"] = 2
+    return read(Job, document | {"status": status or {}})
+
+
+def running_and_odd(seen: Sight, status: Status | None = None) -> spec.TrainingJobStatus:
+    """A job with room, edited into something unreadable; its status."""
+    seen.jobs.put(read(Job, {**job_document(version=5), "status": status or admitted()}))
+    seen.jobs.put(odd(6, status or admitted()))
+    known = seen.jobs.known("uid-llama")
+    assert known is not None
+    return known.job.status
+
+
+def preempted(status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+    """It was told to leave, and has left."""
+    evicted = moves.evict(status, "Preempted", "for another", 2000.0)
+    return moves.requeue(evicted, 2000.0, Bounds(), [], 0.0)
+
+
+def as_written(status: spec.TrainingJobStatus) -> Status:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# ---- own writes of a job that was edited while it had room
+
+
+def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> None:
+    seen, _ = sight()
+    over = moves.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
+    assert finalizers.named_by(seen.jobs) == {"research"}
+    seen.jobs.wrote("uid-llama", over, 7)
+    seen.jobs.put(odd(7, as_written(over)))
+    assert finalizers.named_by(seen.jobs) == set()
+
+
+@pytest.mark.parametrize("first", ["answer", "event"])
+def test_a_job_that_loses_its_room_while_it_cannot_be_read_is_shown_and_gets_none(first: str) -> None:
+    seen, _ = sight()
+    left = preempted(running_and_odd(seen))
+    if first == "event":
+        seen.jobs.put(odd(7, as_written(left)))
+    seen.jobs.wrote("uid-llama", left, 7)
+    world = seen.observe()
+    assert [job.status.placement for job in world.jobs] == [[]]
+    assert world.rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
+
+
+@pytest.mark.parametrize("verdict_is_known", [True, False])
+def test_it_may_get_room_again_once_it_is_mended(verdict_is_known: bool) -> None:
+    knowing = Knowing()
+    seen, _ = sight(knowing)
+    seen.jobs.wrote("uid-llama", preempted(running_and_odd(seen)), 7)
+    if not verdict_is_known:
+        knowing.answer = None
+    seen.jobs.put(job_seen(version=8))
+    world = seen.observe()
+    assert (seen.jobs.broken, len(world.jobs), world.rejections) == ({}, 1, {})
+
+
+def test_a_job_that_has_left_for_another_is_not_placed_by_what_it_was_before_and_is_told_so_once() -> None:
+    server = Server()
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        leaving = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": NOW}
+        status = admitted()
+        running_and_odd(rounds.sight, status | {"conditions": [*status["conditions"], leaving]})
+        for _ in range(4):
+            await rounds.round()
+        known = rounds.sight.jobs.known("uid-llama")
+        assert known is not None
+        (said,) = [one for one in known.job.status.conditions if one.type == "Admitted"]
+        assert (said.status, said.reason, said.message) == ("False", "PodRejected", f"it cannot be read: {WRONG}")
+        assert (server.count(STATUS), server.count("POST /api/v1/namespaces/team/pods")) == (1, 0)
+        assert rounds.told().count(("llama", "InvalidSpec")) == 1
+        server.version += 1
+        mended = job_document(version=server.version)
+        rounds.sight.jobs.put(read(Job, mended | {"status": as_written(known.job.status)}))
+        await rounds.round()
+        assert rounds.phase("llama") == "Admitted"
+
+    serve(server, story)
+
+
+# ---- what a watch brings between a complaint's write and its answer
+
+
+class Between(Server):
+    """`meanwhile` is called, with the version of the write, once the first complaint is carried out."""
+
+    def __init__(self, meanwhile: Callable[[int], None]) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[int], None] | None = meanwhile
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        answer = await super().answer(request)
+        if request.method == "PATCH" and self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile(self.version)
+            self.version += 5
+        return answer
+
+
+def complained(before: Callable[[Sight], None], meanwhile: Callable[[Sight, int], None]) -> Sight:
+    """What is seen after two rounds of complaints, of something that `before` brings."""
+    seen, _ = sight()
+    before(seen)
+
+    async def story(api: Api) -> None:
+        complaints = Complaints(api, seen, Rounds(api).outbox, "me")
+        for _ in range(2):
+            await complaints.settle()
+
+    serve(Between(lambda version: meanwhile(seen, version)), story)
+    return seen
+
+
+def test_a_job_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
+    def deleted(seen: Sight, version: int) -> None:
+        seen.jobs.put(odd(version))
+        seen.jobs.drop(odd(version + 1))
+
+    assert complained(lambda seen: seen.jobs.put(odd(7)), deleted).jobs.broken == {}
+
+
+def test_a_job_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
+    def mended(seen: Sight, version: int) -> None:
+        seen.jobs.put(odd(version))
+        seen.jobs.put(job_seen(version=version + 1))
+
+    seen = complained(lambda seen: seen.jobs.put(odd(7)), mended)
+    assert (seen.jobs.broken, len(seen.observe().jobs)) == ({}, 1)
+
+
+def flavor(version: int, labels: Any) -> Document:
+    return read(Document, {"metadata": {"name": "g", "resourceVersion": str(version)}, "spec": {"nodeLabels": labels}})
+
+
+def test_a_flavor_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
+    def mended(seen: Sight, version: int) -> None:
+        seen.flavors.put(flavor(version, 5))
+        seen.flavors.put(flavor(version + 1, {}))
+
+    world = complained(lambda seen: seen.flavors.put(flavor(7, 5)), mended).observe()
+    assert ([one.metadata.name for one in world.flavors], dict(world.unreadable.flavors)) == (["g"], {})
+
+
+def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
+    def deleted(seen: Sight, version: int) -> None:
+        seen.flavors.drop(flavor(version + 1, 5))
+
+    seen = complained(lambda seen: seen.flavors.put(flavor(7, 5)), deleted)
+    assert (seen.flavors.broken, dict(seen.observe().unreadable.flavors)) == ({}, {})
+
+
+# ---- who is woken
+
+
+def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
+    """A queue may have waited for it to go."""
+    seen, changes = sight()
+    seen.jobs.put(odd(5))
+    assert changes.during(lambda: seen.jobs.drop(odd(6))) > 0
+    seen.jobs.put(odd(7))
+    assert changes.during(lambda: seen.jobs.replace([], 8)) > 0
+
+
+def test_the_delete_of_a_job_that_is_not_shown_yet_is_news() -> None:
+    seen, changes = sight(Knowing(None))
+    seen.jobs.put(job_seen())
+    assert changes.during(lambda: seen.jobs.drop(job_seen(version=6))) > 0
