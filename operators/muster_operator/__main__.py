@@ -131,6 +131,8 @@ class Operator:
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
                     self._writer.doubts.forget()
+                    if self._asking is not None:
+                        self._asking.tokens.forget()
                     self._watching.start()  # what was seen so far may lack what the last holder wrote
             await self._watching.synced()
             if self._election is not None and self._election.acquired != listed_for:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cli.conftest import muster
-from tests.kubernetes.server import Server, serving
+from tests.kubernetes.server import FLAVORS, NODES, QUEUES, Server, serving
 
 __all__ = ["muster"]
+
+_ROOM = {"resources": [{"flavor": "h200", "guaranteed": {"cpu": 8}}]}
 
 
 @pytest.fixture
@@ -25,3 +27,13 @@ def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
 
     monkeypatch.setattr(opening, "_open", lambda start: server.client())
     return server
+
+
+@pytest.fixture
+def cluster(served: Server) -> Server:
+    """A queue, a flavor and a node with room."""
+    served.put(f"{QUEUES}/research", {"metadata": {"name": "research"}, "spec": {"namespaceSelector": {}, **_ROOM}})
+    served.put(f"{FLAVORS}/h200", {"metadata": {"name": "h200"}, "spec": {}})
+    served.put("/api/v1/namespaces/default", {"metadata": {"name": "default"}})
+    served.put(f"{NODES}/n1", {"metadata": {"name": "n1"}, "status": {"allocatable": {"pods": "110"}}})
+    return served

@@ -1,7 +1,9 @@
-"""An API server in memory, over real HTTP: it keeps objects by path, and fails where a test says so."""
+"""An API server in memory, over real HTTP: it keeps objects by path, and fails where a test says so. As a real one it
+refuses writes for another version, or for another object of the same name."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -25,6 +27,7 @@ ALL_JOBS = "/apis/muster.dev/v1alpha1/trainingjobs"
 QUEUES = "/apis/muster.dev/v1alpha1/queues"
 FLAVORS = "/apis/muster.dev/v1alpha1/flavors"
 NODES = "/api/v1/nodes"
+_MARKS = ("uid", "resourceVersion")
 
 
 @dataclass
@@ -117,14 +120,39 @@ class Handler(BaseHTTPRequestHandler):
             name = path.rsplit("/", 1)[1]
             return 404, {"kind": "Status", "reason": "NotFound", "message": "not found", "details": {"name": name}}
         there = self.kept.objects[path]
-        if self.command == "DELETE" and not dry:
-            del self.kept.objects[path]
+        if self.command == "DELETE":
+            return self.delete(path, there, dry)
         if self.command == "PUT":
+            if any(
+                self.body["metadata"].get(mark, there["metadata"][mark]) != there["metadata"][mark] for mark in _MARKS
+            ):
+                return _conflict("the object has been modified; please apply your changes to the latest version")
             there = self.body if dry else self.kept.put(path, self.body)
-        if self.command == "PATCH":
+        if self.command == "PATCH" and isinstance(self.body, list):
+            changed, wrong = _patched(there, self.body)
+            if wrong:
+                return 422, _invalid("", f"testing value {wrong} failed: test failed")
+            there = changed if dry else self.kept.put(path, changed)
+        elif self.command == "PATCH":
+            meta = self.body.get("metadata", {})
+            if meta.get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
+                return 422, _invalid("metadata.uid", "field is immutable")
             changed = {**there, "spec": {**there.get("spec", {}), **self.body.get("spec", {})}}
             there = changed if dry else self.kept.put(path, changed)
         return 200, there
+
+    def delete(self, path: str, there: Json, dry: bool) -> tuple[int, Json]:
+        """What has finalizers stays and is answered with."""
+        uid = there["metadata"]["uid"]
+        wanted = (self.body or {}).get("preconditions", {}).get("uid", uid)
+        if wanted != uid:
+            return _conflict(f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}")
+        if there["metadata"].get("finalizers"):
+            leaving = {**there, "metadata": {**there["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}}
+            return 200, leaving if dry else self.kept.put(path, leaving)
+        if not dry:
+            del self.kept.objects[path]
+        return 200, {"kind": "Status", "metadata": {}, "status": "Success", "details": {"uid": uid}}
 
     def say(self, code: int, answer: Json) -> None:
         """Answer whole."""
@@ -138,6 +166,29 @@ class Handler(BaseHTTPRequestHandler):
         """Close without a word."""
         self.close_connection = True
         self.connection.shutdown(2)
+
+
+def _conflict(told: str) -> tuple[int, Json]:
+    return 409, {"kind": "Status", "reason": "Conflict", "message": told}
+
+
+def _invalid(field: str, told: str) -> Json:
+    return {"kind": "Status", "reason": "Invalid", "details": {"causes": [{"field": field, "message": told}]}}
+
+
+def _patched(there: Json, steps: list[Json]) -> tuple[Json, str]:
+    """The object after tests and replacements, and the path of a test that failed."""
+    changed = copy.deepcopy(there)
+    for step in steps:
+        *keys, last = (int(key) if key.isdigit() else key for key in step["path"].split("/")[1:])
+        holder: Any = changed
+        for key in keys:
+            holder = holder[key]
+        if step["op"] == "test" and holder[last] != step["value"]:
+            return there, step["path"]
+        if step["op"] == "replace":
+            holder[last] = step["value"]
+    return changed, ""
 
 
 def answered(handler: Handler) -> None:

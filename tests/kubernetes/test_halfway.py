@@ -9,7 +9,6 @@ from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
 from tests.kubernetes.server import (
     ALL_JOBS,
-    FLAVORS,
     JOBS,
     NODES,
     QUEUES,
@@ -27,22 +26,11 @@ from muster.kubernetes import submitting
 from muster.spec import Flavor, Queue
 
 NAMES = ("a", "b", "c")
-ROOM = {"resources": [{"flavor": "h200", "guaranteed": {"cpu": 8}}]}
 
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submitting, "_PAUSE_S", 0.01)
-
-
-@pytest.fixture
-def cluster(served: Server) -> Server:
-    """A queue, a flavor and a node with room."""
-    served.put(f"{QUEUES}/research", {"metadata": {"name": "research"}, "spec": {"namespaceSelector": {}, **ROOM}})
-    served.put(f"{FLAVORS}/h200", {"metadata": {"name": "h200"}, "spec": {}})
-    served.put("/api/v1/namespaces/default", {"metadata": {"name": "default"}})
-    served.put(f"{NODES}/n1", {"metadata": {"name": "n1"}, "status": {"allocatable": {"pods": "110"}}})
-    return served
 
 
 def kept(server: Server, collection: str) -> list[str]:

@@ -58,6 +58,11 @@ class Tokens:
             where = f"Secret {self.namespace}/{self.key_name}, the key of collectors"
             raise ApiError(error.code, error.reason, f"{where}: {error.message or error}") from error
 
+    def forget(self) -> None:
+        """Somebody else has led since, and may have made another key."""
+        self._key = None
+        self._made.clear()
+
     def token(self, uid: str) -> str:
         """The token of a job. Only after `load`."""
         assert self._key is not None, "the key is not loaded"

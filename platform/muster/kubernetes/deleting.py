@@ -12,6 +12,7 @@ from muster.admission import check_flavor_unused, check_no_children
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.kubernetes import overview, paths
 from muster.kubernetes.connection import DRY_RUN, Connection, Json
+from muster.kubernetes.identity import only, staying_with
 from muster.lifecycle import is_admitted
 from muster.listing import Listing
 
@@ -25,11 +26,11 @@ def delete_all(connection: Connection, targets: Sequence[Target]) -> list[dict[s
     for kind, _, _ in targets:
         if kind not in paths.PLURALS:
             raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
-    _check(connection, targets)
+    checked = _check(connection, targets)
     rows: list[dict[str, Any]] = []
-    for target in targets:
+    for target, uid in zip(targets, checked, strict=True):
         try:
-            rows.append(_row(target, _delete(connection, target, {})))
+            rows.append(_row(target, _delete(connection, target, body=only(uid))))
         except MusterError as error:
             if rows:
                 error.args = (f"{error}; deleted before that: {', '.join(named(row) for row in rows)}",)
@@ -37,13 +38,15 @@ def delete_all(connection: Connection, targets: Sequence[Target]) -> list[dict[s
     return rows
 
 
-def _check(connection: Connection, targets: Sequence[Target]) -> None:
+def _check(connection: Connection, targets: Sequence[Target]) -> list[str]:
+    """The uids of what may be deleted: what gets a name of theirs later was not checked."""
     nothing = "; nothing was deleted" if len(targets) > 1 else ""
+    uids: list[str] = []
     missing: list[str] = []
     try:
         for target in targets:
             try:
-                _delete(connection, target, DRY_RUN)
+                uids.append(_uid(_delete(connection, target, query=DRY_RUN)))
             except NotFound as error:
                 missing.append(str(error))
         if missing:
@@ -52,6 +55,7 @@ def _check(connection: Connection, targets: Sequence[Target]) -> None:
     except MusterError as error:
         error.args = (f"{error}{nothing}",)
         raise
+    return uids
 
 
 def _check_users(connection: Connection, targets: Sequence[Target]) -> None:
@@ -77,14 +81,20 @@ def _users(listing: Listing, flavor: str) -> list[str]:
     return [*(f"{meta.namespace}/{meta.name}" for meta in users), *odd]
 
 
-def _delete(connection: Connection, target: Target, how: dict[str, str]) -> Json:
+def _delete(connection: Connection, target: Target, *, query: Json | None = None, body: Json | None = None) -> Json:
     kind, name, namespace = target
     try:
-        return connection.request("DELETE", paths.one(kind, name, namespace), query=how)
+        with staying_with(named(_row(target, {}))):
+            return connection.request("DELETE", paths.one(kind, name, namespace), body, query=query)
     except NotFound as error:
         if kind == "TrainingJob":
             raise overview.no_job(connection, name, namespace) from error
         raise NotFound(f"there is no {kind.lower()} {name!r}") from error
+
+
+def _uid(answer: Json) -> str:
+    """Of the object that the server deletes: it answers with the object where it has finalizers, else with a Status."""
+    return str(answer.get("metadata", {}).get("uid") or answer["details"]["uid"])
 
 
 def _row(target: Target, answer: Json) -> dict[str, Any]:

@@ -54,13 +54,15 @@ def read_log(connection: Connection, replica: Replica, excerpt: Excerpt) -> Iter
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
     lines = _follow if excerpt.follow else _now
-    return lines(_Log(connection, replica, number, paths.core(replica.namespace, "pods", pod), container), excerpt)
+    address = paths.core(replica.namespace, "pods", pod)
+    return lines(_Log(connection, replica, job.metadata.uid, number, address, container), excerpt)
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
     connection: Connection
     replica: Replica
+    uid: str  # of the job
     attempt: int
     pod: str  # its address
     container: str
@@ -142,10 +144,13 @@ def _follow(log: _Log, excerpt: Excerpt) -> Iterator[str]:
 
 
 def _is_over(log: _Log) -> bool:
-    """Whether the pod will write no more: it has ended, or another attempt has begun, or the job is gone."""
+    """Whether the pod will write no more: it has ended, or another attempt has begun, or the job is gone, its name
+    being another's or nobody's."""
     try:
         job = _job(log.connection, log.replica)
     except NotFound:
+        return True
+    if job.metadata.uid != log.uid:
         return True
     if job.status.attempt != log.attempt:
         return job.status.attempt > log.attempt

@@ -14,6 +14,7 @@ from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.kubernetes import overview, paths
 from muster.kubernetes.access import DEFAULT_NAMESPACE
 from muster.kubernetes.connection import DRY_RUN, Connection
+from muster.kubernetes.identity import means_another, only
 from muster.kubernetes.reading import manifest, read
 from muster.kubernetes.writing import STRICT
 from muster.spec import TrainingJob
@@ -111,12 +112,13 @@ def _take_back(connection: Connection, jobs: Sequence[TrainingJob]) -> list[Trai
             connection.request(
                 "DELETE",
                 paths.one("TrainingJob", meta.name, meta.namespace),
-                {"preconditions": {"uid": meta.uid}},
+                only(meta.uid),
             )
         except NotFound:
             continue
-        except MusterError:  # why the other one was refused counts more
-            left.append(job)
+        except MusterError as error:  # why the other one was refused counts more
+            if not means_another(error):
+                left.append(job)
     return left
 
 

@@ -18,13 +18,15 @@ _PAUSE_S = 1.0
 
 
 def watch_job(connection: Connection, name: str, namespace: str) -> Iterator[TrainingJob]:
-    """The job now and after every change, the finished one last. Raises `NotFound` when it is deleted, `ClusterError`
-    when the server does not answer for two minutes."""
+    """The job now and after every change, the finished one last. Raises `NotFound` when it is deleted, also if another
+    has its name by then, and `ClusterError` when the server does not answer for two minutes."""
     last: TrainingJob | None = None
     patience = time.monotonic() + PATIENCE_S
     while True:
         try:
             present = read(TrainingJob, connection.get(paths.one("TrainingJob", name, namespace)))
+            if last is not None and present.metadata.uid != last.metadata.uid:
+                raise _deleted(last)
             for job in _from_here(connection, present):
                 patience = time.monotonic() + PATIENCE_S
                 if last is None or job.metadata.resource_version != last.metadata.resource_version:
@@ -56,8 +58,12 @@ def _from_here(connection: Connection, job: TrainingJob) -> Iterator[TrainingJob
                 return
             seen = read(TrainingJob, event["object"])
             if event["type"] == "DELETED" or seen.metadata.uid != job.metadata.uid:
-                raise NotFound(f"job {job.metadata.namespace}/{job.metadata.name} was deleted")
+                raise _deleted(job)
             yield seen
+
+
+def _deleted(job: TrainingJob) -> NotFound:
+    return NotFound(f"job {job.metadata.namespace}/{job.metadata.name} was deleted")
 
 
 def _event(line: bytes) -> Json:

@@ -14,6 +14,7 @@ from muster.kubernetes import overview, paths
 from muster.kubernetes.access import DEFAULT_NAMESPACE
 from muster.kubernetes.connection import DRY_RUN, JSON_PATCH, MERGE_PATCH, Connection, Json
 from muster.kubernetes.deleting import named
+from muster.kubernetes.identity import TESTS_UID, staying_with
 from muster.kubernetes.reading import WRONG_VERSION, manifest, read, reads_alike
 from muster.spec import Flavor, Queue, TrainingJob
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 STRICT = {"fieldValidation": "Strict"}
 """The query of a write that refuses fields that nobody knows."""
+_TRIES = 5
 
 
 def apply_all(connection: Connection, documents: Sequence[Object]) -> list[dict[str, Any]]:
@@ -43,15 +45,17 @@ def apply_all(connection: Connection, documents: Sequence[Object]) -> list[dict[
 
 
 def change(connection: Connection, job: TrainingJob, fields: Json) -> TrainingJob:
-    """Set fields of the spec of a job that is not finished."""
+    """Set fields of the spec of a job that is not finished; of no other that has its name meanwhile: `Conflict`."""
     check_unfinished(job)
     path = paths.one("TrainingJob", job.metadata.name, job.metadata.namespace)
-    return read(TrainingJob, connection.request("PATCH", path, {"spec": fields}, content_type=MERGE_PATCH))
+    patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
+    with staying_with(named(_result(job.kind, job.metadata.namespace, job.metadata.name, ""))):
+        return read(TrainingJob, connection.request("PATCH", path, patch, content_type=MERGE_PATCH))
 
 
 def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
-    """Change how many pods roles have. Each write says which role it takes to stand where, so that an edit that comes
-    in between is not overwritten: `Conflict`."""
+    """Change how many pods roles have. Each write says which job it means and which role it takes to stand where, so
+    that an edit that comes in between is not overwritten: `Conflict`."""
     check_unfinished(job)
     wanted = with_replicas(job, replicas)
     name, namespace = job.metadata.name, job.metadata.namespace or connection.access.namespace
@@ -68,8 +72,10 @@ def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int])
     if not patch:
         return job
     path = paths.one("TrainingJob", name, namespace)
+    this = {"op": "test", "path": TESTS_UID, "value": job.metadata.uid}
     try:
-        return read(TrainingJob, connection.request("PATCH", path, patch, content_type=JSON_PATCH))
+        with staying_with(named(_result(job.kind, namespace, name, ""))):
+            return read(TrainingJob, connection.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
     except InvalidSpec as error:
         if "testing value" in str(error):
             raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
@@ -94,7 +100,8 @@ def _check_apply(connection: Connection, documents: Sequence[Object]) -> dict[st
 
 
 def _put(connection: Connection, item: Object, how: Mapping[str, str]) -> dict[str, Any]:
-    """Create the object, or put its spec in the place of what is there; labels and annotations are added."""
+    """Create the object, or put its spec in the place of what is there; labels and annotations are added. Raises
+    `Conflict` for one that is being deleted, or that somebody edits at the same time."""
     wanted = manifest(item, connection.access.namespace)
     meta = wanted["metadata"]
     name, namespace = meta["name"], meta.get("namespace")
@@ -104,11 +111,43 @@ def _put(connection: Connection, item: Object, how: Mapping[str, str]) -> dict[s
     except NotFound:
         connection.request("POST", paths.collection(item.kind, namespace), wanted, query={**STRICT, **how})
         return _result(item.kind, namespace, name, "created")
-    changed = {**there, "spec": wanted["spec"], "metadata": _joined(there["metadata"], meta)}
-    if reads_alike(type(item), changed, there):
+    _check_not_leaving(item, there)
+    if reads_alike(type(item), _changed(there, wanted), there):
         return _result(item.kind, namespace, name, "unchanged")
-    connection.request("PUT", path, changed, query={**STRICT, **how})
+    _replace(connection, item, there, wanted, how)
     return _result(item.kind, namespace, name, "configured")
+
+
+def _replace(connection: Connection, item: Object, there: Json, wanted: Json, how: Mapping[str, str]) -> None:
+    """The write is guarded, and made anew of what is there now if that was written meanwhile: the operator writes its
+    status all the time. Somebody's edit is not overwritten."""
+    path = paths.one(item.kind, wanted["metadata"]["name"], wanted["metadata"].get("namespace"))
+    for left in reversed(range(_TRIES)):
+        try:
+            connection.request("PUT", path, _changed(there, wanted), query={**STRICT, **how})
+        except Conflict:
+            now = connection.get(path)
+            if not left or _edited(there, now):
+                raise
+            _check_not_leaving(item, now)
+            there = now
+            continue
+        return
+
+
+def _check_not_leaving(item: Object, there: Json) -> None:
+    if not there["metadata"].get("deletionTimestamp"):
+        return
+    name = item.metadata.name
+    if isinstance(item, TrainingJob):
+        raise Conflict(f"job {name!r} is being deleted; apply it again in a moment")
+    told = f"{item.kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
+    raise Conflict(f"{told}; apply it again once they are gone")
+
+
+def _edited(before: Json, now: Json) -> bool:
+    """Whether it is another object, or somebody wrote its spec."""
+    return before["metadata"].get("uid") != now["metadata"].get("uid") or before.get("spec") != now.get("spec")
 
 
 @contextlib.contextmanager
@@ -139,6 +178,10 @@ def _half_written(error: MusterError, item: Object, rows: Sequence[dict[str, Any
         this = named(_result(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
         return f"{told}; whether {this} was written is not known: apply it again"
     return told
+
+
+def _changed(there: Json, wanted: Json) -> Json:
+    return {**there, "spec": wanted["spec"], "metadata": _joined(there["metadata"], wanted["metadata"])}
 
 
 def _joined(there: Json, wanted: Json) -> Json:

@@ -203,8 +203,9 @@ class LocalClient:
         return all_beats(self.run_dir(name, namespace))
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
-        """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted."""
-        mark = ""
+        """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted, also if
+        another has its name by then."""
+        mark = uid = ""
         while True:
             query = urlencode({"after": mark, "timeout": _WATCH_S})
             answer = self._daemon.ask("GET", f"{_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_S)
@@ -212,6 +213,8 @@ class LocalClient:
                 continue
             mark = answer["mark"]
             job = TrainingJob.model_validate(answer["job"])
+            if job.metadata.uid != (uid := uid or job.metadata.uid):
+                raise NotFound(f"job {namespace}/{name} was deleted")
             yield job
             if job.status.phase in _FINISHED:
                 return
@@ -243,19 +246,22 @@ class LocalClient:
         def over() -> bool:
             if until is not None and time.time() > until + 1.0:
                 return True
-            return self._attempt_is_over(name, namespace, role, index, number)
+            return self._attempt_is_over(job, role, index, number)
 
         return lines(path, begin, end, over if follow and end is None else None)
 
     # ---- small things
 
-    def _attempt_is_over(self, name: str, namespace: str, role: str, index: int, attempt: int) -> bool:
+    def _attempt_is_over(self, of: TrainingJob, role: str, index: int, attempt: int) -> bool:
         try:
-            seen = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")
+            seen = self._daemon.ask("GET", f"{_url(of.metadata.namespace or 'default', of.metadata.name)}/pods")
         except NotFound:
             return True
+        job = TrainingJob.model_validate(seen["job"])
+        if job.metadata.uid != of.metadata.uid:
+            return True
         mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
-        return is_over(TrainingJob.model_validate(seen["job"]), mine, attempt)
+        return is_over(job, mine, attempt)
 
     def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(self._daemon.ask("POST", _url(namespace, name), fields))

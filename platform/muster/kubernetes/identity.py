@@ -1,0 +1,38 @@
+"""Which object a name means. Whoever changes or deletes one stays with the object that was looked at first: it may be
+deleted meanwhile, and another may get its name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from muster.errors import Conflict, InvalidSpec, MusterError
+from muster.kubernetes.connection import Json
+
+TESTS_UID = "/metadata/uid"
+"""What a JSON patch tests."""
+
+
+def only(uid: str) -> Json:
+    """The options of a DELETE of this object alone. The server reads no others, from the query, beside them."""
+    return {"preconditions": {"uid": uid}}
+
+
+def means_another(error: MusterError) -> bool:
+    """Whether a write was refused because it was meant for an object of another uid than the one of its name."""
+    if isinstance(error, InvalidSpec):
+        return error.field == "metadata.uid" or f"testing value {TESTS_UID} " in str(error)
+    return isinstance(error, Conflict) and "UID in" in str(error)
+
+
+@contextlib.contextmanager
+def staying_with(named: str) -> Iterator[None]:
+    """A write that names the uid of its object: refused as `Conflict` that says so where the name is another's by now.
+    `named` is the object for a person, such as `queue research`."""
+    try:
+        yield
+    except (Conflict, InvalidSpec) as error:
+        if not means_another(error):
+            raise
+        told = f"{named} was deleted meanwhile, and another has its name; look at it and try again"
+        raise Conflict(told) from error

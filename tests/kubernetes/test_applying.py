@@ -1,0 +1,80 @@
+"""Applying a queue that somebody else writes at that time: the operator its status, a person its spec or its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.cli.objects import job as a_job
+from tests.kubernetes.server import JOBS, QUEUES, Fault, Handler, Server, answered
+
+from muster.errors import Conflict
+from muster.kubernetes.writing import _TRIES
+from muster.spec import Queue
+
+RESEARCH = f"{QUEUES}/research"
+HEAVIER = Queue.model_validate({"metadata": {"name": "research", "labels": {"by": "me"}}, "spec": {"weight": 2}})
+LEAVING: dict[str, Any] = {"deletionTimestamp": "2026-11-21T10:00:00Z", "finalizers": ["muster.dev/in-use"]}
+
+
+def research(weight: int = 1, **meta: Any) -> dict[str, Any]:
+    named = {"name": "research", **meta}
+    return {"apiVersion": "muster.dev/v1alpha1", "kind": "Queue", "metadata": named, "spec": {"weight": weight}}
+
+
+def meanwhile(server: Server, queue: dict[str, Any]) -> Fault:
+    """Somebody writes the queue between our reading and our writing."""
+
+    def fault(handler: Handler) -> None:
+        server.put(RESEARCH, queue)
+        answered(handler)
+
+    return fault
+
+
+@pytest.mark.parametrize("weight", [1, 2], ids=["as-it-is", "changed"])
+def test_a_queue_that_is_being_deleted_is_refused(server: Server, weight: int) -> None:
+    server.put(RESEARCH, research(weight, **LEAVING))
+    with pytest.raises(Conflict) as error:
+        server.client().apply([HEAVIER])
+    assert str(error.value) == (
+        "queue 'research' is being deleted and waits for its unfinished jobs; apply it again once they are gone"
+    )
+    assert server.objects[RESEARCH]["spec"] == {"weight": weight}
+
+
+def test_a_job_that_is_being_deleted_is_refused(cluster: Server) -> None:
+    document = a_job().model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["metadata"] |= {"namespace": "default", **LEAVING}
+    cluster.put(f"{JOBS}/llama", document)
+    with pytest.raises(Conflict, match="job 'llama' is being deleted; apply it again in a moment"):
+        cluster.client().apply([a_job(priority=5)])
+
+
+def test_a_status_that_is_written_meanwhile_is_no_reason_to_refuse(server: Server) -> None:
+    server.put(RESEARCH, research())
+    told = {**research(labels={"its": "own"}), "status": {"conditions": []}}
+    server.fail("PUT", RESEARCH, meanwhile(server, told), times=_TRIES - 1)
+    assert [row["result"] for row in server.client().apply([HEAVIER])] == ["configured"]
+    there = server.objects[RESEARCH]
+    assert (there["spec"]["weight"], there["metadata"]["labels"]) == (2, {"its": "own", "by": "me"})
+
+
+def test_a_status_that_is_written_all_the_time_ends_in_a_refusal(server: Server) -> None:
+    server.put(RESEARCH, research())
+    server.fail("PUT", RESEARCH, meanwhile(server, research()), times=_TRIES)
+    with pytest.raises(Conflict, match="has been modified"):
+        server.client().apply([HEAVIER])
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [(research(3), "the object has been modified"), (research(**LEAVING), "queue 'research' is being deleted and")],
+    ids=["edited", "deleted"],
+)
+def test_what_somebody_else_did_meanwhile_stands(server: Server, queue: dict[str, Any], told: str) -> None:
+    server.put(RESEARCH, research())
+    server.fail("PUT", RESEARCH, meanwhile(server, queue))
+    with pytest.raises(Conflict, match=told):
+        server.client().apply([HEAVIER])
+    assert server.objects[RESEARCH]["spec"] == queue["spec"]

@@ -1,0 +1,61 @@
+"""The key of all tokens: whoever leads again asks with the present one, which another leader may have made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+
+from aiohttp import web
+from tests.operator.serving import serve
+from tests.operator.test_leading import TIMES, Cluster, until
+
+from muster_operator.__main__ import Operator
+from muster_operator.collectors.tokens import token_of
+from muster_operator.kube.api import Api
+from muster_operator.kube.fence import Fence
+from muster_operator.kube.lease import Claim, Election
+from muster_operator.metrics import Metrics
+from muster_operator.settings import parse
+
+
+class Keys(Cluster):
+    """One whose Secret of the key is there."""
+
+    key = b"a" * 32
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and "/secrets/" in request.path:
+            return web.json_response({"data": {"key": base64.b64encode(self.key).decode()}})
+        return await super().answer(request)
+
+
+def operator(api: Api) -> tuple[Operator, Election]:
+    """An operator that asks collectors all the time."""
+    flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
+    settings = parse([*flags, "--collector-image", "x", "--beats-every-seconds", "0.05"])
+    election = Election(api, "ns", "muster-operator", Claim("me", TIMES))
+    return Operator(settings, api, Fence(election), Metrics()), election
+
+
+def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> None:
+    cluster = Keys()
+    cluster.lists.set()
+
+    async def play(api: Api) -> None:
+        (one, election), stop = operator(api), asyncio.Event()
+        tokens = one._writer.staffing.tokens
+        assert tokens is not None
+        running = asyncio.create_task(one.run(stop))
+        await until(lambda: tokens._key is not None)
+        assert tokens.token("u") == token_of(b"a" * 32, "u")
+        cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
+        await until(lambda: not election.may_write())
+        cluster.key = b"b" * 32  # the Secret was deleted, and made anew
+        cluster.take({"leaseDurationSeconds": 1})  # and the Lease is given back
+        await until(lambda: cluster.holder == "me" and one._fence())
+        await until(lambda: tokens._key is not None)
+        stop.set()
+        await running
+        assert tokens.token("u") == token_of(b"b" * 32, "u")
+
+    serve(cluster, play)
