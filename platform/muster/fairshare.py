@@ -7,7 +7,9 @@ the while) but shown to the planner as of the last tick, every 60 s, so that a p
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ Cell: TypeAlias = tuple[str, str, str]
 """(leaf queue, flavor, resource)"""
 
 _NEGLIGIBLE = 1e-3  # resource-seconds
+_REMEMBERED = 10_000  # jobs that take nothing now
 
 
 def decayed(value: float, rate: float, elapsed_s: float, half_life_s: float) -> float:
@@ -31,9 +34,19 @@ def decayed(value: float, rate: float, elapsed_s: float, half_life_s: float) -> 
 
 @dataclass(slots=True)
 class _Count:
+    """`value` as of `at`. `rate` is the sum of what jobs are charged: whoever makes the value anew keeps it."""
+
     value: float
     at: float
-    rate: float = 0.0
+    rate: int = 0
+
+
+@dataclass(slots=True)
+class _Sight:
+    """A queue as it was first seen: which one, and until when its usage was written down (-inf: it was not)."""
+
+    uid: str  # empty: it could not be read
+    written_until: float
 
 
 @dataclass(slots=True)
@@ -44,37 +57,69 @@ class FairShare:
     _charges: dict[str, Mapping[Cell, int]] = field(default_factory=dict)  # by job uid
     _half_lives: dict[str, float] = field(default_factory=dict)  # by queue
     _named: frozenset[tuple[str, str]] = frozenset()  # (flavor, resource) that some queue limits
-    _loaded_at: dict[str, float] = field(default_factory=dict)  # by queue: until when its written usage counts
+    _sights: dict[str, _Sight] = field(default_factory=dict)  # by queue
+    _ends: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job uid: until when it was counted
     _tick: float = -math.inf
     _published: tuple[Usage, ...] = ()
 
-    def look_at_queues(self, queues: Iterable[spec.Queue]) -> None:
-        """Half-lives and named resources as they are now; what a queue's status says is taken over at first sight."""
+    def look_at_queues(self, queues: Iterable[spec.Queue], now: float) -> None:
+        """Half-lives and named resources as they are from now on. At its first sight a queue has used what its status
+        says; the count goes on from there, whatever anybody writes later. One that was deleted and created anew begins
+        anew."""
         by_name = {queue.metadata.name: queue for queue in queues}
-        self._half_lives = {name: float(_root(name, by_name).spec.half_life_seconds) for name in by_name}
+        half_lives = {name: float(_root(name, by_name).spec.half_life_seconds) for name in by_name}
+        for cell in self._counts:
+            if half_lives.get(cell[0]) != self._half_lives.get(cell[0]):
+                self._advance(cell, now)
+        self._half_lives = half_lives
         self._named = frozenset(
             (entry.flavor, resource)
             for queue in by_name.values()
             for entry in queue.spec.resources
             for resource in (*entry.guaranteed, *entry.limit, *entry.lend)
         )
-        for name, queue in by_name.items():
-            written = queue.status.fair_share
-            if name in self._loaded_at or written is None:
-                continue
-            self._loaded_at[name] = written.at
-            for usage in written.usage:
-                self._counts[name, usage.flavor, usage.resource] = _Count(usage.resource_seconds, written.at)
+        fresh = [queue for queue in by_name.values() if self._is_fresh(queue)]
+        self._forget({queue.metadata.name for queue in fresh} | (self._sights.keys() - by_name.keys()), now)
+        for queue in fresh:
+            self._begin(queue, now)
+
+    def _is_fresh(self, queue: spec.Queue) -> bool:
+        """Whether this is its first sight."""
+        seen, uid = self._sights.get(queue.metadata.name), queue.metadata.uid
+        if seen is None:
+            return True
+        seen.uid = seen.uid or uid
+        return uid not in ("", seen.uid)
+
+    def _begin(self, queue: spec.Queue, now: float) -> None:
+        name, written = queue.metadata.name, queue.status.fair_share
+        until = -math.inf if written is None else min(now, written.at)  # clocks differ
+        self._sights[name] = _Sight(queue.metadata.uid, until)
+        for usage in () if written is None else written.usage:
+            count = self._counts.setdefault((name, usage.flavor, usage.resource), _Count(0.0, now))
+            count.value = decayed(max(0.0, usage.resource_seconds), 0, now - until, self._half_lives[name])
+
+    def _forget(self, queues: AbstractSet[str], now: float) -> None:
+        """These are gone. What still runs there counts from now on, for the next one of the name."""
+        for name in queues:
+            self._sights.pop(name, None)
+        for cell, count in list(self._counts.items()):
+            if cell[0] in queues:
+                del self._counts[cell]
+                if count.rate:
+                    self._counts[cell] = _Count(0.0, now, count.rate)
+        if any(usage.queue in queues for usage in self._published):
+            self._published = tuple(usage for usage in self._published if usage.queue not in queues)
 
     def charge(
         self, uid: str, queue: str, placement: Placement, roles: Iterable[Role], since: float, now: float
     ) -> None:
-        """From `since` (not before what was taken over) the job takes this room; an empty placement ends it."""
+        """From `since` the job takes this room, as far as that is not counted yet; an empty placement ends it."""
         charge = _charge(queue, placement, roles)
         old = self._charges.get(uid, {})
         if charge == old:
             return
-        start = min(now, max(since, self._loaded_at.get(queue, -math.inf))) if not old else now
+        start = now if old else min(now, max(since, self._counted_until(uid, queue)))
         for cell in {*charge, *old}:
             amount = charge.get(cell, 0)
             count = self._advance(cell, now)
@@ -84,7 +129,16 @@ class FairShare:
         if charge:
             self._charges[uid] = charge
         else:
-            self._charges.pop(uid, None)
+            del self._charges[uid]
+            self._ends[uid] = now
+            if len(self._ends) > _REMEMBERED:
+                self._ends.popitem(last=False)
+
+    def _counted_until(self, uid: str, queue: str) -> float:
+        """Before this the job was counted already: by whoever wrote the queue's status, or here, if its end was not
+        written after all or it was out of sight for a while."""
+        seen = self._sights.get(queue)
+        return max(self._ends.pop(uid, -math.inf), -math.inf if seen is None else seen.written_until)
 
     def end(self, uid: str, now: float) -> None:
         """The job takes nothing any more; it is gone."""
@@ -116,6 +170,10 @@ class FairShare:
     def busy(self) -> bool:
         """True while any job is charged."""
         return bool(self._charges)
+
+    def charged(self) -> frozenset[str]:
+        """The uids of jobs that are charged now."""
+        return frozenset(self._charges)
 
     def _value(self, cell: Cell, count: _Count, at: float) -> float:
         return decayed(count.value, count.rate, at - count.at, self._half_life(cell))

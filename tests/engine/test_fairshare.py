@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 def shares(half_life_s: int = 3600) -> FairShare:
     one = FairShare()
-    one.look_at_queues([queue(halfLifeSeconds=half_life_s)])
+    one.look_at_queues([queue(halfLifeSeconds=half_life_s)], 0.0)
     return one
 
 

@@ -24,7 +24,7 @@ from muster.lifecycle import Bounds, from_status, is_admitted
 from muster.model import Decision, Snapshot, Wait
 from muster.scheduling import MUSTER, Policy, plan
 from muster.snapshot import Cache, build
-from muster.spec import TrainingJob, TrainingJobStatus
+from muster.spec import QueueSpec, TrainingJob, TrainingJobStatus
 
 NEWS_S = 60.0  # positions, estimates and usage are written at most this often
 
@@ -52,6 +52,7 @@ class Round:
 class _Memory:
     """What lets a round look only at what changed. Losing it costs time, nothing else."""
 
+    blank: bool = True  # nothing was looked at yet
     changes: Changes = field(default_factory=Changes)
     alarms: Alarms = field(default_factory=Alarms)
     jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
@@ -59,7 +60,7 @@ class _Memory:
     again: set[str] = field(default_factory=set)  # whose writes did not all happen
     node_views: tuple[NodeView, ...] | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    queues: tuple[object, ...] = ()
+    queues: tuple[tuple[QueueSpec, str, str], ...] | None = None  # with names and uids
 
 
 class Engine:
@@ -116,7 +117,15 @@ class Engine:
             self._news.forget(uid)
 
     def decide(self, world: World) -> Round:
-        """What to write now, in order."""
+        """What to write now, in order. When it fails, the next round looks at everything."""
+        try:
+            return self._decide(world)
+        except BaseException:
+            self._cache, self._plan_memo = Cache(), None
+            self.recheck()
+            raise
+
+    def _decide(self, world: World) -> Round:
         now, memory = world.now, self._memory
         changed = self._look(world)
         desk = Desk(world, memory.jobs, memory.nodes, self._bounds)
@@ -153,13 +162,16 @@ class Engine:
         everyone = self._look_at_nodes(world)
         self._look_at_queues(world)
         difference = memory.changes.since_last(world.jobs, world.pods, world.beats)
-        if difference.gone:
-            self._forget(difference.gone, world.now)
+        gone = difference.gone
+        if memory.blank:  # whoever went meanwhile is in no difference
+            gone = (self._shares.charged() | self._news.known()) - {job.metadata.uid for job in world.jobs}
+            memory.blank = False
+        self._forget(gone, world.now)
         for job in difference.jobs:
             memory.jobs[job.metadata.uid] = job
             (memory.promises.add if _promises(job.status) else memory.promises.discard)(job.metadata.uid)
-        due = {*memory.alarms.due(world.now), *memory.again} & memory.jobs.keys()
-        memory.again.clear()
+        again = {memory.again.pop() for _ in range(len(memory.again))}  # another thread may add to it just now
+        due = {*memory.alarms.due(world.now), *again} & memory.jobs.keys()
         if everyone:
             return [job.metadata.uid for job in world.jobs]
         fresh = [job.metadata.uid for job in difference.jobs]
@@ -179,11 +191,12 @@ class Engine:
         )
 
     def _look_at_queues(self, world: World) -> None:
-        specs = tuple(queue.spec for queue in world.queues)
+        queues = tuple((queue.spec, queue.metadata.name, queue.metadata.uid) for queue in world.queues)
         known = self._memory.queues
-        if len(specs) != len(known) or any(a is not b for a, b in zip(specs, known, strict=True)):
-            self._memory.queues = specs
-            self._shares.look_at_queues(world.queues)
+        if known is not None and len(queues) == len(known) and all(map(_same_queue, queues, known)):
+            return
+        self._memory.queues = queues
+        self._shares.look_at_queues(world.queues, world.now)
 
     def _forget(self, gone: Iterable[str], now: float) -> None:
         for uid in gone:
@@ -222,6 +235,10 @@ class Engine:
 
 def _promises(status: TrainingJobStatus | None) -> bool:
     return status is not None and (status.hold is not None or status.eviction is not None)
+
+
+def _same_queue(a: tuple[QueueSpec, str, str], b: tuple[QueueSpec, str, str]) -> bool:
+    return a[0] is b[0] and a[1:] == b[1:]
 
 
 def _health(view: NodeView) -> tuple[object, ...]:

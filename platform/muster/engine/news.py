@@ -59,6 +59,10 @@ class News:
             return None, ("", None, None)
         return condition.reason, (condition.message, status.queue_position, status.estimated_start)
 
+    def known(self) -> frozenset[str]:
+        """The uids of jobs that wait, as far as anything was written of them."""
+        return frozenset(self._written_at.keys() | self._told.keys())
+
     def doubt(self) -> None:
         """What was written last may not have arrived."""
         self._told.clear()

@@ -260,15 +260,14 @@ class LocalCluster:
         self._store.remove(job)
 
     def finish_deletions(self) -> None:
-        """Let go of queues that were deleted and that no unfinished job and no queue names any more. Inside a
-        transaction."""
-        leaving = [queue for queue in self._store.queues.values() if queue.metadata.deletion_timestamp is not None]
-        if leaving:
-            named = {job.spec.queue for job in self._store.jobs.values() if not is_finished(job.status)}
-            for queue in leaving:
-                below = any(other.spec.parent == queue.metadata.name for other in self._store.queues.values())
-                if queue.metadata.name not in named and not below:
-                    self._store.remove(queue)
+        """Let go of queues that were deleted and that no unfinished job and no queue names any more: with its last
+        child goes the parent. Inside a transaction."""
+        queues, jobs = self._store.queues, self._store.jobs.values()
+        leaving = {name: queue for name, queue in queues.items() if queue.metadata.deletion_timestamp is not None}
+        named = {job.spec.queue for job in jobs if not is_finished(job.status)} if leaving else set[str]()
+        while going := leaving.keys() - named - {queue.spec.parent for queue in queues.values()}:
+            for name in sorted(going):
+                self._store.remove(leaving.pop(name))
 
     def _forget_folders(self, uids: Iterable[str]) -> None:
         """Remove what shims and daemon told each other; the run folder stays, checkpoints and all."""

@@ -1,0 +1,91 @@
+"""What an engine forgets, because it cannot tell what was written or because a round failed, is never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.engine.worlds import flavor, job, nodes, queue, settle
+
+from muster.cluster import RemoveJob, World, Write
+from muster.engine import Engine
+from muster.errors import Conflict
+from muster.lifecycle import find
+from muster.simulate import SimCluster, Work
+
+
+class Contended(SimCluster):
+    """Somebody is quicker in every round that removes a job, after it did."""
+
+    def apply(self, writes: Sequence[Write]) -> None:
+        super().apply(writes)
+        if any(isinstance(write, RemoveJob) for write in writes):
+            raise Conflict("another job changed meanwhile")
+
+
+class Broken(dict[str, Any]):
+    """Nothing can be looked up in it."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        raise RuntimeError(f"cannot look up {key}")
+
+
+def without(world: World, part: str) -> World:
+    """The world with a part that nothing can be looked up in."""
+    broken: dict[str, Any] = {part: Broken()}
+    return replace(world, **broken)
+
+
+def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster.submit(job("a"), Work(100_000.0))
+    engine = Engine(cluster)
+    settle(engine, cluster, until=30)
+    assert engine._shares.busy
+    engine.recheck()
+    world = cluster.observe()
+    engine.decide(replace(world, jobs=(), pods={}, beats={}, now=world.now + 1))
+    assert not engine._shares.busy
+
+
+def test_usage_ends_with_a_job_that_goes_in_the_very_round_whose_writes_do_not_all_happen() -> None:
+    cluster = Contended(nodes(4), [flavor()], [queue(gpus=32)])
+    uid = cluster.submit(job("a"), Work(100_000.0))
+    engine = Engine(cluster)
+    settle(engine, cluster, until=30)
+    cluster.delete(uid)
+    settle(engine, cluster, until=400)
+    assert not cluster.has_job(uid)
+    assert not engine._shares.busy
+
+
+def test_news_of_a_job_that_goes_while_the_engine_forgot_what_it_knew_are_forgotten() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    for name in ("a", "b"):
+        cluster.submit(job(name), Work(100_000.0))
+    engine = Engine(cluster)
+    settle(engine, cluster, until=30)
+    assert engine._news.known() == {"uid-default-b"}
+    engine.recheck()
+    assert engine._news.known() == {"uid-default-b"}, "when they were written still counts"
+    world = cluster.observe()
+    engine.decide(replace(world, jobs=world.jobs[:1]))
+    assert engine._news.known() == frozenset()
+
+
+@pytest.mark.parametrize("part", ["beats", "rejections"])
+def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
+    """Lives are looked at with beats, the planner's world is made with rejections."""
+    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first, *_ = (cluster.submit(job(name, 1), Work(100_000.0)) for name in ("a", "b", "c"))
+    settle(engine, cluster, until=30)
+    cluster.edit(first, cancel=True)
+    fresh = cluster.submit(job("d", 1), Work(100_000.0))
+    with pytest.raises(RuntimeError, match="cannot look up"):
+        engine.decide(without(cluster.observe(), part))
+    settle(engine, cluster, until=100)
+    assert [cluster.job(uid).status.phase for uid in cluster.uids()] == ["Failed", "Running", "Running", "Pending"]
+    assert find(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"

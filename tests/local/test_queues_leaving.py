@@ -1,0 +1,40 @@
+"""Queues that were deleted, and go once nobody needs them any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.local.small import shell_job
+
+from muster import spec
+from muster.cluster import WriteStatus
+from muster.lifecycle.conditions import COMPLETE
+from muster.lifecycle.moves import finish
+from muster.local.boot import Parts, assemble
+from muster.local.home import open_home
+
+
+def a_queue(name: str, parent: str | None = None) -> spec.Queue:
+    wanted: dict[str, Any] = {"parent": parent, "namespaceSelector": {}, "resources": [{"flavor": "local"}]}
+    return spec.Queue.model_validate({"metadata": {"name": name}, "spec": wanted})
+
+
+def complete(parts: Parts, job: spec.TrainingJob) -> None:
+    """As the engine writes it."""
+    now = parts.store.jobs[job.metadata.uid]
+    status = finish(now.status, COMPLETE, "Completed", "it is over", 1.0)
+    parts.cluster.apply([WriteStatus(job.metadata.uid, status, now.metadata.resource_version)])
+
+
+def test_with_the_last_job_of_a_queue_its_parents_go_too(home: Path) -> None:
+    parts = assemble(open_home(home), "1x8", None)
+    tree = ("company", "research", "vision")
+    parts.service.apply([a_queue("company"), a_queue("research", "company"), a_queue("vision", "research")])
+    first, last = parts.service.submit([shell_job(name, "true", queue="vision") for name in ("a", "b")], dry_run=False)
+    parts.service.delete_all([("Queue", name, "default") for name in reversed(tree)])
+    complete(parts, first)
+    assert set(tree) <= parts.store.queues.keys(), "a job needs them"
+    complete(parts, last)
+    assert parts.store.queues.keys().isdisjoint(tree)
+    parts.store.close()

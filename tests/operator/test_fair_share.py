@@ -1,0 +1,112 @@
+"""Fair-share usage in whole rounds of the operator, with what watches bring of queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.operator.objects import pod_seen, read
+from tests.operator.serving import Rounds, Server, admitted, serve
+
+from muster_operator.kube.api import Api
+from muster_operator.labels import IN_USE
+from muster_operator.sight.shapes import Document
+
+GPU = "nvidia.com/gpu"
+
+
+def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> Document:
+    """With a guarantee, so that usage is counted; nothing fades while a test lasts."""
+    meta = {"name": name, "uid": uid, "resourceVersion": str(version), "finalizers": [IN_USE]}
+    quota = {
+        "namespaceSelector": {},
+        "halfLifeSeconds": 10**7,
+        "resources": [{"flavor": "f", "guaranteed": {GPU: "8"}}],
+    }
+    return read(Document, {"metadata": meta, "spec": quota | fields})
+
+
+class Counted:
+    """A leader whose clock is set by hand, and a job that takes two GPUs of the queue `research`."""
+
+    def __init__(self, api: Api, server: Server) -> None:
+        self.server = server
+        self.rounds = Rounds(api)
+        self.began = self.now = self.rounds.sight._clock()
+        self.rounds.sight._clock = lambda: self.now
+        self.queues = self.rounds.sight.queues
+        self.see("research")
+        self.rounds.submit("llama", 7, {**admitted(), "admittedAt": "2026-11-21T10:00:10Z"})
+        ready = [{"type": "Ready", "status": "True"}]
+        for index in (0, 1):
+            self.rounds.sight.pods.put(
+                pod_seen(owner="uid-llama", version=8 + index, seat=(index, 0), conditions=ready)
+            )
+
+    def see(self, name: str, uid: str = "1", **fields: Any) -> None:
+        """A watch brings the queue as somebody wrote it just now."""
+        self.server.version += 1
+        self.queues.put(queue_seen(name, self.server.version, uid, **fields))
+
+    async def after(self, elapsed_s: float) -> None:
+        self.now += elapsed_s
+        await self.rounds.round()
+
+    @property
+    def written(self) -> dict[float, float]:
+        """GPU-seconds in the status of the queue, by how many seconds after the beginning they are of."""
+        queue = self.queues.get("research")
+        assert queue is not None
+        status = queue.status.fair_share
+        if status is None:
+            return {}
+        (gpus,) = (one.resource_seconds for one in status.usage if one.resource == GPU)
+        return {status.at - self.began: gpus}
+
+
+def play(story: Callable[[Counted], Any]) -> None:
+    server = Server()
+
+    async def told(api: Api) -> None:
+        counted = Counted(api, server)
+        await counted.after(0.0)
+        await counted.after(70.0)
+        assert counted.written == {70.0: pytest.approx(140.0, rel=1e-3)}
+        await story(counted)
+
+    serve(server, told)
+
+
+def test_a_new_queue_elsewhere_does_not_stop_the_count_of_what_runs() -> None:
+    async def story(counted: Counted) -> None:
+        counted.see("another")
+        await counted.after(10.0)
+        await counted.after(60.0)
+        assert counted.written == {140.0: pytest.approx(280.0, rel=1e-3)}
+
+    play(story)
+
+
+def test_an_edit_of_the_queue_does_not_stop_the_count_of_what_runs() -> None:
+    async def story(counted: Counted) -> None:
+        counted.see("research", weight=3)
+        await counted.after(10.0)
+        await counted.after(60.0)
+        assert counted.written == {140.0: pytest.approx(280.0, rel=1e-3)}
+
+    play(story)
+
+
+@pytest.mark.parametrize("told_of_the_end", [True, False])
+def test_a_queue_that_was_deleted_and_created_anew_begins_anew(told_of_the_end: bool) -> None:
+    async def story(counted: Counted) -> None:
+        if told_of_the_end:
+            counted.queues.drop(queue_seen("research", counted.server.version))
+        counted.see("research", uid="2")
+        await counted.after(10.0)
+        assert counted.written == {}
+        await counted.after(60.0)
+        assert counted.written == {140.0: pytest.approx(120.0, rel=1e-3)}
+
+    play(story)
