@@ -34,7 +34,7 @@ WHOLE = Resources.of({GPU: GPUS_A_NODE, "cpu": 8_000, "memory": 1 << 35, "pods":
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """One plan, with the memo of the plan before the gang came."""
+    """One plan, with the memo of the plan before the gang came; the seconds are of this process."""
 
     case: str
     nodes: int
@@ -73,9 +73,9 @@ def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
     memo = plan(world).memo
     owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
     world = replace(world, now=world.now + 1, waiting=(owner,))
-    began = time.perf_counter()
+    began = time.process_time()
     made = plan(world, memo)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     victims = sum(isinstance(decision, Evict) for decision in made.decisions)
     in_vain = not any(isinstance(decision, HoldRoom) for decision in made.decisions)
     assert in_vain == (victims == 0) == case.endswith("in vain"), f"{case}: {victims} victims"
