@@ -168,7 +168,7 @@ def max_runtime_ends_a_job(h: Harness) -> None:
 
 
 def a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again(h: Harness) -> None:
-    uid = h.submit(job("a", startTimeoutSeconds=1), Script(stuck=(0,)))
+    uid = h.submit(job("a", startTimeoutSeconds=3), Script(stuck=(0,)))
     reach(h, uid, "Succeeded")
     status = status_of(h, uid)
     assert (status.attempt, status.restarts) == (1, 1)
