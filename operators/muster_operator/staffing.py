@@ -138,7 +138,8 @@ class Staffing:
         try:
             await self.api.delete(path, msgspec.json.encode(options))
         except ApiError as error:
-            if error.code in (404, 409):  # there is nothing of that name and uid any more
+            if error.code in (404, 409):  # there is nothing of that name and uid any more, as the watch will tell
+                self.sight.pods.deleted(pod)
                 return
             if concerns_everybody(error):
                 raise

@@ -259,7 +259,7 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
             view = replace(view, deleting=False)  # it had ended before it was told to
-        elif told and not ended:
+        elif told and (before.ended or not ended):
             view = replace(view, deleting=True)  # as it was a moment before
         if before.view == view:
             view = before.view

@@ -1,0 +1,63 @@
+"""Pods of an attempt that is over and that are to go: however their end and our delete fall together, they go."""
+
+from __future__ import annotations
+
+import pytest
+from tests.operator.objects import pod_seen
+from tests.operator.serving import Rounds, Server, admitted, serve
+
+from muster_operator.kube.api import Api
+
+OWNER = "uid-llama"
+ENDED_AT = "2026-11-21T10:00:07Z"
+
+
+async def going_on(rounds: Rounds) -> None:
+    """Some rounds, each a while after the one before."""
+    for _ in range(6):
+        now = rounds.sight._clock() + 30.0
+        rounds.sight._clock = lambda now=now: now  # type: ignore[misc]
+        await rounds.round()
+
+
+def waits(rounds: Rounds, version: int) -> None:
+    """A job in attempt 1, of whose attempt 0 a failed pod is left."""
+    rounds.submit("llama", 7, {**admitted(), "attempt": 1})
+    rounds.sight.pods.put(pod_seen("", version, owner=OWNER, phase="Failed"))
+
+
+def test_a_pod_that_somebody_else_deleted_first_keeps_no_attempt_from_starting() -> None:
+    server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        waits(rounds, 8)
+        await rounds.round()
+        rounds.sight.pods.drop(pod_seen("", 9, owner=OWNER, phase="Failed"))
+        await going_on(rounds)
+        assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
+
+    serve(server, story)
+
+
+@pytest.mark.parametrize("round_between", [False, True])
+def test_news_of_a_pod_from_before_we_deleted_it_brings_it_not_back(round_between: bool) -> None:
+    server = Server()
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        waits(rounds, 8)
+        await rounds.round()
+        unready = [{"type": "Ready", "status": "False"}]
+        rounds.sight.pods.put(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
+        if round_between:
+            await rounds.round()
+        last = pod_seen("", server.version + 5, owner=OWNER, phase="Failed")
+        last.metadata.deletion_timestamp = ENDED_AT
+        rounds.sight.pods.put(last)
+        rounds.sight.pods.drop(last)
+        await going_on(rounds)
+        assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
+        assert server.count("DELETE") == 1
+
+    serve(server, story)
