@@ -131,7 +131,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "PATCH" and isinstance(self.body, list):
             changed, wrong = _patched(there, self.body)
             if wrong:
-                return 422, _invalid("", f"testing value {wrong} failed: test failed")
+                told = "the server rejected our request due to an error in our request"
+                return 422, {"kind": "Status", "reason": "Invalid", "message": told, "details": {}}
             there = changed if dry else self.kept.put(path, changed)
         elif self.command == "PATCH":
             meta = self.body.get("metadata", {})
@@ -176,8 +177,8 @@ def _invalid(field: str, told: str) -> Json:
     return {"kind": "Status", "reason": "Invalid", "details": {"causes": [{"field": field, "message": told}]}}
 
 
-def _patched(there: Json, steps: list[Json]) -> tuple[Json, str]:
-    """The object after tests and replacements, and the path of a test that failed."""
+def _patched(there: Json, steps: list[Json]) -> tuple[Json, bool]:
+    """The object after tests and replacements, and whether a test failed."""
     changed = copy.deepcopy(there)
     for step in steps:
         *keys, last = (int(key) if key.isdigit() else key for key in step["path"].split("/")[1:])
@@ -185,10 +186,10 @@ def _patched(there: Json, steps: list[Json]) -> tuple[Json, str]:
         for key in keys:
             holder = holder[key]
         if step["op"] == "test" and holder[last] != step["value"]:
-            return there, step["path"]
+            return there, True
         if step["op"] == "replace":
             holder[last] = step["value"]
-    return changed, ""
+    return changed, False
 
 
 def answered(handler: Handler) -> None:

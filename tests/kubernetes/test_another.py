@@ -69,7 +69,7 @@ def test_a_followed_log_ends(server: Server) -> None:
         del server.objects[pod]
 
     server.fail("GET", f"{pod}/log", another(server, deleted))
-    follow = Excerpt(follow=True, until=time.time() + 3.0)  # or it would wait for the end of the other job
+    follow = Excerpt(follow=True, until=time.time() + 60.0)  # or it would wait for the end of the other job
     assert list(server.client().log_lines("llama", "default", "trainer", 0, follow)) == ["first"]
     assert server.asked.count(("GET", LLAMA)) == 3
 

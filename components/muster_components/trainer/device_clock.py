@@ -111,7 +111,7 @@ class DeviceClock:
         self._mind_a_fork()
         try:
             self._began = self._event(optimizer) if self._usable else None
-        except RuntimeError:
+        except Exception:  # whatever a script does with its optimizers
             self._usable = False
 
     def last(self) -> list[Metrics]:
@@ -136,7 +136,7 @@ class DeviceClock:
                 lines.append(oldest.timed())
                 self._ahead.popleft()
                 wait = False
-        except RuntimeError:
+        except Exception:  # whatever a script does with its optimizers
             self._usable = False
         return lines if self._usable else lines + self._given_up()
 

@@ -319,8 +319,8 @@ class Jobs:
     def _complaint(self, known: KnownJob) -> str | None:
         """Why it gets no room again: its spec is from before an edit that cannot be read. One with room is told so
         beforehand, since it may lose it and be placed anew within one round; what it is promised it may still take."""
-        one = self.broken.get(known.key) if self.broken else None
-        if one is None or one.metadata.uid != known.uid or known.job.status.hold is not None:
+        one, status = self.broken.get(known.key) if self.broken else None, known.job.status
+        if one is None or one.metadata.uid != known.uid or status.hold is not None or is_finished(status):
             return None
         return f"it cannot be read: {one.complaint}"
 

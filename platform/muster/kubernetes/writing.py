@@ -14,7 +14,7 @@ from muster.kubernetes import overview, paths
 from muster.kubernetes.access import DEFAULT_NAMESPACE
 from muster.kubernetes.connection import DRY_RUN, JSON_PATCH, MERGE_PATCH, Connection, Json
 from muster.kubernetes.deleting import named
-from muster.kubernetes.identity import TESTS_UID, staying_with
+from muster.kubernetes.identity import another, staying_with
 from muster.kubernetes.reading import WRONG_VERSION, manifest, read, reads_alike
 from muster.spec import Flavor, Queue, TrainingJob
 
@@ -72,12 +72,16 @@ def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int])
     if not patch:
         return job
     path = paths.one("TrainingJob", name, namespace)
-    this = {"op": "test", "path": TESTS_UID, "value": job.metadata.uid}
+    this = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
     try:
-        with staying_with(named(_result(job.kind, namespace, name, ""))):
-            return read(TrainingJob, connection.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
-    except InvalidSpec as error:
-        if "testing value" in str(error):
+        return read(TrainingJob, connection.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
+    except InvalidSpec as error:  # of a test that fails the server says no more than that
+        if error.field:
+            raise
+        there = overview.job(connection, name, namespace)
+        if there.metadata.uid != job.metadata.uid:
+            raise another(named(_result(job.kind, namespace, name, ""))) from error
+        if [role.name for role in there.spec.roles] != [role.name for role in job.spec.roles]:
             raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
         raise
 
