@@ -13,7 +13,6 @@ from muster.model import Admit, Decision, Evict, Gang, HoldRoom, Placement, Resi
 from muster.quota import Amounts
 from muster.scheduling.backfill import Promises
 from muster.scheduling.departures import Departure, gone_by, tie_of
-from muster.scheduling.evict import Freed
 from muster.scheduling.fit import Fit
 from muster.scheduling.grow import Growth
 from muster.scheduling.holds import Held, named
@@ -21,6 +20,7 @@ from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, charge_of, placed_load
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.room import Load
+from muster.scheduling.search import Freed
 from muster.scheduling.shape import Request
 from muster.scheduling.victims import Victim
 

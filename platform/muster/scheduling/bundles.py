@@ -15,8 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from muster.scheduling.nodes import BoolArray
-from muster.scheduling.room import Load, PodKind, Room
+from muster.scheduling.nodes import BoolArray, NodeTable
+from muster.scheduling.room import Load, PodKind, Room, fitting
+from muster.scheduling.shape import Option
 from muster.scheduling.victims import Victim
 
 _Cost: TypeAlias = tuple[bool, int, float, int]  # does anybody leave, highest priority, lost work, how many
@@ -25,12 +26,19 @@ _Line: TypeAlias = tuple[int, int, _Amounts]  # row, place of the victim in the 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Room for one more pod of a kind, on a row of the node table."""
+
+    pod: PodKind
+    row: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """Victims who are asked together or not at all, for one more pod on a row of the node table; None: for whatever
-    the one of them frees."""
+    """Victims who are asked together or not at all, for what is `wanted`; None: for whatever the one of them frees."""
 
     members: tuple[Victim, ...]
-    row: int | None = None
+    wanted: Wanted | None = None
 
 
 def alone(victims: Iterable[Victim]) -> Iterator[Bundle]:
@@ -38,11 +46,22 @@ def alone(victims: Iterable[Victim]) -> Iterator[Bundle]:
     return (Bundle((victim,)) for victim in victims)
 
 
+def hardest(table: NodeTable, option: Option) -> PodKind:
+    """The kind of pod of a gang of which the fewest would fit the empty nodes."""
+
+    def fit_empty(pod: PodKind) -> int:
+        span = table.flavors[pod.flavor]
+        return int(fitting(table, pod, table.empty[span.start : span.stop]).sum())
+
+    return min((pod for spot in option.spots for pod in spot.pods), key=fit_empty)
+
+
 class Bundles:
     """All bundles for one kind of pod. `victims` are in the order to ask; `room` is what is free before any left."""
 
     def __init__(self, victims: Sequence[Victim], room: Room, pod: PodKind) -> None:
         self._victims = victims
+        self._pod = pod
         self._priced: list[tuple[_Cost, int, list[int]]] = []
         columns = [(room.table.columns[name], amount) for name, amount in pod.request if name in room.table.columns]
         asked = [amount for _, amount in columns]
@@ -60,7 +79,7 @@ class Bundles:
         for _, row, members in self._priced:
             if region[row]:
                 bundled.update(members)
-                yield Bundle(tuple(self._victims[i] for i in members), row)
+                yield Bundle(tuple(self._victims[i] for i in members), Wanted(self._pod, row))
         yield from alone(victim for i, victim in enumerate(self._victims) if i not in bundled)
 
     def _price(self, row: int, found: Iterable[list[int]]) -> None:
