@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import secrets
 import signal
 import sys
 import time
@@ -13,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from muster import garbage
 from muster.engine import dump
 from muster.errors import ClusterError, MusterError
 from muster.lifecycle import Bounds
@@ -21,7 +24,8 @@ from muster_operator.collectors.rounds import Asking
 from muster_operator.collectors.tokens import Tokens
 from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
-from muster_operator.kube.api import Api, Limits
+from muster_operator.keys import Key
+from muster_operator.kube.api import Api, ApiError, Limits
 from muster_operator.kube.connect import Endpoint, connect
 from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import Claim, Election
@@ -31,15 +35,19 @@ from muster_operator.manifests.pods import PodChoices
 from muster_operator.metrics import Metrics
 from muster_operator.outbox import Outbox
 from muster_operator.podgroups import PodGroups
+from muster_operator.refusals import FORBIDDEN, concerns_everybody
 from muster_operator.run import Leader
 from muster_operator.serve import Answers, Server
 from muster_operator.settings import Settings, parse
+from muster_operator.sight.admission import Seal
 from muster_operator.sight.world import Sight
 from muster_operator.traces import Traces
 from muster_operator.watching import Watching
 from muster_operator.writer import Writer
 
 _LOG = logging.getLogger("muster.operator")
+_KEY_AGAIN_S = 0.5
+_KEY_PATIENCE_S = (3.0, 60.0)  # the second where it may be over, or would cost pods that run
 _LEASE_CALLS = Limits(in_flight=2, per_s=20.0, burst=20)
 
 
@@ -66,6 +74,8 @@ class Operator:
         doubts = Doubts(api, self._sight)
         self._writer = Writer(api, self._sight, self._dry_runs, doubts, self._outbox, choices, settings.identity)
         self._writer.wrote = self._accounts.wrote
+        key_name = f"{settings.lease_name}-admission-key"
+        self._key = Key(api, settings.namespace, key_name, "the key of admissions that pods tell")
         self._writer.staffing.groups = self._groups = PodGroups(api) if settings.pod_groups else None
         self._leader = Leader(self._sight, self._writer, metrics, self._accounts, fence)
         self._asking = self._ask_collectors(api) if collectors.choices.image else None
@@ -131,6 +141,8 @@ class Operator:
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
                     self._writer.doubts.forget()
+                    self._writer.seal = None
+                    self._key.forget()
                     if self._asking is not None:
                         self._asking.tokens.forget()
                     self._watching.start()  # what was seen so far may lack what the last holder wrote
@@ -139,17 +151,49 @@ class Operator:
                 continue  # somebody else led while we listed
             self._fence.enter(listed_for)
             self._outbox.clear()
-            await self._leader.lead()
-            self._accounts.rest()
+            if await self._begin_term():
+                await self._leader.lead()
+                self._accounts.rest()
             if self._election is not None:
                 self._election.notice()  # or we would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
+
+    async def _begin_term(self) -> bool:
+        """Have the key, so that it is known which pods tell the truth of their admission; whether we still lead.
+
+        Without the right to it, or with one that is none, statuses are written before pods, and no pod is believed.
+        Where that would stop pods it takes longer, since an API server that has just started may refuse anything.
+        """
+        began = time.monotonic()
+        while self._fence():
+            try:
+                await self._key.load()
+            except ClusterError as error:
+                if time.monotonic() - began >= self._key_patience_s(error):
+                    _LOG.warning("admissions are written before pods", extra={"why": str(error)})
+                    self._sight.begin(None)
+                    return True
+                _LOG.warning("not leading yet", extra={"why": str(error)})
+                await asyncio.sleep(_KEY_AGAIN_S)
+            else:
+                assert self._key.loaded is not None
+                if self._writer.seal is None:
+                    self._writer.seal = Seal(self._key.loaded, secrets.token_urlsafe(6))
+                self._sight.begin(self._writer.seal)
+                return True
+        return False
+
+    def _key_patience_s(self, error: ClusterError) -> float:
+        if not isinstance(error, ApiError) or concerns_everybody(error):
+            return math.inf
+        return _KEY_PATIENCE_S[0 if error.code in FORBIDDEN and not self._sight.is_told() else 1]
 
     def _ask_collectors(self, api: Api) -> Asking:
         """Collectors are asked, and what they say is decided about and told."""
         settings = self._settings
         key_name = f"{settings.lease_name}-collector-key"
-        tokens = Tokens(api, settings.collectors.choices, settings.namespace, key_name)
+        key = Key(api, settings.namespace, key_name, "the key of collectors")
+        tokens = Tokens(api, settings.collectors.choices, key)
         self._writer.staffing.tokens = tokens
         self._leader.bounds = Bounds(progress_news_s=settings.progress_s)
         self._leader.traces = Traces(self._sight, settings.collectors.choices)
@@ -166,7 +210,7 @@ class Operator:
 
     def _busy(self) -> bool:
         """Whether Events have to wait."""
-        return self._writer.busy > 0 or self._writer.api.spare() < 1.0 or self._leader.rush.on()
+        return self._writer.busy > 0 or self._writer.api.spare() < 1.0 or self._leader.rush.presses()
 
     def _failed(self, part: str) -> None:
         self._metrics.failures.add(1.0, (part,))
@@ -209,7 +253,7 @@ class Operator:
             self._accounts.scrape()
         else:
             self._accounts.rest()
-        self._metrics.leading.put({(): 1.0 if leads else 0.0})
+        self._metrics.leading.put({(): 1.0 if leads and self._leader.term is not None else 0.0})
         self._metrics.watch_version.put({(name,): float(at) for name, at in self._watching.versions().items()})
 
 
@@ -241,6 +285,7 @@ def main(argv: list[str]) -> int:
     """Run; the exit code."""
     settings = parse(argv)
     log_to_stderr(settings.log_level)
+    garbage.seldom()
     try:
         endpoint = connect(settings.kubeconfig, settings.context)
         _LOG.info("operator starts", extra={"server": endpoint.url, "identity": settings.identity})

@@ -11,14 +11,17 @@ from itertools import islice
 
 from muster.cluster import ObjectWrites, Phase
 
-_LONGEST_RUSH_S = 60.0
+_LONG_RUSH_S = 60.0
 _STANDSTILL_S = 2.0
+_SHARE, _LEAST_A_SECOND = 0.1, 10.0  # of all writes, in a rush that lasts
+_MOST_CREDIT = 256.0
 
 
 class Rush:
     """Whether somebody waits who is more pressing (`pressing`), and does not wait in vain: `progress` grows.
 
-    One that lasts counts no more after a minute, and one that stands still after 2 s: others wait as well.
+    One that stands still for 2 s is none. After a minute of one others may have a tenth of all writes, and ten a second
+    at least (`spares`): they wait as well.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Rush:
         self._since: float | None = None
         self._far = -1
         self._moved_at = 0.0
+        self._credit, self._credited_at = 0.0, 0.0
 
     def on(self) -> bool:
         """Whether what can wait should."""
@@ -41,7 +45,29 @@ class Rush:
             return False
         if self._since is None:
             self._since = self._moved_at = now
-        return now - self._since < _LONGEST_RUSH_S and now - self._moved_at < _STANDSTILL_S
+        return now - self._moved_at < _STANDSTILL_S
+
+    def presses(self) -> bool:
+        """Whether there is one that has not lasted for a minute yet: nothing else is written."""
+        return self.on() and self._since is not None and self._clock() - self._since < _LONG_RUSH_S
+
+    def wrote(self, count: int) -> None:
+        """So many were served."""
+        self._credit = min(_MOST_CREDIT, self._credit + _SHARE * count)
+
+    def spares(self, most: int) -> int:
+        """How many of those who can wait may be written now."""
+        if not self.on():
+            return most
+        now = self._clock()
+        if self.presses():
+            self._credit, self._credited_at = 0.0, now
+            return 0
+        self._credit = min(_MOST_CREDIT, self._credit + _LEAST_A_SECOND * (now - self._credited_at))
+        self._credited_at = now
+        count = min(most, int(self._credit))
+        self._credit -= count
+        return count
 
 
 class Backlog:
@@ -52,6 +78,9 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._waiting
 
     def add(self, items: Iterable[ObjectWrites]) -> None:
         """Write these when there is time."""

@@ -110,3 +110,5 @@ class Doubts:
                     self.sight.jobs.found(job)
         except ValueError:
             return  # the watch says what is wrong with it
+        except Exception:  # a bug that this object met: the watch leaves it out, and others are decided about
+            _LOG.exception("cannot be read", extra={"object": path})

@@ -30,7 +30,7 @@ from muster_operator.kube.api import Api, ApiError
 from muster_operator.kube.resources import PODS
 from muster_operator.manifests.pods import PodChoices, pod_manifest
 from muster_operator.refusals import FORBIDDEN, concerns_everybody
-from muster_operator.sight.jobs import KnownJob, Verdict
+from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.recent import MOST, Recent
 from muster_operator.sight.templates import Template
 

@@ -6,5 +6,6 @@ JOB = "muster.dev/job"
 ROLE = "muster.dev/role"
 INDEX = "muster.dev/index"
 ATTEMPT = "muster.dev/attempt"
+ADMITTED = "muster.dev/admitted"  # annotation of a pod whose job is admitted by its creation
 JOB_UID = "muster.dev/job-uid"  # names come again, uids do not: what a Service selects by
 IN_USE = "muster.dev/in-use"  # finalizer of a Queue that unfinished jobs may name

@@ -1,13 +1,13 @@
 """Events, written whenever nothing more pressing waits: they tell people, and nothing depends on them.
 
-At most so many wait; when there is no time for more, the oldest are dropped and counted.
+At most so many wait; when there is no time for more, the oldest are dropped and counted. One that would come too late
+to tell anybody anything is not sent: that a job was admitted, once it has ended (`Letter.instead`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,8 @@ class Letter:
 
     namespace: str
     manifest: dict[str, Any]
+    about: str = ""  # what it tells of whom
+    instead: str = ""  # what another one was about that is not sent any more if it waits still
 
 
 class Outbox:
@@ -39,26 +41,45 @@ class Outbox:
         self._api = api
         self._busy = busy
         self._dropped = dropped
-        self._letters: deque[Letter] = deque()
+        self._letters: dict[int, Letter] = {}  # oldest first
+        self._about: dict[str, int] = {}
+        self._added = 0
         self._filled = asyncio.Event()
 
     def add(self, letter: Letter) -> None:
         """Send it when there is time."""
         if len(self._letters) >= _MOST:
-            self._letters.popleft()
+            self._take()
             self._dropped()
-        self._letters.append(letter)
+        if letter.instead in self._about:
+            del self._letters[self._about.pop(letter.instead)]
+        self._added += 1
+        self._letters[self._added] = letter
+        if letter.about:
+            self._about[letter.about] = self._added
         self._filled.set()
 
     def clear(self) -> None:
         """Forget what was not sent: somebody else tells from now on."""
         self._letters.clear()
+        self._about.clear()
+
+    def waiting(self) -> list[Letter]:
+        """What was not sent yet, oldest first."""
+        return list(self._letters.values())
 
     async def run(self) -> None:
         """Send until cancelled."""
         async with asyncio.TaskGroup() as senders:
             for _ in range(_SENDERS):
                 senders.create_task(self._send())
+
+    def _take(self) -> Letter:
+        number = next(iter(self._letters))
+        letter = self._letters.pop(number)
+        if self._about.get(letter.about) == number:
+            del self._about[letter.about]
+        return letter
 
     async def _send(self) -> None:
         while True:
@@ -69,7 +90,7 @@ class Outbox:
                 await asyncio.sleep(_LOOK_S)
             if not self._letters:
                 continue
-            letter = self._letters.popleft()
+            letter = self._take()
             try:
                 body = msgspec.json.encode(letter.manifest)
                 await self._api.post(EVENTS.path(letter.namespace), body, accept=METADATA_ONLY)

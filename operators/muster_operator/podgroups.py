@@ -15,7 +15,7 @@ from muster.errors import ClusterError
 from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
 from muster_operator.kube.resources import POD_GROUPS
 from muster_operator.manifests.groups import group_manifest, group_name
-from muster_operator.sight.jobs import KnownJob
+from muster_operator.sight.known_job import KnownJob
 
 _KNOWN_MOST = 50_000
 _GATES = "GenericWorkload=true,GangScheduling=true"
@@ -34,7 +34,7 @@ class PodGroups:
     """PodGroups of gangs of more than one pod."""
 
     api: Api
-    _groups: dict[str, tuple[int, str | None]] = field(default_factory=dict)  # by job: attempt, and its group's name
+    _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and its group's name
 
     async def check_served(self) -> None:
         """Raise ClusterError that says how to have the API served, where it is not."""
@@ -70,14 +70,16 @@ class PodGroups:
                     raise
         if attempt > 0:
             await self._delete(known, group_name(job.metadata.name, known.uid, attempt - 1))
+        if manifest is None:
+            return  # in this attempt it may yet have more pods
         if len(self._groups) >= _KNOWN_MOST:
             self._groups.clear()  # only costs asking again
-        self._groups[known.uid] = attempt, None if manifest is None else manifest["metadata"]["name"]
+        self._groups[known.uid] = attempt, manifest["metadata"]["name"]
 
     def join(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
         """Let a pod that is to be created name its group, if it has one."""
-        of_attempt, name = self._groups.get(uid, (attempt, None))
-        if name is not None and of_attempt == attempt:
+        of_attempt, name = self._groups.get(uid, (attempt, ""))
+        if name and of_attempt == attempt:
             manifest["spec"]["schedulingGroup"] = {"podGroupName": name}
 
     async def _delete(self, known: KnownJob, name: str) -> None:

@@ -67,6 +67,16 @@ class Refusals:
         streak = self._streaks.get(of)
         return streak is None or self.clock() >= streak.until
 
+    def rounds(self, of: str) -> int:
+        """In how many rounds it was refused, one after the other."""
+        streak = self._streaks.get(of)
+        return 0 if streak is None else streak.rounds
+
+    def end_pauses(self) -> None:
+        """Who began to wait for the end of a pause waits no more."""
+        for streak in self._streaks.values():
+            streak.until = 0.0
+
     def pause_s(self, of: str) -> float:
         """After how many seconds to try again."""
         streak = self._streaks.get(of)

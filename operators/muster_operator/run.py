@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
-from muster.cluster import ObjectWrites
+from muster.cluster import ObjectWrites, Phase, WriteStatus
 from muster.engine import Engine, Round
 from muster.errors import ClusterError
 from muster.lifecycle import Bounds
@@ -31,9 +32,10 @@ _AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
 _TROUBLE_S = (0.2, 15.0)
 _LONGEST_AFTER_REFUSALS_S = 5.0
 _LONGEST_PAUSE_S = 60.0
-_LONGEST_REST_S = 0.2
+_LONGEST_REST_S = 1.0
 _BEGIN_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
 _PIECE = 64  # of the backlog, between two looks at what has changed
+_CROWD_S = 60.0
 _LOOK_S = 1.0  # how long a backlog rests at most
 _WRITE_SHARE = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
 
@@ -76,6 +78,7 @@ class Leader:
         """Decide and write until the Lease is lost (returns) or cancelled."""
         term = self.term = Term(Engine(None, bounds=self.bounds))
         self._backlog.clear()
+        self._writer.refusals.end_pauses()  # nobody remembers when they end
         try:
             while self._may_write():
                 self.changed.clear()
@@ -104,7 +107,8 @@ class Leader:
         if outcome.unwritten:
             return 0.0
         assert term.last is not None
-        wake_at, longest_s = term.last.wake_at, _LOOK_S if len(self._backlog) else _LONGEST_PAUSE_S
+        waits = len(self._backlog) or self._sight.jobs.behind()
+        wake_at, longest_s = term.last.wake_at, _LOOK_S if waits else _LONGEST_PAUSE_S
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
     async def _decide_and_write(self, term: Term) -> Outcome:
@@ -123,7 +127,8 @@ class Leader:
                 self._backlog.void(phase)
             self._backlog.add(round_.afterwards)
             outcome = await self._writer.carry_out(round_.phases, patience_s)
-            term.engine.recheck(outcome.unwritten - outcome.later)
+            self.rush.wrote(sum(map(len, round_.phases)) - len(outcome.unwritten))
+            term.engine.recheck((outcome.unwritten - outcome.later) | outcome.unborn)
             self._unfinished = bool(outcome.unwritten - outcome.later)
             await self._catch_up(term, outcome)
         except BaseException:
@@ -143,12 +148,38 @@ class Leader:
 
     async def _catch_up(self, term: Term, outcome: Outcome) -> None:
         """Write what may be written later, piece by piece, until something changes."""
-        while len(self._backlog) and outcome.trouble is None and not self.rush.on():
-            late = await self._writer.carry_out([self._backlog.take(_PIECE)], _BEGIN_WITHIN_S)
+        while outcome.trouble is None and (piece := self._piece()):
+            late = await self._writer.carry_out([piece], _BEGIN_WITHIN_S)
             term.engine.recheck(late.unwritten - late.later)
             outcome.join(late)
-            if self.changed.is_set():
+            if self.changed.is_set() or late.unwritten:
                 return
+
+    def _piece(self) -> Phase:
+        """What may be written now of what can wait."""
+        owed = self._owed()
+        count = self.rush.spares(min(_PIECE, len(owed) + len(self._backlog)))  # half for each, if both want it
+        told = owed[: max(count - len(self._backlog), (count + 1) // 2)]
+        return (*told, *self._backlog.take(count - len(told)))
+
+    def _owed(self) -> Phase:
+        """Statuses of jobs whose pods alone tell so far that they are admitted, but for those that are in the backlog.
+
+        In a crowd most pods get ready before long, and one status tells both. So there it is owed after a minute only.
+        """
+        behind = self._sight.jobs.behind()
+        due = float("inf") if len(behind) <= _PIECE else time.time() - _CROWD_S
+        jobs = (
+            one
+            for one in behind
+            if (one.job.status.admitted_at or 0.0) <= due
+            and one.uid not in self._backlog
+            and self._writer.refusals.may_try(one.uid)
+        )
+        return tuple(
+            ObjectWrites(one.uid, (WriteStatus(one.uid, one.job.status, one.job.metadata.resource_version),))
+            for one in islice(jobs, _PIECE)
+        )
 
     def _pauses(self, refused: Iterable[str]) -> dict[float, set[str]]:
         """Jobs of which something was refused, by how many seconds they are left alone."""

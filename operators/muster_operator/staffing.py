@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -19,17 +20,21 @@ from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
 from muster_operator.kube.resources import PODS, SERVICES
+from muster_operator.labels import ADMITTED
 from muster_operator.manifests.pods import PodChoices, pod_manifest
 from muster_operator.manifests.services import needs_service, service_manifest
 from muster_operator.podgroups import PodGroups
 from muster_operator.refusals import FORBIDDEN, Refusals, concerns_everybody
-from muster_operator.sight.jobs import KnownJob
-from muster_operator.sight.pods import created_pod
+from muster_operator.sight.known_job import KnownJob
+from muster_operator.sight.known_pod import created_pod
+from muster_operator.sight.shapes import PodMeta
 from muster_operator.sight.world import Sight
 from muster_operator.sight.written import written
 
 _LOG = logging.getLogger("muster.operator")
 _SERVED_MOST = 50_000
+Made: TypeAlias = PodMeta | Literal["taken", "refused"]
+"""What was created; or that another has its name, or that it is refused."""
 
 
 @dataclass(slots=True)
@@ -69,13 +74,13 @@ class Staffing:
     async def _pod(self, known: KnownJob, write: CreatePod | DeletePod, later: set[str]) -> None:
         await (self._create(known, write, later) if isinstance(write, CreatePod) else self._delete(known, write, later))
 
-    async def _before_pods(self, known: KnownJob, created: CreatePod, later: set[str]) -> bool:
+    async def _before_pods(self, known: KnownJob, created: CreatePod, later: set[str], *, grouped: bool = True) -> bool:
         """What has to be there before a gang's first pod is there; False where it is refused."""
         try:
             await self._service(known)
             if self.tokens is not None:
                 await self.tokens.ensure(known)
-            if self.groups is not None:
+            if self.groups is not None and grouped:
                 await self.groups.ensure(known)
         except ApiError as error:
             if concerns_everybody(error):
@@ -99,16 +104,39 @@ class Staffing:
             self._served.clear()  # only costs asking again
         self._served[known.uid] = attempt
 
-    async def _create(self, known: KnownJob, write: CreatePod, later: set[str]) -> None:
+    async def admit(self, known: KnownJob, write: CreatePod, told: str, later: set[str]) -> Made:
+        """Create the only pod of a gang, which tells (`told`) that the gang is admitted. Raises as `carry_out` does."""
+        later_stay = known.job.status.attempt > 0  # an earlier one may have had a group, which goes
+        if not await self._before_pods(known, write, later, grouped=later_stay):
+            return "refused"
+        return await self._create(known, write, later, told)
+
+    async def stop(self, known: KnownJob, pod: PodMeta) -> None:
+        """Take back a pod that was just created. Raises ClusterError for what concerns everybody."""
+        options = {"preconditions": {"uid": pod.uid}}
+        try:
+            await self.api.delete(PODS.path(known.namespace, pod.name), msgspec.json.encode(options))
+        except ApiError as error:
+            if concerns_everybody(error):
+                raise
+
+    def not_admitted(self, known: KnownJob, pod: str, why: str, later: set[str]) -> None:
+        """Its pod is no use; somebody may mend that."""
+        self._note(known.uid, ApiError(422, "", why), later)
+        self._tell(known, "PodRejected", why, pod)
+
+    async def _create(self, known: KnownJob, write: CreatePod, later: set[str], told: str = "") -> Made:
         if write.role not in known.templates:
-            return
+            return "refused"
         flavor = self.sight.flavors.get(write.flavor)
         tolerations = flavor.spec.tolerations if flavor is not None else []
         try:
             manifest = pod_manifest(known.job, known.templates[write.role].document, write, tolerations, self.choices)
         except InvalidSpec as error:
             self._not_created(known, write, ApiError(422, "", str(error)), later)
-            return
+            return "refused"
+        if told:
+            manifest["metadata"]["annotations"][ADMITTED] = told
         if self.groups is not None:
             self.groups.join(manifest, known.uid, write.attempt)
         path, body = PODS.path(known.namespace), msgspec.json.encode(manifest)
@@ -118,14 +146,15 @@ class Staffing:
             )
         except ApiError as error:
             if error.reason == "AlreadyExists":
-                return
+                return "taken"
             if concerns_everybody(error):
                 raise
             self._not_created(known, write, error, later)
-            return
+            return "refused"
         meta = written(answer)
         request = known.templates[write.role].request
         self.sight.pods.created(created_pod(meta, known.uid, write.node, request))
+        return meta
 
     async def _delete(self, known: KnownJob, write: DeletePod, later: set[str]) -> None:
         pod = self.sight.pods.of_job(known.uid, write.name)

@@ -12,7 +12,7 @@ from muster.cluster import WriteStatus
 from muster.lifecycle import is_finished
 from muster.lifecycle.sight import LIVE_PHASES
 from muster_operator.manifests.collector import CollectorChoices, run_location
-from muster_operator.sight.jobs import KnownJob
+from muster_operator.sight.known_job import KnownJob
 from muster_operator.sight.world import Sight
 
 

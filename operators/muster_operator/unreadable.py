@@ -26,7 +26,7 @@ from muster_operator.manifests.status import difference, status_patch
 from muster_operator.outbox import Letter, Outbox
 from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.documents import Faulty
-from muster_operator.sight.jobs import has_room
+from muster_operator.sight.known_job import has_room
 from muster_operator.sight.unreadable import Unreadable
 from muster_operator.sight.world import Sight
 from muster_operator.sight.written import written

@@ -28,6 +28,7 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import ClusterError
+from muster_operator.admitting import Admitting
 from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api, ApiError
@@ -37,12 +38,14 @@ from muster_operator.manifests.pods import PodChoices
 from muster_operator.manifests.status import status_patch
 from muster_operator.outbox import Letter, Outbox
 from muster_operator.refusals import Refusals, concerns_everybody
-from muster_operator.sight.jobs import KnownJob
+from muster_operator.sight.admission import Seal
+from muster_operator.sight.known_job import KnownJob
 from muster_operator.sight.world import Sight
 from muster_operator.sight.written import written
 from muster_operator.staffing import Staffing
 
 _LOG = logging.getLogger("muster.operator")
+_TELLS_MORE = {"Completed": "Admitted"}  # an Event, and the one that is worth nothing after it
 
 
 class Observer(Protocol):
@@ -65,6 +68,7 @@ class Outcome:
     something changed meanwhile."""
 
     unwritten: set[str] = field(default_factory=set)
+    unborn: set[str] = field(default_factory=set)  # jobs that were not admitted, since their pod was not created
     later: set[str] = field(default_factory=set)  # jobs of which something is refused; `Refusals` says until when
     conflicts: int = 0
     refused: int = 0  # statuses that the API server does not take, for another reason
@@ -78,6 +82,7 @@ class Outcome:
     def join(self, other: Outcome) -> None:
         """What was written after it belongs to it."""
         self.unwritten |= other.unwritten
+        self.unborn |= other.unborn
         self.later |= other.later
         self.conflicts += other.conflicts
         self.refused += other.refused
@@ -100,12 +105,15 @@ class Writer:
     wrote: Observer = lambda before, status: None
     busy: int = 0  # rounds under way: events wait for them
     refusals: Refusals = field(default_factory=Refusals)
+    seal: Seal | None = None  # of what pods tell; None: every status comes before its pods
     staffing: Staffing = field(init=False)
+    admitting: Admitting = field(init=False)
 
     def __post_init__(self) -> None:
         """The same parts write pods."""
         parts = self.api, self.sight, self.dry_runs, self.doubts, self.choices
         self.staffing = Staffing(*parts, self.record, self.refusals)
+        self.admitting = Admitting(self.sight, self.staffing, self.refusals)
 
     async def carry_out(self, phases: Sequence[Phase], begin_within_s: float) -> Outcome:
         """Phase after phase, until one is not carried out whole. After `begin_within_s` no more jobs are begun."""
@@ -164,6 +172,8 @@ class Writer:
 
     async def _object(self, item: ObjectWrites, outcome: Outcome) -> bool:
         """All writes of one object; False when its status was refused."""
+        if (how := await self._by_its_pod(item, outcome)) is not None:
+            return how
         pods: list[CreatePod | DeletePod] = []
         for write in item.writes:
             if isinstance(write, WriteStatus):
@@ -177,6 +187,8 @@ class Writer:
                 await self._queue_status(write)
             elif isinstance(write, WriteFlavorStatus):
                 await self._flavor_status(write)
+        if any(isinstance(one, CreatePod) for one in pods) and not await self._tell_before_pods(item.job_uid):
+            return False
         if pods:
             await self.staffing.carry_out(item.job_uid, pods, outcome.later)
         for write in item.writes:
@@ -186,13 +198,39 @@ class Writer:
             self.refusals.over(of)
         return True
 
+    async def _by_its_pod(self, item: ObjectWrites, outcome: Outcome) -> bool | None:
+        """Admit a gang of one pod by its creation. False when the job was changed meanwhile; None where it is not to be
+        admitted so: its status comes first."""
+        alone = None if self.seal is None else self.admitting.of(item, self.seal)
+        if alone is None or self.tells(alone.known, alone.status.status) is not alone.status.status:
+            return None
+        how = await self.admitting.carry_out(alone, outcome.later)
+        if how == "status first":
+            return None
+        if how == "not now":
+            outcome.unborn.add(item.job_uid)
+        elif how == "admitted":
+            self.wrote(alone.known.job, alone.status.status)
+            for write in item.writes:
+                if isinstance(write, RecordEvent):
+                    self.record(write)
+            self.refusals.over(item.job_uid)
+        return how != "changed"
+
+    async def _tell_before_pods(self, uid: str) -> bool:
+        """Write the status of a job that its pod alone told of, before it gets another; False if that is refused."""
+        known = self.sight.jobs.known(uid)
+        if known is None or known.behind is None:
+            return True
+        return await self.put_status(WriteStatus(uid, known.job.status, known.job.metadata.resource_version or ""))
+
     async def put_status(self, write: WriteStatus) -> bool:
         """Write one status, unless the job was changed meanwhile (False). Raises as `Api.patch` does."""
         known = self.sight.jobs.known(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
         status = self.tells(known, write.status)
-        patch = status_patch(known.job.status, status, write.resource_version)
+        patch = status_patch(known.written, status, write.resource_version)
         name, body = known.job.metadata.name, msgspec.json.encode(patch)
         path = TRAINING_JOBS.path(known.namespace, name, "status")
         try:
@@ -228,7 +266,9 @@ class Writer:
         known = self.sight.jobs.known(event.job_uid)
         if known is not None:
             manifest = event_manifest(known.job.metadata, event, time.time(), self.instance)
-            self.outbox.add(Letter(known.namespace, manifest))
+            about = f"{event.job_uid} {event.reason}"
+            instead = f"{event.job_uid} {_TELLS_MORE[event.reason]}" if event.reason in _TELLS_MORE else ""
+            self.outbox.add(Letter(known.namespace, manifest, about, instead))
 
     async def _remove(self, uid: str, outcome: Outcome) -> None:
         """Delete a job whose time is over. One that a user deletes goes by itself once its pods are gone."""

@@ -11,7 +11,9 @@ out several writes at a time keeps to five rules:
 1. A phase begins once the one before it is over. Within a phase objects may be written in any order and side by side;
    begin them in the order given where not all can be on their way at once, since the first are the most pressing.
 2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped side by side, and
-   events are recorded whenever there is time; a `RemoveJob` comes last.
+   events are recorded whenever there is time; a `RemoveJob` comes last. Where the only pod of a gang can tell all that
+   the status says, a cluster may let its creation be both, and write the status later: where the pod is not created,
+   the job was not admitted (rule 4).
 3. A status of a job that is refused (Conflict; a job that is gone counts as refused) ends that object's writes and no
    other's of its phase, but no later phase begins. So nobody is told to leave for a hold that was not written, no pod
    of a victim is stopped before all victims are told, and nobody is admitted to room that was not given back.

@@ -175,20 +175,25 @@ def rules(items: list[Object], kind: str) -> list[Object]:
     return [rule for item in items if item["kind"] == kind for rule in item["rules"]]
 
 
-def test_no_role_has_a_wildcard_or_knows_of_secrets(render: Render) -> None:
-    for rule in [*rules(render(), "Role"), *rules(render(), "ClusterRole")]:
+def test_no_role_has_a_wildcard_and_only_the_operator_knows_of_secrets_of_its_own(render: Render) -> None:
+    items = render()
+    for rule in [*rules(items, "Role"), *rules(items, "ClusterRole")]:
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-        assert "secrets" not in rule["resources"]
+    assert not [rule for rule in rules(items, "ClusterRole") if "secrets" in rule["resources"]]
+    key, more = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
+    lease = parse(operator(items)["args"]).lease_name
+    assert (key["verbs"], key["resourceNames"]) == (["get"], [f"{lease}-admission-key"])
+    assert more["verbs"] == ["create"]
 
 
-def test_with_collectors_the_operator_makes_secrets_and_reads_one_of_its_own(render: Render) -> None:
+def test_with_collectors_the_operator_makes_secrets_and_reads_two_of_its_own(render: Render) -> None:
     items = render(COLLECTOR)
     (everywhere,) = (rule for rule in rules(items, "ClusterRole") if "secrets" in rule["resources"])
-    (at_home,) = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
+    at_home, _ = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
     assert everywhere["verbs"] == ["create"]
     assert at_home["verbs"] == ["get"]
     lease = parse(operator(items)["args"]).lease_name
-    assert at_home["resourceNames"] == [f"{lease}-collector-key"]
+    assert at_home["resourceNames"] == [f"{lease}-admission-key", f"{lease}-collector-key"]
 
 
 def test_the_operator_understands_what_the_chart_says_of_collectors(render: Render) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster_operator.sight.jobs import KnownJob, Verdict
+from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.templates import Template
 from muster_operator.sight.world import Sight
 

@@ -25,7 +25,7 @@ from muster_operator.manifests.pods import PodChoices
 from muster_operator.metrics import Metrics
 from muster_operator.outbox import Outbox
 from muster_operator.run import Leader, Term
-from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.shapes import Document, Job
 from muster_operator.sight.world import Sight
 from muster_operator.writer import Writer
@@ -150,7 +150,7 @@ class Rounds:
 
     def told(self) -> list[tuple[str, str]]:
         """Events that wait to be sent: about whom, and their reasons."""
-        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox._letters]
+        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox.waiting()]
 
 
 def admitted(pods: int = 2) -> dict[str, Any]:

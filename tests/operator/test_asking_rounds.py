@@ -19,6 +19,7 @@ from muster_operator.collectors import rounds
 from muster_operator.collectors.asking import Answer, Outcome, Target
 from muster_operator.collectors.rounds import Asking
 from muster_operator.collectors.tokens import Tokens, token_of
+from muster_operator.keys import Key
 from muster_operator.kube.api import Api
 from muster_operator.lasting import Pauses
 from muster_operator.manifests.collector import CollectorChoices
@@ -51,8 +52,8 @@ class Stage:
         self.sight = Sight(Knowing(), lambda: None, collectors=Collectors(CHOICES, 0.05))
         self.sight.jobs.put(seen_job())
         self.pod(address)
-        tokens = Tokens(cast(Api, None), CHOICES, "muster-system", "key")
-        tokens._key = KEY  # as if it had been read
+        tokens = Tokens(cast(Api, None), CHOICES, Key(cast(Api, None), "muster-system", "key", "a key"))
+        tokens.key._bytes = KEY  # as if it had been read
         self.metrics = Metrics()
         self.asking = Asking(self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake)
 

@@ -54,13 +54,34 @@ def test_a_rush_lasts_while_somebody_waits_and_others_are_served() -> None:
     assert not queue.at(5.0, 6)
 
 
-def test_a_rush_is_over_after_a_minute_until_nobody_waits() -> None:
+def test_in_a_rush_those_who_can_wait_get_nothing_for_a_minute_and_then_a_tenth_of_what_is_written() -> None:
     queue = Queue()
-    assert [queue.at(float(second), second) for second in range(70)] == [True] * 60 + [False] * 10
+    for second in range(61):
+        assert queue.at(float(second), second)
+        assert queue.rush.presses() == (second < 60)
+        queue.rush.wrote(1000)
+        if second < 60:
+            assert queue.rush.spares(5) == 0
+    assert queue.rush.spares(1000) == 100 + 10, "of one second's thousand, and ten for the second"
+    queue.rush.wrote(25)
+    assert [queue.rush.spares(64) for _ in range(2)] == [2, 0]
     queue.waits = False
-    assert not queue.at(71.0, 71)
+    assert not queue.at(81.0, 81)
+    assert queue.rush.spares(64) == 64, "it is over"
     queue.waits = True
-    assert queue.at(72.0, 71)
+    assert queue.at(82.0, 81)
+    assert queue.rush.presses()
+    assert queue.rush.spares(64) == 0
+
+
+def test_in_a_rush_that_lasts_ten_a_second_are_written_though_nothing_else_is() -> None:
+    """All pods are created, and kube-scheduler binds them slowly."""
+    queue = Queue()
+    written = 0
+    for second in range(200):
+        assert queue.at(float(second), second)
+        written += queue.rush.spares(64)
+    assert 1350 <= written <= 1400
 
 
 def test_who_waits_in_vain_makes_no_rush() -> None:

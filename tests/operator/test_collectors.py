@@ -20,8 +20,9 @@ from muster_operator.manifests.collector import (
 from muster_operator.manifests.pods import PodChoices, pod_manifest
 from muster_operator.manifests.run_folder import JOB_FOLDER, keeps_run_folder
 from muster_operator.settings import parse
-from muster_operator.sight.jobs import Jobs, Verdict
-from muster_operator.sight.pods import known_pod
+from muster_operator.sight.jobs import Jobs
+from muster_operator.sight.known_job import Verdict
+from muster_operator.sight.known_pod import known_pod
 from muster_operator.sight.templates import Template
 
 IMAGE = CollectorChoices(image="registry.example.com/trainer:1")

@@ -12,7 +12,7 @@ from tests.operator.seeing import Knowing, sight, tell
 from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator.kube.api import Api
-from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.world import Sight
 

@@ -20,7 +20,7 @@ from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api
 from muster_operator.manifests.pods import PodChoices
 from muster_operator.outbox import Letter
-from muster_operator.sight.jobs import KnownJob, Verdict
+from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.shapes import Document, Job
 from muster_operator.sight.written import written
 
@@ -95,14 +95,14 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen, _ = sight()
-    read_one = seen.jobs._read
+    read_one = seen.jobs._reader.read
 
     def fails(item: Job, before: KnownJob | None) -> KnownJob:
         if item.metadata.name == "odd":
             raise KeyError("a bug")
         return read_one(item, before)
 
-    monkeypatch.setattr(seen.jobs, "_read", fails)
+    monkeypatch.setattr(seen.jobs._reader, "read", fails)
     seen.jobs.replace([job_seen("odd"), job_seen("other", 2)], 3)
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
     assert seen.jobs.broken["team/odd"].complaint == "this version of the operator fails to read it: KeyError: 'a bug'"

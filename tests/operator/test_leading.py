@@ -12,6 +12,7 @@ from tests.operator.objects import job
 from tests.operator.serving import Server, serve, serving
 
 from muster import spec
+from muster.engine import Engine
 from muster_operator.__main__ import Operator, PartEnded
 from muster_operator.accounts import Accounts
 from muster_operator.kube.api import Api, Limits
@@ -20,6 +21,7 @@ from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import Claim, Election, Lease, LeaseTimes, steady
 from muster_operator.kube.resources import PODS
 from muster_operator.metrics import Metrics
+from muster_operator.run import Term
 from muster_operator.settings import Settings, parse
 
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
@@ -209,6 +211,7 @@ def test_gauges_of_jobs_are_told_by_who_leads(leads: bool) -> None:
         if leads:
             claim.renewed(claim.next(NOBODYS, "now"), steady(), steady())
             one._fence.enter(election.acquired)
+            one._leader.term = Term(Engine(None))
         text = one._metrics.text()
         assert ("muster_queue_jobs{" in text, "\nmuster_leading 1\n" in text) == (leads, leads)
 

@@ -55,7 +55,7 @@ def test_long_texts_of_jobs_that_came_and_went_do_not_pile_up() -> None:
         seen.jobs.put(one)
         one.metadata.resource_version = str(10_000 + number)
         seen.jobs.drop(one)
-    specs = seen.jobs._specs
+    specs = seen.jobs._reader._specs
     assert specs._known.bytes <= 32 * 2**20
     assert specs._templates._known.bytes <= 32 * 2**20
     assert 0 < len(specs._known) < 100

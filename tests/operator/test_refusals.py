@@ -13,7 +13,7 @@ from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api, ApiError, Fenced
 from muster_operator.manifests.pods import PodChoices
 from muster_operator.refusals import Refusals, concerns_everybody
-from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.known_job import Verdict
 
 POD_OF_BAD = r"/pods/bad-"
 

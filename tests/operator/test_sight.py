@@ -11,7 +11,7 @@ from tests.operator.seeing import sight
 from muster.cluster import World
 from muster.model import Resources, Taint
 from muster_operator.sight.amounts import asks_for
-from muster_operator.sight.pods import created_pod, pod_view
+from muster_operator.sight.known_pod import created_pod, pod_view
 from muster_operator.sight.shapes import Document, Namespace, Pod, PodSpec
 
 

@@ -10,7 +10,7 @@ from tests.operator.seeing import Knowing, sight, tell
 
 from muster import spec
 from muster_operator.dryrun import judged
-from muster_operator.sight.jobs import Verdict
+from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.shapes import Job
 
 

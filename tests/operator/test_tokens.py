@@ -46,14 +46,14 @@ def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> Non
         tokens = one._writer.staffing.tokens
         assert tokens is not None
         running = asyncio.create_task(one.run(stop))
-        await until(lambda: tokens._key is not None)
+        await until(lambda: tokens.key.loaded is not None)
         assert tokens.token("u") == token_of(b"a" * 32, "u")
         cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
         await until(lambda: not election.may_write())
         cluster.key = b"b" * 32  # the Secret was deleted, and made anew
         cluster.take({"leaseDurationSeconds": 1})  # and the Lease is given back
         await until(lambda: cluster.holder == "me" and one._fence())
-        await until(lambda: tokens._key is not None)
+        await until(lambda: tokens.key.loaded is not None)
         stop.set()
         await running
         assert tokens.token("u") == token_of(b"b" * 32, "u")

@@ -7,7 +7,8 @@ checks volumes, ports and devices; `nodeName` would skip all that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,54 +44,51 @@ def pod_manifest(
 
     Raises InvalidSpec where the template stands in the way of the collector, and where no pod can be made of it.
     """
+    with _as_the_jobs_own_trouble():
+        meta = template.get("metadata") or {}
+        wanted = dict(template.get("spec") or {})
+        alone = sum(role.replicas for role in job.spec.roles) == 1
+        _add_environment(wanted, job, pod, alone=alone)
+        if has_collector(job.spec, pod.role, pod.index, choices.collector):
+            wanted = with_collector(wanted, job, pod, choices.collector)
+        if not wanted.get("overhead"):  # an empty one is not the same to the API server: it refuses that
+            wanted.pop("overhead", None)
+        wanted["restartPolicy"] = "Never"
+        wanted["hostname"] = host_name(pod.role, pod.index)
+        if not alone:
+            wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
+        if choices.priority_class:
+            wanted["priorityClassName"] = choices.priority_class
+        if "serviceAccountName" not in wanted:
+            wanted.setdefault("automountServiceAccountToken", False)
+        if tolerations:
+            own = list(wanted.get("tolerations") or ())
+            wanted["tolerations"] = [*own, *(one for one in tolerations if one not in own)]
+        if pod.node:
+            wanted["affinity"] = pinned(wanted.get("affinity") or {}, pod.node)
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": pod.name,
+                "namespace": job.metadata.namespace,
+                "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
+                "annotations": {k: v for k, v in (meta.get("annotations") or {}).items() if k != labels.ADMITTED},
+                "ownerReferences": [owner(job)],
+            },
+            "spec": wanted,
+        }
+
+
+@contextmanager
+def _as_the_jobs_own_trouble() -> Iterator[None]:
+    """Whatever a template says, its own job alone has to wait for that."""
     try:
-        return _manifest(job, template, pod, tolerations, choices)
+        yield
     except InvalidSpec:
         raise
-    except Exception as error:  # whatever a template says, its own job alone has to wait for that
+    except Exception as error:
         raise InvalidSpec(f"no pod can be made of the template: {type(error).__name__}: {error}") from error
-
-
-def _manifest(
-    job: spec.TrainingJob,
-    template: Mapping[str, Any],
-    pod: CreatePod,
-    tolerations: Sequence[Mapping[str, Any]],
-    choices: PodChoices,
-) -> dict[str, Any]:
-    meta = template.get("metadata") or {}
-    wanted = dict(template.get("spec") or {})
-    alone = sum(role.replicas for role in job.spec.roles) == 1
-    _add_environment(wanted, job, pod, alone=alone)
-    if has_collector(job.spec, pod.role, pod.index, choices.collector):
-        wanted = with_collector(wanted, job, pod, choices.collector)
-    if not wanted.get("overhead"):  # an empty one is not the same to the API server: it refuses that
-        wanted.pop("overhead", None)
-    wanted["restartPolicy"] = "Never"
-    wanted["hostname"] = host_name(pod.role, pod.index)
-    if not alone:
-        wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
-    if choices.priority_class:
-        wanted["priorityClassName"] = choices.priority_class
-    if "serviceAccountName" not in wanted:
-        wanted.setdefault("automountServiceAccountToken", False)
-    if tolerations:
-        own = list(wanted.get("tolerations") or ())
-        wanted["tolerations"] = [*own, *(one for one in tolerations if one not in own)]
-    if pod.node:
-        wanted["affinity"] = pinned(wanted.get("affinity") or {}, pod.node)
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod.name,
-            "namespace": job.metadata.namespace,
-            "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
-            "annotations": dict(meta.get("annotations") or {}),
-            "ownerReferences": [owner(job)],
-        },
-        "spec": wanted,
-    }
 
 
 def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:

@@ -6,71 +6,28 @@ edited gets no room until they are known. One that an earlier leader has given r
 as it was written: else its room would be given away a second time. If it loses that room before its templates are
 known, it is shown on: what was written of it counts, and its last pods stop. So it is with one that is edited into
 something that cannot be read while it has room: it is shown as it was before that edit, and gets no room by it again.
+
+Where a pod tells of its job's admission and the status does not yet, the pod counts (`claims`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from muster import spec
-from muster.lifecycle import is_admitted, is_finished, is_true
-from muster.lifecycle.conditions import SUSPENDED
+from muster.lifecycle import is_finished
 from muster_operator.manifests.collector import NO_COLLECTORS, CollectorChoices
+from muster_operator.sight.admission import Seal
+from muster_operator.sight.claims import Claims
+from muster_operator.sight.known_job import KnownJob, Learned, Verdict, has_room
+from muster_operator.sight.known_pod import JobName, KnownPod
+from muster_operator.sight.reading import Reader, read_metadata
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.shelf import Shelf
-from muster_operator.sight.specs import Specs
-from muster_operator.sight.templates import Template
 from muster_operator.sight.unreadable import Unreadable, unreadable
 
 _NOT_TRIED = "its pods have not been tried yet: the API server has not said what they ask for"
-
-
-@dataclass(frozen=True, slots=True)
-class KnownJob:
-    """A job as it was written, the template of each role, and the texts it was read from (to see what changed)."""
-
-    job: spec.TrainingJob
-    templates: Mapping[str, Template]  # by role
-    spec_text: bytes
-    status_text: bytes | None  # None after a write of our own
-
-    @property
-    def uid(self) -> str:
-        """Of the job."""
-        return self.job.metadata.uid
-
-    @property
-    def namespace(self) -> str:
-        """Of the job; the API server has filled it in."""
-        return self.job.metadata.namespace or "default"
-
-    @property
-    def key(self) -> str:
-        """Its namespace and name."""
-        return f"{self.namespace}/{self.job.metadata.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a dry run said: what the pods really ask for, or (`refusal`) why they would be refused."""
-
-    pod: spec.PodSpec | None = None  # None: as the template says
-    refusal: str | None = None
-
-
-class Learned(Protocol):
-    """What is known of templates in a namespace."""
-
-    def verdict(self, namespace: str, template: Template) -> Verdict | None:
-        """The verdict; None while it is not known."""
-
-    def is_fresh(self, namespace: str, template: Template) -> bool:
-        """Whether that was learned lately enough for a job that has just come."""
-
-    def ask(self, job: KnownJob) -> None:
-        """Find out about the job's templates; `Jobs.learned` is called then."""
 
 
 class Jobs:
@@ -82,11 +39,12 @@ class Jobs:
         show: Callable[[str, bool], None],
         changed: Callable[[], None],
         collectors: CollectorChoices = NO_COLLECTORS,
+        pods_of: Callable[[JobName], Iterable[KnownPod]] = lambda job: (),
     ) -> None:
         self._learned = learned
         self._show = show
         self._changed = changed
-        self._specs = Specs(collectors)
+        self._reader = Reader(collectors)
         self._shelf = Shelf[KnownJob](self._note)
         self._by_uid: dict[str, KnownJob] = {}
         self._shown: dict[str, spec.TrainingJob] = {}
@@ -100,6 +58,8 @@ class Jobs:
         self._users: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._refusals: dict[str, str] | None = None
+        self._claims = Claims(pods_of)
+        self._behind: dict[str, KnownJob] = {}  # jobs whose pods tell more than what is written, by uid
         self.broken: dict[str, Unreadable] = {}  # jobs that cannot be read, by namespace/name
 
     # ---- what is seen
@@ -120,26 +80,29 @@ class Jobs:
             return
         before = self._shelf.get(key)
         try:
-            known = self._read(item, before)
+            known = self._reader.read(item, before)
         except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
             self._put_aside(key, item, before, error)
             return
         if self.broken.pop(key, None) is not None and before is not None:
             self._reject(before.uid, None)  # as what could not be read
-        self._shelf.put(key, item.metadata.version, known)
+        self._shelf.put(key, item.metadata.version, self._claims.with_pod(known, before))
 
     def _put_aside(self, key: str, item: Job, before: KnownJob | None, error: Exception) -> None:
         """It cannot be read. One that has room keeps it: it is shown as it was before that edit, and stays shown when
         it loses the room (see `_consider`)."""
         aside = key in self.broken
-        one = self.broken[key] = unreadable(item, _metadata(item), error)
+        one = self.broken[key] = unreadable(item, read_metadata(item), error)
         same = before is not None and before.uid == one.metadata.uid
-        if before is None or not same or one.status is None or not (aside or has_room(one.status)):
-            self._shelf.drop(key, item.metadata.version)
-        else:
+        kept: KnownJob | None = None
+        if before is not None and same and one.status is not None:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
             job = before.job.model_copy(update={"metadata": meta, "status": one.status})
-            self._shelf.put(key, item.metadata.version, replace(before, job=job, spec_text=b"", status_text=None))
+            kept = self._claims.with_pod(replace(before, job=job, spec_text=b"", status_text=None), before)
+        if kept is None or not (aside or has_room(kept.job.status)):
+            self._shelf.drop(key, item.metadata.version)
+        else:
+            self._shelf.put(key, item.metadata.version, kept)
         self._changed()
 
     def found(self, item: Job) -> None:
@@ -165,7 +128,23 @@ class Jobs:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
         job = known.job.model_copy(update={"metadata": meta, "status": status})
-        self._shelf.wrote(known.key, version, replace(known, job=job, status_text=None))
+        self._shelf.wrote(known.key, version, self._claims.with_pod(replace(known, job=job, status_text=None), known))
+
+    def begin(self, seal: Seal | None, pods: Iterable[KnownPod]) -> None:
+        """A term of leading begins, and these pods are there: what they tell counts, and nothing that others told."""
+        pods = list(pods)
+        self._claims.begin(seal, pods)
+        tell = (pod.job for pod in pods if pod.claim is not None and pod.job is not None)
+        for job in dict.fromkeys((*(known.name for known in self._behind.values()), *tell)):
+            self._heed_pod(job, anew=True)
+
+    def admitted(self, job: JobName) -> None:
+        """A pod says that its job is admitted."""
+        self._heed_pod(job)
+
+    def behind(self) -> Collection[KnownJob]:
+        """Jobs whose pods alone tell so far that they are admitted, oldest first."""
+        return self._behind.values()
 
     def complained(self, key: str, one: Unreadable, told: Unreadable) -> None:
         """Our complaint about a job was written: `one` is as `told` now, unless watches have shown the job anew, or
@@ -223,32 +202,13 @@ class Jobs:
 
     # ---- the rest
 
-    def _read(self, item: Job, before: KnownJob | None) -> KnownJob:
-        spec_text, status_text = bytes(item.spec), bytes(item.status)
-        metadata = _metadata(item)
-        same = before if before is not None and before.uid == metadata.uid else None
-        if same is not None and same.spec_text == spec_text:
-            wanted, templates = same.job.spec, same.templates
-        else:
-            read = self._specs.read(spec_text)
-            wanted, templates = read.spec, read.templates
-        if same is not None and same.status_text == status_text:
-            status = same.job.status
-        else:
-            status = spec.TrainingJobStatus.model_validate_json(status_text)
-            if same is not None and status == same.job.status:
-                status = same.job.status
-        job = spec.TrainingJob.model_construct(
-            api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
-        )
-        return KnownJob(job, templates, spec_text, status_text)
-
     def _note(self, key: str, old: KnownJob | None, new: KnownJob | None) -> None:
         same = old is not None and new is not None and new.uid == old.uid
         alike = old is not None and new is not None and new.templates is old.templates  # as of a job created anew, too
         if old is not None and not same:
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
+            self._behind.pop(old.uid, None)
         if old is not None and not (same and alike):
             for used in _keys(old):
                 self._users[used].discard(old.uid)
@@ -256,9 +216,21 @@ class Jobs:
                     del self._users[used]
         if new is not None:
             self._by_uid[new.uid] = new
+            if new.behind is None:
+                self._behind.pop(new.uid, None)
+            else:
+                self._behind[new.uid] = new
             for used in () if same and alike else _keys(new):
                 self._users.setdefault(used, set()).add(new.uid)
             self._consider(new)
+
+    def _heed_pod(self, name: JobName, *, anew: bool = False) -> None:
+        known = self._by_uid.get(name.uid)
+        if known is None or known.name != name or (known.behind is not None and not anew):
+            return
+        told = self._claims.told_anew(known)
+        if told.admission != known.admission:
+            self._shelf.amend(known.key, told)
 
     def _hide(self, uid: str) -> None:
         self._unlearned.discard(uid)
@@ -302,7 +274,7 @@ class Jobs:
         if before is not None and settled and (waits or has_room(job.status)):
             self._shown[uid] = job.model_copy(update={"spec": before.spec})
         else:
-            self._shown[uid] = self._really(job, verdicts)
+            self._shown[uid] = self._reader.really(job, verdicts)
         if uid not in self._unlearned:
             self._settled[uid] = job.spec
         if job.status.submitted_at is None:
@@ -331,15 +303,6 @@ class Jobs:
         new = known.uid not in self._shown and not has_room(known.job.status)
         return new and not all(self._learned.is_fresh(known.namespace, one) for one in known.templates.values())
 
-    def _really(self, job: spec.TrainingJob, verdicts: Mapping[str, Verdict | None]) -> spec.TrainingJob:
-        """The job with what its pods really ask for."""
-        pods = {
-            role: verdict.pod for role, verdict in verdicts.items() if verdict is not None and verdict.pod is not None
-        }
-        if not pods:
-            return job
-        return job.model_copy(update={"spec": self._specs.really(job.spec, pods)})
-
     def _reject(self, uid: str, refusal: str | None) -> None:
         if self._rejected.get(uid) == refusal:
             return
@@ -349,26 +312,6 @@ class Jobs:
             self._rejected[uid] = refusal
         self._refusals = None
         self._changed()
-
-
-def _metadata(item: Job) -> spec.ObjectMeta:
-    meta = item.metadata
-    return spec.ObjectMeta.model_validate(
-        {
-            "name": meta.name,
-            "namespace": meta.namespace,
-            "uid": meta.uid,
-            "generation": meta.generation,
-            "resource_version": meta.resource_version,
-            "creation_timestamp": meta.creation_timestamp,
-            "deletion_timestamp": meta.deletion_timestamp,
-        }
-    )
-
-
-def has_room(status: spec.TrainingJobStatus) -> bool:
-    """Whether the job was given room, is promised some, or may still be giving it back."""
-    return is_admitted(status) or status.hold is not None or is_true(status, SUSPENDED)
 
 
 def _keys(known: KnownJob) -> set[tuple[str, str]]:

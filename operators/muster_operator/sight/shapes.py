@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from muster_operator.labels import ADMITTED
+
 Amounts = dict[str, str | int | float]
 
 
@@ -34,10 +36,17 @@ class Owner(msgspec.Struct, rename="camel"):
     controller: bool = False
 
 
+class Annotations(msgspec.Struct):
+    """Those of a pod that we read."""
+
+    admitted: str = msgspec.field(name=ADMITTED, default="")
+
+
 class PodMeta(Meta, rename="camel"):
     """Of a pod's metadata."""
 
     labels: dict[str, str] = {}
+    annotations: Annotations = msgspec.field(default_factory=Annotations)
     owner_references: list[Owner] = []
 
 

@@ -13,12 +13,15 @@ from muster.lifecycle import is_admitted, pod_name
 from muster_operator.manifests.collector import CollectorChoices, lead
 from muster_operator.manifests.run_folder import keeps_run_folder
 from muster_operator.sight import small
+from muster_operator.sight.admission import Seal, may_be_told
 from muster_operator.sight.beats import Beats
 from muster_operator.sight.collected import Collected
 from muster_operator.sight.documents import Documents
-from muster_operator.sight.jobs import Jobs, Learned
+from muster_operator.sight.jobs import Jobs
+from muster_operator.sight.known_job import Learned
+from muster_operator.sight.known_pod import JobName, KnownPod
 from muster_operator.sight.nodes import Nodes
-from muster_operator.sight.pods import JobName, KnownPod, Pods
+from muster_operator.sight.pods import Pods
 from muster_operator.sight.shapes import Namespace, PriorityClass
 
 _LAST_WORDS = 10_000
@@ -48,8 +51,8 @@ class Sight:
         self.nodes = Nodes(changed)
         self._changed = changed
         self.collected = Collected()
-        self.pods = Pods(self.nodes.take, lambda uid: changed(), self._named, self._collector_ended)
-        self.jobs = Jobs(learned, self.pods.show, changed, collectors.choices)
+        self.pods = Pods(self.nodes.take, lambda uid: changed(), self._named, self._collector_ended, self._admitted)
+        self.jobs = Jobs(learned, self.pods.show, changed, collectors.choices, self.pods.of)
         self.queues = Documents(spec.Queue, changed)
         self.flavors = Documents(spec.Flavor, changed)
         self.namespaces = small.ByName[Namespace, Mapping[str, str]](small.labels, changed)
@@ -78,7 +81,20 @@ class Sight:
 
     def _named(self, uid: str) -> JobName | None:
         known = self.jobs.known(uid)
-        return None if known is None else JobName(uid, known.namespace, known.job.metadata.name)
+        return None if known is None else known.name
+
+    def begin(self, seal: Seal | None) -> None:
+        """A term of leading begins, and everything there is has been listed. None: no pod is believed."""
+        self.jobs.begin(seal, self.pods.all())
+
+    def is_told(self) -> bool:
+        """Whether some pod says that its job is admitted, and the job's status does not."""
+        told = (pod.job for pod in self.pods.all() if pod.claim is not None and pod.job is not None)
+        known = (self.jobs.known(job.uid) for job in told)
+        return any(one is not None and may_be_told(one.written) for one in known)
+
+    def _admitted(self, job: JobName) -> None:
+        self.jobs.admitted(job)
 
     def _collector_ended(self, pod: KnownPod) -> None:
         if not self._heed(pod, self._clock()):

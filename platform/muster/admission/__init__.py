@@ -8,7 +8,7 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 from __future__ import annotations
 
 from muster.admission.applying import check_apply, check_flavor_unused, check_no_children
-from muster.admission.editing import check_edit, check_unfinished, ending
+from muster.admission.editing import being_deleted, check_edit, check_unfinished, ending, is_as_created
 from muster.admission.namespaces import namespace_allowed
 from muster.admission.notices import apply_notices
 from muster.admission.queues import QueueVerdict, queue_verdicts
@@ -20,6 +20,7 @@ from muster.admission.submitting import check_submit
 __all__ = [
     "QueueVerdict",
     "apply_notices",
+    "being_deleted",
     "check_apply",
     "check_edit",
     "check_flavor_unused",
@@ -30,6 +31,7 @@ __all__ = [
     "check_unfinished",
     "ending",
     "fault_around",
+    "is_as_created",
     "namespace_allowed",
     "queue_verdicts",
     "with_replicas",

@@ -24,13 +24,30 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     check_unfinished(old)
     if old.spec.cancel and not new.spec.cancel:
         raise InvalidSpec(f"spec.cancel: job {name!r} was cancelled for good; submit it anew", field="spec.cancel")
-    if not is_admitted(old.status):
-        return
+    field = None if not is_admitted(old.status) else _changed(old, new)
+    if field is not None:
+        raise _frozen(name, field)
+
+
+def is_as_created(old: TrainingJob, new: TrainingJob) -> bool:
+    """Whether an edit leaves alone everything that pods are made from."""
+    return old.spec is new.spec or _changed(old, new) is None
+
+
+def _changed(old: TrainingJob, new: TrainingJob) -> str | None:
+    """The first field that differs of those that stay as they are while a job is admitted."""
     for field in _FROZEN_WHILE_ADMITTED:
         if getattr(old.spec, field) != getattr(new.spec, field):
-            raise _frozen(name, f"spec.{field}")
-    if _shapes(old) != _shapes(new):
-        raise _frozen(name, "spec.roles")
+            return f"spec.{field}"
+    return "spec.roles" if _shapes(old) != _shapes(new) else None
+
+
+def being_deleted(kind: str, name: str) -> Conflict:
+    """Why an object is not applied: it is on its way out, and what is written now would go with it."""
+    if kind == "TrainingJob":
+        return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
+    told = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
+    return Conflict(f"{told}; apply it again once they are gone")
 
 
 def check_unfinished(job: TrainingJob) -> None:

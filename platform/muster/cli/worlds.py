@@ -140,8 +140,10 @@ def _run(workload: Workload, policy: Policy, setup: Setup) -> Result:
     """One policy, its progress on stderr when somebody looks."""
     from dataclasses import replace
 
+    from muster import garbage
     from muster.simulate import Progress, run
 
+    garbage.seldom()
     if not sys.stderr.isatty():
         return run(workload, policy, setup)
     from rich.console import Console

@@ -142,6 +142,8 @@ class Desk:
             # and on paper the room would be given twice; so the end of its stay is written now, the next one at once.
             self.unsettled = True
             return
+        if uid not in self.drafts:
+            self.live(uid)  # it arrived in an earlier round, which may not be written yet
         draft = self._draft(uid, Rank.ADMIT)
         waited = now - moves.waits_since(draft.status, now)
         self._put(uid, moves.admit(draft.status, decision.placement, now), Rank.ADMIT)

@@ -210,6 +210,7 @@ class Engine:
         """Write down why jobs wait, as often as is allowed; when to do so again."""
         again: float | None = None
         jobs, drafts, tell = self._memory.jobs, desk.drafts, self._news.tell
+        self._news.begin(waits.values())
         for uid, wait in waits.items():
             draft = drafts.get(uid)
             status = jobs[uid].status if draft is None else draft.status

@@ -1,5 +1,5 @@
-"""When a waiting job's status is written: the first verdict, a new reason, and else at most once a minute; what is
-wrong with a job itself every five seconds.
+"""When a waiting job's status is written: the first verdict, a new reason, and else at most once a minute, of all jobs
+together ten times a second in the mean; what is wrong with a job itself every five seconds.
 
 Positions and estimates shift with every plan; writing them all down would cost more than planning. Whoever wants them
 live reads the round's `waits`.
@@ -7,6 +7,7 @@ live reads the round's `waits`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
@@ -18,6 +19,7 @@ from muster.spec import TrainingJobStatus
 
 _Words: TypeAlias = tuple[str, int | None, float | None]
 REFRESHED = 100  # positions of a queue that are refreshed
+_REFRESHED_A_SECOND = 10.0  # altogether
 _FAULT_S = 5.0  # what is wrong with a job that stands in no line: whoever mends it looks at the answer
 
 
@@ -26,8 +28,14 @@ class News:
     """What was last written of waiting jobs. `every_s`: how often the same reason may be written again."""
 
     every_s: float
+    _turn_s: float = 0.0  # how long it takes to write all of them
     _written_at: dict[str, float] = field(default_factory=dict)
     _told: dict[str, Wait] = field(default_factory=dict)
+
+    def begin(self, waits: Iterable[Wait]) -> None:
+        """These wait now: many positions are refreshed less often than few."""
+        count = sum(wait.position is not None and wait.position <= REFRESHED for wait in waits)
+        self._turn_s = count / _REFRESHED_A_SECOND
 
     def tell(
         self, wait: Wait, status: TrainingJobStatus, now: float, *, anyway: bool
@@ -41,7 +49,8 @@ class News:
         if not anyway and code == wait.code:
             if words == _words(wait) or (wait.position is not None and wait.position > REFRESHED):
                 return status, None
-            every_s = self.every_s if wait.position is not None else min(self.every_s, _FAULT_S)
+            in_turn_s = max(self.every_s, self._turn_s)
+            every_s = in_turn_s if wait.position is not None else min(self.every_s, _FAULT_S)
             due = self._written_at.setdefault(uid, now) + every_s
             if now < due:
                 return status, due if due < inf else None

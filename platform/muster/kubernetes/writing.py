@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster.admission import apply_notices, check_apply, check_edit, check_unfinished, with_replicas
+from muster.admission import apply_notices, being_deleted, check_apply, check_edit, check_unfinished, with_replicas
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kubernetes import overview, paths
 from muster.kubernetes.access import DEFAULT_NAMESPACE
@@ -140,13 +140,8 @@ def _replace(connection: Connection, item: Object, there: Json, wanted: Json, ho
 
 
 def _check_not_leaving(item: Object, there: Json) -> None:
-    if not there["metadata"].get("deletionTimestamp"):
-        return
-    name = item.metadata.name
-    if isinstance(item, TrainingJob):
-        raise Conflict(f"job {name!r} is being deleted; apply it again in a moment")
-    told = f"{item.kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
-    raise Conflict(f"{told}; apply it again once they are gone")
+    if there["metadata"].get("deletionTimestamp"):
+        raise being_deleted(item.kind, item.metadata.name)
 
 
 def _edited(before: Json, now: Json) -> bool:

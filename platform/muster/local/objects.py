@@ -9,6 +9,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from muster import spec
 from muster.admission import (
     apply_notices,
+    being_deleted,
     check_apply,
     check_edit,
     check_flavor_unused,
@@ -185,7 +186,7 @@ class Objects:
     ) -> list[str]:
         old = self._find(_namespace(job), job.metadata.name)
         if old is not None and old.metadata.deletion_timestamp is not None:
-            raise Conflict(f"job {job.metadata.name!r} is being deleted; apply it again in a moment")
+            raise being_deleted(job.kind, job.metadata.name)
         if old is not None:
             check_edit(old, job)
             if old.spec == job.spec:
@@ -197,10 +198,7 @@ class Objects:
     def _check_not_leaving(self, document: spec.Queue | spec.Flavor) -> None:
         old = self._stored(document)
         if old is not None and old.metadata.deletion_timestamp is not None:
-            raise Conflict(
-                f"{document.kind.lower()} {document.metadata.name!r} is being deleted and waits for its unfinished"
-                " jobs; apply it again once they are gone"
-            )
+            raise being_deleted(document.kind, document.metadata.name)
 
     # ---- writes; inside a transaction
 

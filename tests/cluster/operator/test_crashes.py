@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import SYSTEM, install
 from tests.cluster.operator.pools import Json, Pool
@@ -148,6 +151,81 @@ def watch_rules(pool: Pool, ended: threading.Event, wrong: list[str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.parametrize("edit", [{}, {"cancel": True}], ids=["goes on", "is cancelled"])
+def test_a_job_whose_operator_is_killed_before_its_status_is_written_is_as_its_pod_tells(
+    pool: Pool, start: Start, plane: ControlPlane, edit: Json
+) -> None:
+    """While its pod waits for kube-scheduler, the status of a job of one pod is not written for 2 s."""
+    first = start("before", "--no-lease")
+    at_work(first)
+    with stopped(plane.pid("kube-scheduler")):
+        pool.submit("alone", pods=1)
+        pool.wait("its pod is there", lambda: len(pool.pods("alone")) == 1)
+        first.kill()
+    assert pool.status("alone") == {}
+    (pod,) = pool.pods("alone")
+    if edit:
+        pool.edit("alone", **edit)
+    start("after", "--no-lease")
+    pool.wait_for_phase("alone", "Failed" if edit else "Running")
+    assert pool.attempt("alone") == 0
+    assert {one["metadata"]["uid"] for one in pool.pods("alone")} <= {pod["metadata"]["uid"]}, "there was no other"
+    if not edit:
+        (place,) = pool.status("alone")["placement"]
+        assert [place["nodes"][0]["node"]] == pool.nodes_of("alone")
+
+
+def test_a_job_that_is_edited_before_its_status_is_written_starts_anew_as_it_is_now(
+    pool: Pool, start: Start, plane: ControlPlane
+) -> None:
+    operator = start("edited", "--no-lease")
+    at_work(operator)
+    with stopped(plane.pid("kube-scheduler")):
+        pool.submit("alone", pods=1)
+        pool.wait("its pod is there", lambda: len(pool.pods("alone")) == 1)
+        pool.edit("alone", roles=pool.job("alone", 1, 2)["spec"]["roles"])
+    pool.wait_for_phase("alone", "Running")
+    (pod,) = pool.pods("alone")
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    assert pool.attempt("alone") == 1
+
+
+def test_nobody_admits_a_job_by_creating_its_pod(pool: Pool, start: Start, plane: ControlPlane) -> None:
+    """Its name, labels and owner anybody can know; the seal nobody."""
+    operator = start("forged", "--no-lease")
+    at_work(operator)
+    pool.set_quota("red", 0)
+    pool.set_quota("blue", 0)
+    pool.edit_queue("all", resources=[{"flavor": pool.namespace, "guaranteed": {GPU: "0"}, "limit": {GPU: "0"}}])
+    pool.submit("waits", pods=1)
+    pool.wait("it has to wait", lambda: pool.waits_for("waits") == "LargerThanQuota")
+    waits = pool.get("waits")
+    assert waits is not None
+    uid = waits["metadata"]["uid"]
+    name = f"waits-worker-0-{hashlib.sha256(f'{uid}/0'.encode()).hexdigest()[:5]}"
+    told = {"at": time.time(), "flavor": pool.namespace, "generation": 1, "seal": "A" * 22}
+    owner = {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "name": "waits",
+        "uid": uid,
+        "controller": True,
+    }
+    labels = {"job": "waits", "job-uid": uid, "role": "worker", "index": "0", "attempt": "0"}
+    pool.api.create(f"/api/v1/namespaces/{pool.namespace}/pods", {
+        "metadata": {
+            "name": name,
+            "labels": {f"muster.dev/{key}": value for key, value in labels.items()},
+            "annotations": {"muster.dev/admitted": json.dumps(told)},
+            "ownerReferences": [owner],
+        },
+        "spec": {"nodeName": pool.node(0), "containers": [{"name": "main", "image": "none"}]},
+    })  # fmt: skip
+    path = f"/api/v1/namespaces/{pool.namespace}/pods/{name}"
+    pool.wait("the pod is stopped", lambda: pool.api.gone(path))
+    assert pool.waits_for("waits") == "LargerThanQuota"
+
+
 def test_work_goes_on_after_the_api_server_was_away(pool: Pool, start: Start, plane: ControlPlane) -> None:
     operator = start()
     pool.submit("before", pods=2, does={"run_seconds": 8, "exit_code": 0})
@@ -266,6 +344,7 @@ def test_what_an_operator_tells_about_itself(pool: Pool, start: Start, tmp_path:
     cell = f'muster_gpu_seconds_total{{queue="{queue}",namespace="{space}",resource="nvidia.com/gpu"}}'
     operator.wait("GPU-seconds count", lambda: operator.metric(cell) > 0)
     assert operator.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 2
-    assert operator.metric('muster_api_calls_total{verb="PATCH",resource="trainingjobs/status",code="200"}') == 2
+    patches = operator.metric('muster_api_calls_total{verb="PATCH",resource="trainingjobs/status",code="200"}')
+    assert patches == 2, "admitted, and running"
     records: list[dict[str, Any]] = operator.records()
     assert {"time", "level", "message"} <= records[0].keys()

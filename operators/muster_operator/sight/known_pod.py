@@ -1,0 +1,202 @@
+"""One pod: what is kept of it, and how the engine sees it if it is a job's.
+
+That it says so is not enough: who may create pods in some namespace may write into them whatever uid, so a pod is a
+job's only in the job's namespace and under the very name that we give it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from muster.cluster import PodView
+from muster.lifecycle import pod_name
+from muster.model import Resources
+from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.labels import ATTEMPT, INDEX, ROLE
+from muster_operator.manifests.collector import NAME as COLLECTOR
+from muster_operator.sight.admission import PodClaim, claim_of
+from muster_operator.sight.amounts import asks_for
+from muster_operator.sight.endings import Ending, ending_of
+from muster_operator.sight.shapes import ContainerStatus, Pod, PodMeta, Terminated
+from muster_operator.sight.times import seconds
+
+_ENDED = ("Succeeded", "Failed")
+_PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
+    "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
+}  # fmt: skip
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """Which job it is; neither changes as long as there is one of that uid."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """A pod: as the engine sees it if its job is known (`view`), and what it takes of `node` otherwise."""
+
+    uid: str
+    version: int
+    namespace: str
+    name: str
+    job: JobName | None  # whose pod it is, if there is such a TrainingJob
+    view: PodView | None
+    node: str  # where it is bound; "" while it is not
+    request: Resources
+    ended: bool
+    told: bool = False  # by us, to stop
+    ip: str = ""
+    collector: bool = False  # whether the sidecar of ours is in it
+    ending: Ending | None = None  # what that said at its end
+    claim: PodClaim | None = None  # what it says of its job's admission
+
+
+def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
+    """What we keep of a pod. The view that says the same as before is the one of before."""
+    meta, spec = pod.metadata, pod.spec
+    same = before is not None and before.uid == meta.uid
+    job = job_of(meta)
+    request = (before.request if same and before is not None and before.job and job else None) or asks_for(spec)
+    view = pod_view(pod, job.uid) if job is not None else None
+    if view is not None:
+        view = replace(view, request=request)
+    ended, told = pod.status.phase in _ENDED, same and before is not None and before.told
+    if same and before is not None and before.view is not None and view is not None:
+        if before.ended and not before.view.deleting:
+            view = replace(view, deleting=False)  # it had ended before it was told to
+        elif told and (before.ended or not ended):
+            view = replace(view, deleting=True)  # as it was a moment before
+        if before.view == view:
+            view = before.view
+    return KnownPod(
+        uid=meta.uid,
+        version=meta.version,
+        namespace=meta.namespace,
+        name=meta.name,
+        job=job,
+        view=view,
+        node=spec.node_name,
+        request=request,
+        ended=ended,
+        told=told,
+        ip=pod.status.pod_ip,
+        collector=any(one.name == COLLECTOR for one in spec.init_containers),
+        ending=ending_of(pod.status.init_container_statuses) if view is not None else None,
+        claim=None if view is None else before.claim if same and before is not None else _claim(meta, view),
+    )
+
+
+def created_pod(meta: PodMeta, job_uid: str, node: str, request: Resources) -> KnownPod:
+    """A pod that we just created, pinned to `node`, as the watch will show it a moment later.
+
+    `request` is what its template asks for; what the API server made of that is read once the watch shows it.
+    """
+    job = job_of(meta)
+    view = pod_view(Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
+    return KnownPod(
+        uid=meta.uid,
+        version=meta.version,
+        namespace=meta.namespace,
+        name=meta.name,
+        job=None if view is None else job,
+        view=None if view is None else replace(view, node=node, request=request),
+        node="",
+        request=Resources(),  # read once the watch shows it, which is before it takes room
+        ended=False,
+        claim=None if view is None else _claim(meta, replace(view, node=node)),
+    )
+
+
+def _claim(meta: PodMeta, view: PodView) -> PodClaim | None:
+    return claim_of(meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node)
+
+
+def job_of(meta: PodMeta) -> JobName | None:
+    """The job whose pod this is if there is such a job: the one that owns it, in its namespace, if its name is the one
+    that we give to the pod that its labels say it is. Anybody may write that a pod is somebody's."""
+    seat = _seat(meta)
+    owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
+    if owner is None or seat is None or meta.name != pod_name(owner.name, owner.uid, *seat):
+        return None
+    return JobName(owner.uid, meta.namespace, owner.name)
+
+
+def _seat(meta: PodMeta) -> tuple[str, int, int] | None:
+    """Role, index and attempt, as its labels say; None where they do not."""
+    try:
+        role, index, attempt = meta.labels[ROLE], int(meta.labels[INDEX]), int(meta.labels[ATTEMPT])
+    except (KeyError, ValueError):
+        return None
+    return (role, index, attempt) if index >= 0 and attempt >= 0 else None
+
+
+def pod_view(pod: Pod, job_uid: str) -> PodView | None:
+    """The pod of a job as the engine sees it; None when its labels do not say which one it is."""
+    meta, status, seat = pod.metadata, pod.status, _seat(pod.metadata)
+    if seat is None:
+        return None
+    role, index, attempt = seat
+    phase = _PHASES.get(status.phase, "Pending")
+    ended = _first_failure(pod) if phase == "Failed" else _main_end(pod)
+    return PodView(
+        name=meta.name,
+        job_uid=job_uid,
+        role=role,
+        index=index,
+        attempt=attempt,
+        node=pod.spec.node_name or _pin(pod),
+        phase=phase,
+        ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
+        unschedulable=any(c.type == "PodScheduled" and c.status == "False" for c in status.conditions),
+        deleting=meta.deletion_timestamp is not None,
+        exit_code=None if ended is None else ended.exit_code,
+        reason=_reason(pod, ended) if phase == "Failed" else "",
+        finished_at=seconds(ended.finished_at) if ended is not None and phase in _ENDED else None,
+        log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
+    )
+
+
+def _pin(pod: Pod) -> str:
+    """The node that a pod of ours is bound to be on: the first field of the first term we wrote."""
+    affinity = pod.spec.affinity
+    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    for term in required.node_selector_terms if required else ():
+        for line in term.match_fields:
+            if line.key == "metadata.name" and len(line.values) == 1:
+                return line.values[0]
+    return ""
+
+
+def _main_end(pod: Pod) -> Terminated | None:
+    main = pod.spec.containers[0].name if pod.spec.containers else ""
+    return next((one.state.terminated for one in pod.status.container_statuses if one.name == main), None)
+
+
+def _first_failure(pod: Pod) -> Terminated | None:
+    """How the main container failed, or else the container that failed first."""
+    main = _main_end(pod)
+    if main is not None and main.exit_code != 0:
+        return main
+    failed = [one.state.terminated for one in pod.status.container_statuses if _has_failed(one)]
+    return min((end for end in failed if end is not None), key=lambda end: end.finished_at or "", default=main)
+
+
+def _has_failed(container: ContainerStatus) -> bool:
+    return container.state.terminated is not None and container.state.terminated.exit_code != 0
+
+
+def _reason(pod: Pod, ended: Terminated | None) -> str:
+    """Why it failed. A disruption is none of the job's doing, whatever the containers say."""
+    if any(c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions):
+        return "DisruptionTarget"
+    return pod.status.reason or (ended.reason if ended is not None else "")
+
+
+def _is_job(api_version: str, kind: str) -> bool:
+    return kind == TRAINING_JOBS.kind and api_version.partition("/")[0] == TRAINING_JOBS.group

@@ -1,0 +1,64 @@
+"""Reads TrainingJobs: each part once, as long as it does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster import spec
+from muster_operator.manifests.collector import CollectorChoices
+from muster_operator.sight.known_job import KnownJob, Verdict
+from muster_operator.sight.shapes import Job
+from muster_operator.sight.specs import Specs
+
+
+class Reader:
+    """Jobs written alike share a spec."""
+
+    def __init__(self, collectors: CollectorChoices) -> None:
+        self._specs = Specs(collectors)
+
+    def read(self, item: Job, before: KnownJob | None) -> KnownJob:
+        """The job as it is written. Raises pydantic's ValidationError, and whatever else a document may bring about."""
+        spec_text, status_text = bytes(item.spec), bytes(item.status)
+        metadata = read_metadata(item)
+        same = before if before is not None and before.uid == metadata.uid else None
+        if same is not None and same.spec_text == spec_text:
+            wanted, templates = same.job.spec, same.templates
+        else:
+            read = self._specs.read(spec_text)
+            wanted, templates = read.spec, read.templates
+        if same is not None and same.status_text == status_text:
+            status = same.written
+        else:
+            status = spec.TrainingJobStatus.model_validate_json(status_text)
+            if same is not None and status == same.written:
+                status = same.written
+        job = spec.TrainingJob.model_construct(
+            api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
+        )
+        return KnownJob(job, templates, spec_text, status_text)
+
+    def really(self, job: spec.TrainingJob, verdicts: Mapping[str, Verdict | None]) -> spec.TrainingJob:
+        """The job with what its pods really ask for."""
+        pods = {
+            role: verdict.pod for role, verdict in verdicts.items() if verdict is not None and verdict.pod is not None
+        }
+        if not pods:
+            return job
+        return job.model_copy(update={"spec": self._specs.really(job.spec, pods)})
+
+
+def read_metadata(item: Job) -> spec.ObjectMeta:
+    """Of a job, as every object has it."""
+    meta = item.metadata
+    return spec.ObjectMeta.model_validate(
+        {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "generation": meta.generation,
+            "resource_version": meta.resource_version,
+            "creation_timestamp": meta.creation_timestamp,
+            "deletion_timestamp": meta.deletion_timestamp,
+        }
+    )

@@ -1,0 +1,65 @@
+"""How often a waiting job is told again where it stands."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from muster.engine.news import News
+from muster.model import Wait
+from muster.spec import TrainingJobStatus
+
+
+def line(count: int, shift: int = 0) -> list[Wait]:
+    return [Wait(f"job{number}", "NoRoom", "needs 1 GPU", number + 1 + shift) for number in range(count)]
+
+
+def written(every_s: float, count: int, seconds: int) -> dict[str, list[int]]:
+    """When each job was written, of so many whose positions change every second."""
+    news, statuses = News(every_s), dict.fromkeys((wait.gang for wait in line(count)), TrainingJobStatus())
+    at: dict[str, list[int]] = {uid: [] for uid in statuses}
+    for second in range(seconds):
+        waits = line(count, second % 2)
+        news.begin(waits)
+        for wait in waits:
+            told, _ = news.tell(wait, statuses[wait.gang], float(second), anyway=False)
+            if told is not statuses[wait.gang]:
+                statuses[wait.gang] = told
+                at[wait.gang].append(second)
+    return at
+
+
+def test_positions_are_refreshed_once_a_minute() -> None:
+    at = written(60.0, 98, 200)
+    assert set(map(tuple, at.values())) == {(0, 61, 122, 183)}, "a minute later it stood where it was told to stand"
+
+
+def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
+    news = News(60.0)
+    waits = [Wait(f"job{queue}-{number}", "NoRoom", "", number + 1) for queue in range(20) for number in range(90)]
+    news.begin(waits)
+    status = TrainingJobStatus()
+    told, _ = news.tell(waits[0], status, 0.0, anyway=False)
+    moved = Wait(waits[0].gang, "NoRoom", "", 2)
+    assert news.tell(moved, told, 179.0, anyway=False) == (told, 180.0)
+    again, due = news.tell(moved, told, 180.0, anyway=False)
+    assert (again.queue_position, due) == (2, None)
+
+
+def test_a_new_reason_is_told_at_once_however_many_wait() -> None:
+    news = News(60.0)
+    waits = line(90) * 40
+    news.begin(waits)
+    told, _ = news.tell(waits[0], TrainingJobStatus(), 0.0, anyway=False)
+    other = Wait(waits[0].gang, "QuotaExceeded", "", 1)
+    assert news.tell(other, told, 1.0, anyway=False)[0].reason == "QuotaExceeded"
+
+
+@pytest.mark.parametrize("every_s", [60.0, inf])
+def test_a_simulation_is_told_once(every_s: float) -> None:
+    news = News(every_s)
+    news.begin(line(3))
+    told, _ = news.tell(line(3)[0], TrainingJobStatus(), 0.0, anyway=False)
+    again, due = news.tell(line(3, 5)[0], told, 1e9, anyway=False)
+    assert (again is told, due) == (every_s == inf, None)
