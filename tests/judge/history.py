@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any
@@ -77,15 +78,15 @@ class History:
         spec: Json = {"resources": [{"flavor": "any", **cells}]}
         self.put("Queue", name, {"metadata": {"name": name}, "spec": spec | ({"parent": parent} if parent else {})})
 
-    def job(self, name: str, *, queue: str = "root", gpus: int = 1, start_timeout: int = 20) -> None:
-        """A user submits a job of one role, `w`."""
+    def job(self, name: str, *, queue: str = "root", gpus: int = 1, start_timeout: int = 20, **role: int) -> None:
+        """A user submits a job of one role, `w`, of one pod unless `role` says `replicas`."""
         template = {"spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]}}
         body = {
-            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "generation": 1},
             "spec": {
                 "queue": queue,
                 "startTimeoutSeconds": start_timeout,
-                "roles": [{"name": "w", "template": template}],
+                "roles": [{"name": "w", "template": template, **role}],
             },
         }
         self.put("TrainingJob", f"ns/{name}", body)
@@ -94,6 +95,7 @@ class History:
         """A user edits a job's spec."""
         body = deepcopy(self._last["TrainingJob", f"ns/{name}"])
         body["spec"].update(spec)
+        body["metadata"]["generation"] += 1
         self.put("TrainingJob", f"ns/{name}", body)
 
     def status(self, name: str, *true: str, attempt: int = 0, places: list[str] | None = None, **more: Any) -> None:
@@ -130,12 +132,26 @@ class History:
         why = {"type": "Admitted", "status": "False", "reason": "HoldWaiting"}
         self.status(name, hold=hold, conditions=[why] if waits else [])
 
-    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1) -> str:
+    def delete(self, name: str) -> None:
+        """A user deletes a job, which stays until its pods are gone."""
+        body = deepcopy(self._last["TrainingJob", f"ns/{name}"])
+        body["metadata"]["deletionTimestamp"] = self.time()
+        self.put("TrainingJob", f"ns/{name}", body)
+
+    def telling(self, job: str, pin: str, *, index: int = 0, generation: int = 1, **pod: int) -> str:
+        """The operator admits a job by its pod; its key."""
+        told = json.dumps({"at": self.now, "flavor": "any", "generation": generation, "seal": "x"})
+        return self.pod(job, index, pin, told=told, **pod)
+
+    def pod(self, job: str, index: int, pin: str, *, attempt: int = 0, gpus: int = 1, told: str = "") -> str:
         """The operator creates a pod of a job; its key."""
         name = f"{job}-w-{index}-{attempt}"
         labels = {"muster.dev/role": "w", "muster.dev/index": str(index), "muster.dev/attempt": str(attempt)}
         owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": job, "uid": f"uid-{job}"}
-        self._pod(name, {"labels": labels, "ownerReferences": [owner]}, gpus, pin)
+        meta: Json = {"labels": labels, "ownerReferences": [owner]}
+        if told:
+            meta["annotations"] = {"muster.dev/admitted": told}
+        self._pod(name, meta, gpus, pin)
         return f"ns/{name}"
 
     def foreign(self, name: str, gpus: int = 1) -> str:

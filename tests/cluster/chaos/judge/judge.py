@@ -6,6 +6,8 @@ that remain, and why:
 - Quota: an admission was decided before it was written, so it is right if it was right by any quota in force during the
   last QUOTA_MEMORY_S. What is charged is taken as it is at the write, since only the operator adds to it; but room for
   which somebody still leaves is charged once: one round may admit some and promise that room to others.
+- An admission that a pod tells is judged when that pod is created, as if it was written then. Nothing guards it against
+  what is edited or deleted meanwhile, so it may be about the job as it was up to UNHEARD_S ago.
 - A node's room: pods that are not ours and were bound less than FOREIGN_MEMORY_S ago may have been unknown.
 - What user and cluster do (delete a job, evict a pod, take a node away) is no promise of the operator.
 - Times (`late.py`): counted only while somebody holds the Lease and renews it.
@@ -59,21 +61,29 @@ class Judge:
         if event.kind == "Pod":
             old, new = before if isinstance(before, Pod) else None, after if isinstance(after, Pod) else None
             self._late.pod(old, new, at)
-            yield from gang.pod(world, old, new)
-            yield from leaving.pod(world, old, new, at)
+            yield from leaving.pod(world, old, new, at)  # by what the job was while the old one told of it
+            heard = world.hear(old, new, at)
+            yield from gang.pod(world, old, new, at)
             yield from self._room.pod(world, old, new, at)
+            if heard is not None and heard[1].by:
+                self._leaks.told(heard[1])
+                yield from self._admitted(*heard, at)
         elif event.kind == "TrainingJob":
             was, job = before if isinstance(before, Job) else None, after if isinstance(after, Job) else None
             self._late.job(was, job, at)
             if job is not None:
-                world.remember_flavors(job)
-                yield from gang.job(world, job)
+                yield from gang.job(world, was, job)
                 yield from leaving.job(world, was, job, at)
-                yield from self._room.job(world, was, job, at)
+                yield from self._admitted(was, job, at)
         elif event.kind == "Node":
             self._late.node(event.key, at)
         elif event.kind == "Lease" and isinstance(after, Lease):
             self._late.lease(before if isinstance(before, Lease) else None, after, at)
+
+    def _admitted(self, was: Job | None, job: Job, at: float) -> Iterator[Finding]:
+        """A job may be admitted, by its status or its pod."""
+        self.world.remember_flavors(job)
+        yield from self._room.job(self.world, was, job, at)
 
     def _find(self, finding: Finding, at: float) -> None:
         rule, whose, message, shown = finding

@@ -3,6 +3,9 @@
 Time counts only while the operator has a chance: while one holder renews the Lease, at most RENEWAL_GAP_S apart. In
 a cluster that is quiet, QUIET_S are enough. While others have news that the operator may be busy with, on a machine
 that may be slow, a job's own quiet has to last BUSY_S.
+
+An admission that only a pod tells so far is written at once in a cluster that is quiet. Where there is no quiet, or
+more than a CROWD of such jobs, it is written UNWRITTEN_S later at most.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from tests.cluster.chaos.judge.world import World
 Finding = tuple[str, str, str, tuple[tuple[str, str], ...]]
 QUIET_S = 10.0  # without news of any job, pod or node, every status has to equal its pods
 BUSY_S = 60.0  # without news of this job, its pods and their nodes
+CROWD = 64  # jobs that their pods alone admit: beyond that, their statuses may wait
+UNWRITTEN_S = 75.0  # a minute, and time for writing
 RENEWAL_GAP_S = 4.0
 
 
@@ -74,7 +79,11 @@ class Late:
             nodes = {pod.node for pod in pods} | set(job.places.values())
             news_at = max((self._nodes_at.get(node, 0.0) for node in nodes), default=0.0)
             news_at = max(news_at, self._news_at.get(uid, now), led_since, job.not_before)
-            if now - news_at > (QUIET_S if quiet else BUSY_S):
+            due = news_at + (QUIET_S if quiet else BUSY_S)
+            telling = world.tellings.get(uid)
+            if telling is not None and (not quiet or len(world.tellings) > CROWD):
+                due = max(due, telling.since + UNWRITTEN_S)
+            if now > due:
                 for message in _differs(job, pods):
                     shown = (("TrainingJob", job.key), *(("Pod", pod.key) for pod in pods))
                     yield "status equals pods", job.key, message, shown
@@ -96,6 +105,9 @@ class Late:
 def _differs(job: Job, pods: list[Pod]) -> Iterator[str]:
     """In what a status is not what its pods are, when nothing has happened for long enough."""
     going = [pod for pod in pods if pod.live and not pod.stopping]
+    if job.by and not job.deleted:
+        yield f"is admitted by {job.by}, and its status does not say so"
+        return
     if job.deleted or not job.admitted or job.finished:
         if going:
             yield f"is {job.phase}, and {going[0].key} is not told to stop"

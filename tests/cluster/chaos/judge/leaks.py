@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from tests.cluster.chaos.judge.objects import Job
 from tests.cluster.chaos.judge.world import Event, World
 
 Finding = tuple[str, str, str, tuple[tuple[str, str], ...]]
-EVENTS_A_WRITE, EVENTS_FREE = 3, 5  # an operator that is killed tells some things twice
+EVENTS_A_WRITE, EVENTS_FREE = (
+    3,
+    5,
+)  # a pod that admits its job is a write of the job; an operator that is killed tells some things twice
 OF_KUBERNETES = ("kube-system/", "kube-node-lease/", "kube-public/")
 
 
@@ -32,6 +36,10 @@ class Leaks:
             about = event.document.get("regarding") or event.document.get("involvedObject") or {}
             if about.get("kind") == "TrainingJob":
                 self._events[about.get("uid", "")] += 1
+
+    def told(self, job: Job) -> None:
+        """A pod admitted the job."""
+        self._writes[job.uid] += 1
 
     def left(self, world: World) -> Iterator[Finding]:
         """What should not be there once all jobs are over."""

@@ -59,6 +59,15 @@ def _container(container: Json) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a pod says of its job's admission: of which flavor its node is, and which generation of the job was decided
+    about."""
+
+    flavor: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. `job` is the uid of the TrainingJob that owns it, "" for others; `pin` the node it is pinned to."""
 
@@ -75,6 +84,7 @@ class Pod:
     forced: bool  # it stops without any grace
     disrupted: bool  # somebody else evicts it, and says so
     asks: Mapping[str, int]
+    told: Told | None  # None: it says nothing of an admission
 
     @property
     def live(self) -> bool:
@@ -88,6 +98,7 @@ class Pod:
 
 
 DISRUPTED = "chaos.muster.dev/disrupted"  # annotation by which whoever deletes a pod owns up to it
+ADMITTED = "muster.dev/admitted"  # annotation by which a pod tells that its job is admitted
 
 
 def pod(document: Json) -> Pod:
@@ -111,7 +122,16 @@ def pod(document: Json) -> Pod:
         forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
         asks=asks_for(spec),
+        told=_told(annotations.get(ADMITTED)),
     )
+
+
+def _told(text: str | None) -> Told | None:
+    try:
+        body = json.loads(text or "null")
+        return Told(str(body["flavor"]), int(body["generation"]))
+    except (ValueError, TypeError, KeyError):
+        return None  # it tells nothing
 
 
 def _pin(spec: Json) -> str:
@@ -136,19 +156,23 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A TrainingJob. `places` says the node of each seat, `flavors` the kind of node of each role."""
+    """A TrainingJob. `places` says the node of each seat, `flavors` the kind of node of each role, `fewest` the pods
+    that each role has to have. `by` is the pod that tells of the admission where the status does not, else ""."""
 
     key: str
     uid: str
-    deleted: bool
+    generation: int
+    deleted_at: float  # 0: it is not being deleted
     queue: str
     off: bool  # suspended or cancelled by its user
     start_timeout_s: float
     asks: Mapping[str, Mapping[str, int]]  # by role, of one pod
+    fewest: Mapping[str, int]
     essential: frozenset[str]
     admitted: bool
     leaving: bool
     waits_for_room: bool  # what is held for it is not free yet, as far as the operator knew
+    suspended: bool
     finished: bool
     ready: bool
     complete: bool
@@ -162,6 +186,12 @@ class Job:
     hold: Hold | None
     eviction_for: str
     status: Json = field(repr=False)
+    by: str = ""
+
+    @property
+    def deleted(self) -> bool:
+        """Whether it is to go."""
+        return self.deleted_at > 0
 
     @property
     def runs(self) -> bool:
@@ -179,15 +209,18 @@ def job(document: Json) -> Job:
     return Job(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
-        deleted=meta.get("deletionTimestamp") is not None,
+        generation=int(meta.get("generation") or 1),
+        deleted_at=seconds(meta.get("deletionTimestamp")) or 0.0,
         queue=spec.get("queue") or "default",
         off=bool(spec.get("suspend") or spec.get("cancel")),
         start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
         asks={role["name"]: asks_for(role["template"]["spec"]) for role in spec["roles"]},
+        fewest={role["name"]: int(role.get("minReplicas") or role.get("replicas") or 1) for role in spec["roles"]},
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         leaving="Admitted" in true and "Evicted" in true,
         waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "HoldWaiting",
+        suspended="Suspended" in true,
         finished=bool(true & {"Complete", "Failed"}),
         ready="PodsReady" in true,
         complete="Complete" in true,

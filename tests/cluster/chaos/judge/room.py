@@ -50,7 +50,8 @@ class Room:
         yield from self._nodes(world, job, at)
 
     def _quota(self, world: World, was: Job | None, job: Job, at: float) -> Iterator[Finding]:
-        asked, had = demand(job), demand(was) if was is not None and was.runs else Counter()
+        before = was if was is not None and was.runs else world.kept(job, at)
+        asked, had = demand(job), Counter() if before is None else demand(before)
         if all(amount <= had[cell] for cell, amount in asked.items()):
             return  # it shrinks, or moves: nothing is taken from anybody
         trees = world.recent_trees(at)

@@ -1,4 +1,7 @@
-"""All that exists at one revision, kept up to date event by event, and what of it counts as taken."""
+"""All that exists at one revision, kept up to date event by event, and what of it counts as taken.
+
+Jobs are as everybody has to take them: as written, or as admitted by their pod until that is written (`told`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, TypeAlias
 from tests.cluster.chaos.judge import objects
 from tests.cluster.chaos.judge.objects import Job, Json, Lease, Node, Pod, Queue
 from tests.cluster.chaos.judge.quota import Cell, Charges, Tree
+from tests.cluster.chaos.judge.told import UNHEARD_S, Telling, refusal
 
 Thing: TypeAlias = Job | Pod | Node | Queue | Lease
 KINDS: Mapping[str, Callable[[Json], Thing]] = {
@@ -38,6 +42,10 @@ class World:
     """Objects by kind and key, and indexes over them."""
 
     jobs: dict[str, Job] = field(default_factory=dict)  # by uid
+    written: dict[str, Job] = field(default_factory=dict)  # by uid: what their statuses say
+    tellings: dict[str, Telling] = field(default_factory=dict)  # by uid: jobs that their pod admits
+    untold: dict[str, tuple[Job, float]] = field(default_factory=dict)  # such jobs, when their pod went before a status
+    edited: dict[tuple[str, int], tuple[Job, float]] = field(default_factory=dict)  # older generations, until when
     gone: dict[str, tuple[Job, float]] = field(default_factory=dict)  # jobs that were removed: the last we saw, when
     pods: dict[str, Pod] = field(default_factory=dict)  # by key
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -64,6 +72,29 @@ class World:
         """A job, or the last we saw of it."""
         return self.jobs.get(uid) or (self.gone[uid][0] if uid in self.gone else None)
 
+    def no_admission(self, pod: Pod, at: float) -> str:
+        """Why what a pod tells admits nobody; "" if it does, or would if its job was not removed just now."""
+        job, gone_at = self.written.get(pod.job), at
+        if job is None and pod.job in self.gone:
+            job, gone_at = self.gone[pod.job]
+        if job is None or pod.told is None:
+            return "the pod tells of none"
+        if max(at - gone_at, at - job.deleted_at if job.deleted else 0.0) > UNHEARD_S:
+            return "it was deleted long ago"
+        return refusal(job, self._generation(job, pod.told.generation, at), pod)
+
+    def _generation(self, job: Job, number: int, at: float) -> Job | None:
+        if number == job.generation:
+            return job
+        older = self.edited.get((job.uid, number))
+        return older[0] if older is not None and at - older[1] <= UNHEARD_S else None
+
+    def kept(self, job: Job, at: float) -> Job | None:
+        """The job as its pod had it in the same places, if that pod went just now and no status had said so."""
+        before = self.untold.get(job.uid)
+        same = before is not None and before[0].places == job.places and at - before[1] <= UNHEARD_S
+        return before[0] if before is not None and same else None
+
     # ---- what happens
 
     def change(self, event: Event) -> tuple[Thing | None, Thing | None]:
@@ -81,7 +112,32 @@ class World:
                 self.others[key] = event.document
             return None, None
         after = None if event.document is None else read(event.document)
-        return self._put(event, after), after
+        before = self._put(event, after)
+        return before, self.jobs[after.uid] if isinstance(after, Job) else after
+
+    def hear(self, old: Pod | None, new: Pod | None, at: float) -> tuple[Job, Job] | None:
+        """A pod appeared or went that may admit its job; how the job was and is, if that differs."""
+        if old is not None and new is not None and old.uid == new.uid:
+            return None
+        uid = new.job if new is not None else old.job if old is not None else ""
+        written, was = self.written.get(uid), self.jobs.get(uid)
+        if written is None or was is None:
+            return None
+        telling = self.tellings.get(uid)
+        if telling is not None and old is not None and telling.pod.uid == old.uid:
+            del self.tellings[uid]
+            self.untold[uid] = was, at
+        if new is not None and new.told is not None and uid not in self.tellings and not self.no_admission(new, at):
+            decided = self._generation(written, new.told.generation, at)
+            if decided is not None:
+                self.tellings[uid] = Telling(new, decided, at)
+                self.untold.pop(uid, None)
+        self._show(written)
+        return None if self.jobs[uid] == was else (was, self.jobs[uid])
+
+    def _show(self, written: Job) -> None:
+        telling = self.tellings.get(written.uid)
+        self.jobs[written.uid] = written if telling is None else telling.shows(written)
 
     def _put(self, event: Event, after: Thing | None) -> Thing | None:
         if event.kind == "TrainingJob":
@@ -103,13 +159,21 @@ class World:
         uid = self._uids.get(event.key)
         before = None if uid is None else self.jobs.get(uid)
         if uid is not None and before is not None and (after is None or after.uid != uid):
-            del self.jobs[uid]
+            del self.jobs[uid], self.written[uid]
+            self.tellings.pop(uid, None)
+            self.untold.pop(uid, None)
             self.gone[uid] = (before, event.at)
         if after is None:
             self._uids.pop(event.key, None)
         else:
             self._uids[event.key] = after.uid
-            self.jobs[after.uid] = after
+            last, telling = self.written.get(after.uid), self.tellings.get(after.uid)
+            if last is not None and last.generation != after.generation:
+                self.edited[after.uid, last.generation] = last, event.at
+            if telling is not None and not telling.holds(after):
+                del self.tellings[after.uid]
+            self.written[after.uid] = after
+            self._show(after)
         return before if after is None or before is None or before.uid == after.uid else None
 
     def _put_pod(self, event: Event, after: Pod | None) -> Pod | None:
