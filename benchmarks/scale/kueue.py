@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +44,27 @@ async def kueue(world: World) -> Row:
         await meter.until(seen, "all ended", lambda: _ended(seen, creating) >= len(ended), _LIMIT_S)
         meter.ready()
         waits = _waits(seen, arrivals, meter.began)
+        again = _ran_again(world)
         return await meter.row(
             seen,
             created_s=await creating,
             create_to_bound_s=max(seen.bound.values()) - meter.began,
-            notes={"makespan_s": round(max(seen.ended.values()) - meter.began, 1), "mean_to_bound_s": waits},
+            notes={
+                "makespan_s": round(max(seen.ended.values()) - meter.began, 1),
+                "mean_to_bound_s": waits,
+                "ran_again": again,
+            },
         )
+
+
+def _ran_again(world: World) -> dict[str, int]:
+    """Jobs that started more than once: since they lost a pod, failed, or had to make room."""
+    why: Counter[str] = Counter()
+    for job in world.plane.api.items(f"/apis/muster.dev/v1alpha1/namespaces/{NAMESPACE}/trainingjobs"):
+        status = job.get("status", {})
+        if status.get("attempt"):
+            why["lost" if status.get("nodeLosses") else "failed" if status.get("restarts") else "made room"] += 1
+    return dict(why)
 
 
 def _ended(seen: Seen, creating: asyncio.Task[float]) -> int:
