@@ -32,11 +32,11 @@ _AFTER_CONFLICT_S = 0.05  # for the watch to bring what changed
 _TROUBLE_S = (0.2, 15.0)
 _LONGEST_AFTER_REFUSALS_S = 5.0
 _LONGEST_PAUSE_S = 60.0
-_LONGEST_REST_S = 1.0
+_REST, _LONGEST_REST_S = 4.0, 2.0  # of what deciding took, from one round's begin to the next one's
 _BEGIN_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
 _PIECE = 64  # of the backlog, between two looks at what has changed
 _CROWD_S = 60.0
-_LOOK_S = 1.0  # how long a backlog rests at most
+_LOOK_S = 1.0  # how long a backlog rests at most, where no round has to
 _WRITE_SHARE = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
 
 
@@ -120,7 +120,7 @@ class Leader:
         decided = time.monotonic()
         self._metrics.rounds.add()
         self._metrics.plan_s.observe(decided - began)
-        term.last, term.rest_s = round_, min(_LONGEST_REST_S, 2.0 * (decided - began))
+        term.last, term.rest_s = round_, min(_LONGEST_REST_S, _REST * (decided - began))
         try:
             patience_s = max(_BEGIN_WITHIN_S, _WRITE_SHARE * (decided - began))
             for phase in round_.phases:
@@ -147,12 +147,14 @@ class Leader:
         return outcome
 
     async def _catch_up(self, term: Term, outcome: Outcome) -> None:
-        """Write what may be written later, piece by piece, until something changes."""
+        """Write what may be written later, piece by piece; once something changes, one for each second of rest."""
+        pieces = 0
         while outcome.trouble is None and (piece := self._piece()):
+            pieces += 1
             late = await self._writer.carry_out([piece], _BEGIN_WITHIN_S)
             term.engine.recheck(late.unwritten - late.later)
             outcome.join(late)
-            if self.changed.is_set() or late.unwritten:
+            if late.unwritten or (self.changed.is_set() and pieces >= term.rest_s):
                 return
 
     def _piece(self) -> Phase:
@@ -203,7 +205,7 @@ class Leader:
         return pause_s
 
     async def _sleep(self, pause_s: float) -> None:
-        """Until something changes, `pause_s` at most; a Lease that is lost is noticed within a second."""
+        """Until something changes, `pause_s` at most, or the Lease is lost."""
         until = time.monotonic() + pause_s
         while (left := until - time.monotonic()) > 0 and not self.changed.is_set() and self._may_write():
             try:

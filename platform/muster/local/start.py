@@ -43,14 +43,18 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
         finally:
             os.close(write_end)
         said = _wait_for_answer(answer)
-        _, complaint = child.communicate(timeout=_PATIENCE_S)
+        try:
+            _, complaint = child.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:  # what was answered counts
+            complaint = error.stderr or b""
     if said == "ok" or said.startswith("AlreadyRunning:"):
         return
     reason, _, message = said.partition(": ")
     if message:
         raise DaemonError(message, reason=reason)
     told = complaint.decode(errors="replace").strip() or _log_tail(home, log_before)
-    raise DaemonError(f"the daemon could not start; it said:\n{told or 'nothing'}", reason="CannotStart")
+    nothing = f"nothing within {_PATIENCE_S:.0f} s"
+    raise DaemonError(f"the daemon could not start; it said:\n{told or nothing}", reason="CannotStart")
 
 
 def _wait_for_answer(answer: object) -> str:
