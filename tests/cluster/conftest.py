@@ -21,6 +21,7 @@ from tests.cluster.operator.sidecars import COLLECTORS
 
 HERE = Path(__file__).parent
 SKIP = "MUSTER_SKIP_CLUSTER"
+LIMIT_S = 600  # of a test that takes seconds, or a minute where it starts a control plane: its waits end sooner
 
 StartControlPlane = Callable[..., ControlPlane]
 AddNodes = Callable[..., list[str]]
@@ -31,6 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("cluster")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(LIMIT_S))
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
 

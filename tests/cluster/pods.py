@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from tests.cluster.controlplane.plane import ControlPlane
@@ -66,9 +67,17 @@ class Pods:
         return version
 
     def history(self, name: str, since: str) -> list[Json]:
-        """Every event of a pod after `since`, as a watcher sees them: {"type": ..., "object": ...}."""
-        events = self.plane.api.watch(self.path, since)
-        return [event for event in events if event["object"]["metadata"]["name"] == name]
+        """Every event of a pod from `since` until now, as a watcher sees them: {"type": ..., "object": ...}."""
+        gone = self.plane.api.gone(f"{self.path}/{name}")
+        last = "" if gone else self.get(name)["metadata"]["resourceVersion"]
+        seen: list[Json] = []
+        with closing(self.plane.api.watch(self.path, since, seconds=60)) as events:
+            for event in events:
+                if event["object"]["metadata"]["name"] == name:
+                    seen.append(event)
+                    if event["type"] == "DELETED" or event["object"]["metadata"]["resourceVersion"] == last:
+                        break
+        return seen
 
 
 def ready(pod: Json) -> str | None:

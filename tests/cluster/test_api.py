@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import wait_until_served
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
@@ -42,7 +43,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """A control plane of this file's own: no operator answers here. The CRDs come as without Helm."""
     with ControlPlane.start(tmp_path_factory.mktemp("api"), scheduler=False, kwok=False) as plane:
         plane.kubectl("apply", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        wait_until_served(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "muster-example"}})  # of the examples
         yield plane
 

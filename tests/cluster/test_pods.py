@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.controlplane.plane import ControlPlane
@@ -115,7 +117,11 @@ def test_a_native_sidecar_runs_beside_the_main_container_and_ends_after_it(pods:
         for event in pods.history("a", since)
         if "initContainerStatuses" in event["object"]["status"]
     ]
-    assert states == [("running", "running"), ("terminated", "running"), ("terminated", "terminated")]
+    assert [one for one, _ in itertools.groupby(states)] == [
+        ("running", "running"),
+        ("terminated", "running"),
+        ("terminated", "terminated"),
+    ]
     pod = pods.get("a")
     assert state(pod)[1]["exitCode"] == 5
     assert state(pod, "initContainerStatuses", 0)[1]["exitCode"] == 0
@@ -135,8 +141,8 @@ def test_a_pod_with_a_sidecar_stops_whole(pods: Pods) -> None:
 def test_nothing_happens_to_the_pods_of_a_stopped_kubelet(pods: Pods, add_nodes: AddNodes) -> None:
     pods.create("a")
     node = pods.reach("a", "Running")["spec"]["nodeName"]
-    add_nodes(1, prefix="other")
-    pods.plane.stop_kubelet(node)
+    (other,) = add_nodes(1, prefix="other")
+    pods.plane.stop_kubelet(node, witness=other)
     pods.plane.set_ready(node, "Unknown")
     pods.delete("a")
     path = f"/api/v1/nodes/{node}"

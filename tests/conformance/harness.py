@@ -39,9 +39,15 @@ def stop(*_):
     note("stop")
     os._exit(143)
 signal.signal(signal.SIGTERM, stop)
+def started():
+    with open(os.environ["CONFORMANCE_LOG"]) as log:
+        words = [line.split() for line in log]
+    return sum(word[0] == "start" and int(word[2]) == attempt for word in words)
 note("start")
-time.sleep(10**6 if os.environ["MUSTER_ROLE"] in ENDLESS else SECONDS)
+time.sleep(10**6 if os.environ["MUSTER_ROLE"] in ENDLESS else FIRST if attempt == 0 else SECONDS)
 code = EXITS[attempt] if attempt < len(EXITS) else 0
+while code and started() < int(os.environ["MUSTER_REPLICAS"]):
+    time.sleep(0.02)
 note("end")
 sys.exit(code)
 """
@@ -51,18 +57,22 @@ sys.exit(code)
 class Script:
     """What every pod of a job does: run for `seconds`, then exit with `exits[attempt]`, 0 beyond. SIGTERM ends it.
 
-    Work is not kept across attempts: each runs for `seconds` again. `stuck`: attempts whose pods never get ready.
-    `endless`: roles whose pods run until they are stopped.
+    A pod fails only when all of its attempt have started: what they did before they were stopped is the same each time.
+    Work is not kept across attempts: each runs for `seconds` again. `first`: how long attempt 0 runs instead, where
+    time is real, since it is to be stopped before. `stuck`: attempts whose pods never get ready. `endless`: roles whose
+    pods run until they are stopped.
     """
 
     seconds: float = 0.3
+    first: float | None = None
     exits: tuple[int, ...] = ()
     stuck: tuple[int, ...] = ()
     endless: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         """The same as a real process. It appends `start|stop|end POD ATTEMPT TIME` to $CONFORMANCE_LOG."""
-        values = f"SECONDS, EXITS, ENDLESS = {self.seconds!r}, {self.exits!r}, {self.endless!r}\n"
+        first = self.seconds if self.first is None else self.first
+        values = f"FIRST, SECONDS, EXITS, ENDLESS = {first!r}, {self.seconds!r}, {self.exits!r}, {self.endless!r}\n"
         return [sys.executable, "-c", values + PROGRAM]
 
 

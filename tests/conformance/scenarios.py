@@ -13,6 +13,7 @@ from muster.lifecycle import find
 Scenario = Callable[[Harness], None]
 ALL = NODES * GPUS
 LONG = Script(seconds=60)
+INTERRUPTED = Script(seconds=1, first=60)  # it is seen running and stopped before it ends, however slow the machine
 
 
 def play(scenario: Scenario, harness: Harness) -> None:
@@ -35,7 +36,7 @@ def a_gang_starts_together_and_completes(h: Harness) -> None:
 
 
 def a_gang_that_lacks_room_waits_with_a_reason_and_starts_later(h: Harness) -> None:
-    first = h.submit(job("first", pods=ALL, maxRuntimeSeconds=50), Script(seconds=1))
+    first = h.submit(job("first", pods=ALL, maxRuntimeSeconds=600), LONG)
     reach(h, first, "Running")
     second = h.submit(job("second", pods=2), Script())
     h.wait(lambda: bool(status_of(h, second).conditions))
@@ -44,8 +45,8 @@ def a_gang_that_lacks_room_waits_with_a_reason_and_starts_later(h: Harness) -> N
     assert admitted.status == "False"
     assert admitted.reason in ("NoRoom", "QuotaExceeded")
     assert h.live_pods(second) == 0
+    h.edit(first, cancel=True)
     reach(h, second, "Succeeded")
-    assert status_of(h, first).phase == "Succeeded"
 
 
 def a_failed_gang_is_restarted_whole(h: Harness) -> None:
@@ -80,8 +81,8 @@ def a_rule_by_exit_code_fails_the_job_at_once(h: Harness) -> None:
 
 
 def a_lost_pod_means_a_new_attempt_and_is_no_failure(h: Harness) -> None:
-    uid = h.submit(job("a", failurePolicy={"maxRestarts": 0}), Script(seconds=3))
-    reach(h, uid, "Running")
+    uid = h.submit(job("a", failurePolicy={"maxRestarts": 0}), INTERRUPTED)
+    started(h, uid, 2)
     h.lose_pod(uid, 1)
     reach(h, uid, "Succeeded")
     status = status_of(h, uid)
@@ -90,7 +91,7 @@ def a_lost_pod_means_a_new_attempt_and_is_no_failure(h: Harness) -> None:
 
 
 def a_suspended_gang_releases_everything_and_resumes(h: Harness) -> None:
-    uid = h.submit(job("a", pods=ALL), Script(seconds=2))
+    uid = h.submit(job("a", pods=ALL), INTERRUPTED)
     reach(h, uid, "Running")
     h.edit(uid, suspend=True)
     reach(h, uid, "Suspended")
@@ -134,8 +135,8 @@ def a_deleted_job_goes_with_its_pods(h: Harness) -> None:
 
 
 def a_higher_priority_preempts_and_the_victim_resumes(h: Harness) -> None:
-    low = h.submit(job("low", pods=ALL), Script(seconds=8))  # long enough for a slow machine to interrupt it
-    reach(h, low, "Running")
+    low = h.submit(job("low", pods=ALL), INTERRUPTED)
+    started(h, low, ALL)
     high = h.submit(job("high", pods=2, gpus=2, priority=10), Script(seconds=0.5))
     reach(h, high, "Succeeded")
     reach(h, low, "Succeeded")
@@ -146,16 +147,19 @@ def a_higher_priority_preempts_and_the_victim_resumes(h: Harness) -> None:
 
 
 def a_guarantee_is_reclaimed_from_who_borrowed_it(h: Harness) -> None:
-    one = h.submit(job("one", pods=2), Script(seconds=8))
-    two = h.submit(job("two", pods=2), Script(seconds=8))
-    reach(h, one, "Running")
-    reach(h, two, "Running")
+    one = h.submit(job("one", pods=2), INTERRUPTED)
+    two = h.submit(job("two", pods=2), INTERRUPTED)
+    started(h, one, 2)
+    started(h, two, 2)
     owner = h.submit(job("owner", pods=2, queue="blue"), Script(seconds=0.5))
     reach(h, owner, "Succeeded")
-    for uid in (one, two):
-        reach(h, uid, "Succeeded")
-    assert sorted(status_of(h, uid).attempt for uid in (one, two)) == [0, 1]
+    h.wait(lambda: sorted(status_of(h, uid).attempt for uid in (one, two)) == [0, 1])
+    stayed, left = sorted((one, two), key=lambda uid: status_of(h, uid).attempt)
+    reach(h, left, "Succeeded")
     assert [status_of(h, uid).restarts for uid in (one, two)] == [0, 0]
+    assert (status_of(h, stayed).attempt, status_of(h, left).attempt) == (0, 1), "one was enough"
+    assert status_of(h, stayed).phase == "Running"
+    h.edit(stayed, cancel=True)
 
 
 def max_runtime_ends_a_job(h: Harness) -> None:
@@ -168,7 +172,7 @@ def max_runtime_ends_a_job(h: Harness) -> None:
 
 
 def a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again(h: Harness) -> None:
-    uid = h.submit(job("a", startTimeoutSeconds=3), Script(stuck=(0,)))
+    uid = h.submit(job("a", startTimeoutSeconds=10), Script(stuck=(0,)))
     reach(h, uid, "Succeeded")
     status = status_of(h, uid)
     assert (status.attempt, status.restarts) == (1, 1)
@@ -177,14 +181,14 @@ def a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again(h: Harness) -
 
 
 def an_elastic_gang_shrinks_before_anyone_is_evicted(h: Harness) -> None:
-    wide = h.submit(job("wide", pods=ALL, least=1), Script(seconds=4))
+    wide = h.submit(job("wide", pods=ALL, least=1), INTERRUPTED)
     reach(h, wide, "Running")
     assert status_of(h, wide).pods_wanted == ALL
-    high = h.submit(job("high", pods=2, priority=10), Script(seconds=1))
+    high = h.submit(job("high", pods=2, priority=10), LONG)
     reach(h, high, "Running")
     h.wait(lambda: status_of(h, wide).attempt >= 1)
     assert status_of(h, wide).pods_wanted < ALL
-    reach(h, high, "Succeeded")
+    h.edit(high, cancel=True)
     reach(h, wide, "Succeeded")
     status = status_of(h, wide)
     assert (status.restarts, status.node_losses) == (0, 0)
@@ -225,6 +229,12 @@ def reach(h: Harness, uid: str, phase: str) -> None:
     ends = {phase, "Succeeded", "Failed"}
     h.wait(lambda: status_of(h, uid).phase in ends)
     assert status_of(h, uid).phase == phase, status_of(h, uid)
+
+
+def started(h: Harness, uid: str, pods: int) -> None:
+    """Wait until the job is Running and this many of its pods have begun to do something: that comes later."""
+    reach(h, uid, "Running")
+    h.wait(lambda: len(h.starts(uid)) >= pods)
 
 
 def status_of(h: Harness, uid: str) -> spec.TrainingJobStatus:

@@ -62,7 +62,7 @@ def test_the_first_job_ends_with_the_path_of_its_report(tmp_path: Path) -> None:
     finally:
         script = Path(sys.executable).parent / "muster"
         subprocess.run(
-            [script, "local", "down", "--force"], check=False, env=os.environ | {"MUSTER_HOME": str(home)}, timeout=60
+            [script, "local", "down", "--force"], check=False, env=os.environ | {"MUSTER_HOME": str(home)}, timeout=120
         )
     report = Path(out.rstrip().splitlines()[-1])
     assert report.name == "report.html"

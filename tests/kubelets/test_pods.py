@@ -52,9 +52,13 @@ def test_two_operators_run_on_two_nodes_from_their_image_without_rights_and_one_
     for pod in pods:
         said = cluster.plane.kubectl("exec", "-n", operator.SYSTEM, pod["metadata"]["name"], "--", "python", "-c", look)
         assert said.split() == ["65532", "False", "True"]
-    leases = f"/apis/coordination.k8s.io/v1/namespaces/{operator.SYSTEM}/leases/muster-operator"
-    holder = cluster.plane.api.get(leases)["spec"]["holderIdentity"]
-    assert [pod["metadata"]["name"] in holder for pod in pods].count(True) == 1
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{operator.SYSTEM}/leases/muster-operator"
+
+    def one_leads() -> bool:
+        holder = "" if cluster.plane.api.gone(lease) else cluster.plane.api.get(lease)["spec"].get("holderIdentity", "")
+        return [pod["metadata"]["name"] in holder for pod in pods].count(True) == 1
+
+    cluster.plane.wait_for("one of them leads", one_leads)
 
 
 def test_the_pods_of_a_gang_on_two_nodes_find_each_other_by_name_and_kubectl_shows_what_they_said(

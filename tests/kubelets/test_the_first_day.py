@@ -51,7 +51,7 @@ def test_compiled_fsdp_trains_on_two_nodes_over_the_pod_network(day: Stage, firs
 def test_the_collectors_have_brought_both_ranks_traces_to_the_store(day: Stage, first: str) -> None:
     folder = f"muster/default/{first}-{day.job(first)['metadata']['uid']}"
     names = {f"{folder}/traces/rank-{rank}.attempt-0.steps-10-15.json.gz" for rank in (0, 1)}
-    day.wait("both traces are there", lambda: names <= set(day.traces.objects), 60)
+    day.wait("both traces are there", lambda: names <= set(day.traces.objects))
 
 
 def test_every_command_tells_of_the_job(day: Stage, first: str) -> None:

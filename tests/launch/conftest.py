@@ -22,13 +22,13 @@ class Pod:
     process: subprocess.Popen[bytes]
     log: Path
 
-    def end(self, timeout_s: float = 30) -> tuple[int, str]:
+    def end(self, timeout_s: float = 100) -> tuple[int, str]:
         return self.process.wait(timeout_s), self.said()
 
     def said(self) -> str:
         return self.log.read_bytes().decode()
 
-    def await_line(self, text: str, timeout_s: float = 20) -> None:
+    def await_line(self, text: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while text not in self.said():
             assert time.monotonic() < deadline, f"no {text!r} in {self.said()!r}"

@@ -42,7 +42,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(start: Start) -> No
         if rank == 1:
             print("out of data", flush=True)
             sys.exit(7)
-        time.sleep(60)
+        time.sleep(600)
         """,
         "--nproc", "3",
     ).end()  # fmt: skip
@@ -52,7 +52,7 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(start: Start) -> No
 
 
 def test_a_rank_ended_by_a_signal_gives_128_plus_the_signal(start: Start) -> None:
-    code, log = start("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", "--nproc", "2").end()
+    code, log = start("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(600)", "--nproc", "2").end()
     assert code == 128 + signal.SIGKILL
     assert "rank 1 failed first" in log
     assert "killed by SIGKILL (out of memory?)" in log
@@ -78,9 +78,9 @@ def test_sigterm_reaches_every_rank_and_the_code_tells_that_the_pod_was_stopped(
             sys.exit(0)
         signal.signal(signal.SIGTERM, stop)
         print("ready", rank, flush=True)
-        time.sleep(60)
+        time.sleep(600)
         """,
-        "--nproc", "2",
+        "--nproc", "2", MUSTER_GRACE_SECONDS="600",
     )  # fmt: skip
     pod.await_line("ready 0")
     pod.await_line("ready 1")
@@ -93,7 +93,7 @@ def test_sigterm_reaches_every_rank_and_the_code_tells_that_the_pod_was_stopped(
 
 def test_a_rank_that_ignores_sigterm_is_killed_when_its_grace_is_over(start: Start) -> None:
     pod = start(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
         MUSTER_GRACE_SECONDS="2",
     )
     pod.await_line("deaf")
@@ -108,21 +108,21 @@ def test_a_rank_that_ignores_sigterm_is_killed_when_its_grace_is_over(start: Sta
 
 def test_a_second_signal_kills_at_once(start: Start) -> None:
     pod = start(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
         MUSTER_GRACE_SECONDS="600",
     )
     pod.await_line("deaf")
     pod.process.send_signal(signal.SIGINT)
     pod.await_line("may take 590 s")
     pod.process.send_signal(signal.SIGINT)
-    assert pod.end(timeout_s=10)[0] == 128 + signal.SIGINT
+    assert pod.end()[0] == 128 + signal.SIGINT
 
 
 def test_workers_of_a_rank_live_until_the_rank_has_saved(start: Start) -> None:
     pod = start(
         """
         import subprocess
-        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         def stop(*_):
             time.sleep(0.2)
             print("worker", worker.poll(), flush=True)
@@ -130,8 +130,9 @@ def test_workers_of_a_rank_live_until_the_rank_has_saved(start: Start) -> None:
             sys.exit(0)
         signal.signal(signal.SIGTERM, stop)
         print("ready", flush=True)
-        time.sleep(60)
-        """
+        time.sleep(600)
+        """,
+        MUSTER_GRACE_SECONDS="600",
     )
     pod.await_line("ready")
     pod.process.terminate()
@@ -143,9 +144,9 @@ def test_what_a_killed_rank_started_is_killed_with_it(start: Start, tmp_path: Pa
         """
         import subprocess
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print("worker", worker.pid, flush=True)
-        time.sleep(60)
+        time.sleep(600)
         """,
         MUSTER_GRACE_SECONDS="1",
     )
@@ -153,25 +154,24 @@ def test_what_a_killed_rank_started_is_killed_with_it(start: Start, tmp_path: Pa
     worker = int(pod.said().split()[1])
     pod.process.terminate()
     pod.end()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while _runs(worker):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_a_grandchild_that_keeps_the_log_open_does_not_keep_the_pod(start: Start) -> None:
+def test_a_grandchild_that_keeps_the_log_open_does_not_keep_the_pod(start: Start, tmp_path: Path) -> None:
     source = """
         import subprocess
         if rank == 1:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"])
-            print("child", child.pid, flush=True)
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            with open("child", "w") as note:
+                note.write(str(child.pid))
         """
-    pod = start(source, "--nproc", "2")
-    began = time.monotonic()
-    code, log = pod.end()
-    assert code == 0
-    assert time.monotonic() - began < 20
-    os.kill(int(log.split("child ")[1].split()[0]), signal.SIGKILL)
+    assert start(source, "--nproc", "2").end()[0] == 0
+    child = int((tmp_path / "child").read_text())
+    assert _runs(child)
+    os.kill(child, signal.SIGKILL)
 
 
 def test_threads_fit_the_host_unless_the_user_says_otherwise(start: Start) -> None:
@@ -237,7 +237,7 @@ def test_lines_of_several_ranks_do_not_mix(start: Start) -> None:
 
 
 def test_a_progress_bar_of_rank_0_is_shown_before_its_line_ends(start: Start) -> None:
-    pod = start("print('\\r 50%', end='', flush=True); time.sleep(60)")
+    pod = start("print('\\r 50%', end='', flush=True); time.sleep(600)")
     pod.await_line("\r 50%")
 
 
@@ -252,7 +252,7 @@ def test_an_orphan_is_not_left_when_the_ranks_end_by_themselves(start: Start) ->
 def _launch(*options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "muster_components.launch", *options]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=30, env={**os.environ, **environ}, check=False
+        command, capture_output=True, text=True, timeout=100, env={**os.environ, **environ}, check=False
     )
 
 

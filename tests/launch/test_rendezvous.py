@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import socket
+import random
 from collections.abc import Callable
 
 import pytest
 
+from muster.local.devices import free_port
+
 from .conftest import Pod
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.matrix
@@ -32,8 +34,7 @@ def test_two_pods_meet_and_the_store_outlives_rank_0(start: Callable[..., Pod]) 
         store.set(f"late-{rank}", "here")
         print("late", store.get(f"late-{rank}"), flush=True)
         """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port((), random.Random()))  # none that the kernel gives to others in the meantime
     pods = [
         start(
             source, "--nproc", "2",
@@ -41,7 +42,7 @@ def test_two_pods_meet_and_the_store_outlives_rank_0(start: Callable[..., Pod]) 
         )
         for replica in range(2)
     ]  # fmt: skip
-    ends = [pod.end(timeout_s=90) for pod in pods]
+    ends = [pod.end(timeout_s=300) for pod in pods]
     assert [code for code, _ in ends] == [0, 0], ends
     log = "".join(text for _, text in ends)
     assert log.count("sum 6.0 True") == 4

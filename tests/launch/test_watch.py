@@ -19,9 +19,9 @@ Inbox = queue.SimpleQueue[Event]
 
 def sleeper(inbox: Inbox, *, deaf: bool = False) -> Rank:
     """A rank that sleeps; a deaf one ignores SIGTERM."""
-    text = "trap '' TERM; echo ready; sleep 60 & wait; sleep 60" if deaf else "echo ready; exec sleep 60"
+    text = "trap '' TERM; echo ready; sleep 600 & wait; sleep 600" if deaf else "echo ready; exec sleep 600"
     rank = start_rank(0, ["sh", "-c", text], dict(os.environ), inbox.put)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while rank.last_line != "ready":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -50,21 +50,23 @@ def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: 
 
     broken = Rank(0, start_rank(0, ["true"], dict(os.environ), lambda end: None).process, "")
     stuck = Watched(1, sleeper(inbox).process, "")
+    before = time.time()
     inbox.put(Ended(0, 42, time.monotonic() - 5.0))
+    after = time.time()
     inbox.put(Ended(1, 137, time.monotonic()))
     assert watch({0: broken, 1: stuck}, 60, inbox, str(note)) == 42
-    assert [(entry["exit_code"], abs(time.time() - 5.0 - entry["failed_at"]) < 2.0) for entry in seen] == [(42, True)]
+    (entry,) = seen
+    assert entry["exit_code"] == 42
+    assert before - 0.5 <= entry["failed_at"] + 5.0 <= after + 0.5
 
 
 @pytest.mark.slow
 def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox, deaf=True)
-    began = time.monotonic()
     inbox.put(StoreFailed("broken"))
     inbox.put(Told(15))
-    assert watch({0: rank}, patience_s=60, inbox=inbox) == EXIT_STORE
-    assert time.monotonic() - began < 30
+    assert watch({0: rank}, patience_s=600, inbox=inbox) == EXIT_STORE  # or this test runs into its limit
 
 
 def test_a_rank_that_cannot_be_started_takes_the_others_with_it() -> None:

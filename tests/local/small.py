@@ -14,7 +14,7 @@ from muster.local.client import LocalClient
 
 def shell_job(name: str, line: str, **changes: Any) -> spec.TrainingJob:
     """A job of one role whose replicas run `sh -c line`; changes: replicas, grace, env, gpus, fields of the spec."""
-    replicas, grace, gpus = changes.pop("replicas", 1), changes.pop("grace", 5), changes.pop("gpus", 0)
+    replicas, grace, gpus = changes.pop("replicas", 1), changes.pop("grace", 60), changes.pop("gpus", 0)
     env = [{"name": key, "value": value} for key, value in changes.pop("env", {}).items()]
     container: dict[str, Any] = {"name": "main", "command": ["/bin/sh", "-c", line], "env": env}
     if gpus:
@@ -28,8 +28,8 @@ def shell_job(name: str, line: str, **changes: Any) -> spec.TrainingJob:
     return spec.TrainingJob.model_validate(body)
 
 
-def eventually(what: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    """The first true answer of `what`; fails when there is none in time."""
+def eventually(what: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """The first true answer of `what`; fails when there is none in time, which is there to end a hang alone."""
     until = time.monotonic() + timeout_s
     while True:
         answer = what()

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from muster.local.client import LocalClient
 from muster.local.connection import NobodyThere, request
 from muster.local.daemon import ALREADY_RUNS
 from muster.local.home import open_home
+from muster.local.pod_folder import PodFolder
 from muster.local.submitter import noted
 
 pytestmark = pytest.mark.slow
@@ -44,18 +46,31 @@ def test_secrets_of_whoever_started_the_daemon_reach_neither_it_nor_a_replica(ho
     assert "a-b" not in Path(home, "daemon.log").read_text()
 
 
-def test_log_lines_can_be_asked_for_by_time(own: LocalClient) -> None:
-    own.submit(shell_job("clock", "echo early; sleep 2.2; date +%s; sleep 2.2; echo late"))
+def test_log_lines_can_be_asked_for_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
+    """A line is written only once the one before has been noted: the shim may be as slow as it likes."""
+    noted, size, begin = {}, 0, time.time()
+    line = 'for word in early middle late; do echo $word; until [ -e "$GO-$word" ]; do sleep 0.05; done; done'
+    own.submit(shell_job("clock", line, env={"GO": str(tmp_path / "go")}))
+    for word in ("early", "middle", "late"):
+        size += len(f"{word}\n")
+        eventually(lambda size=size: [at for at, there in log_times(home) if there == size])  # type: ignore[misc]
+        noted[word] = log_times(home)[-1][0]
+        assert begin - 0.01 <= noted[word] <= time.time() + 0.01
+        begin = time.time()
+        (tmp_path / f"go-{word}").touch()
     ended(own, "clock")
-    lines = list(own.log_lines("clock", "default", "trainer", 0))
-    middle = float(lines[1])
-    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(since=middle + 2.05))) == ["late"]
-    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(until=middle - 1.1))) == ["early"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(since=noted["middle"]))) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(until=noted["early"]))) == ["early"]
+
+
+def log_times(home: Path) -> list[tuple[float, int]]:
+    """(Unix time, bytes in the log then) of the home's only replica."""
+    return [noted for folder in home.glob("pods/*/*") for noted in PodFolder(folder).log_times()]
 
 
 def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient, home: Path) -> None:
     command = [sys.executable, "-m", "muster.local.daemon", "--home", str(home)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert second.returncode == ALREADY_RUNS
     assert f"a daemon already runs for {home} (pid {own.status()['pid']})" in second.stderr
 
@@ -63,7 +78,7 @@ def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient
 def test_clients_that_start_at_once_share_one_daemon(home: Path) -> None:
     code = "import sys; from muster.local.client import LocalClient as C; print(C.connect(sys.argv[1]).status()['pid'])"
     starts = [subprocess.Popen([sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE) for _ in range(3)]
-    assert len({start.communicate(timeout=60)[0] for start in starts}) == 1
+    assert len({start.communicate(timeout=100)[0] for start in starts}) == 1
 
 
 def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) -> None:
@@ -86,10 +101,14 @@ def test_a_damaged_database_is_named_and_left_as_it_is(home: Path) -> None:
         LocalClient.connect(home)
 
 
-def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_jobs(home: Path) -> None:
-    client = LocalClient.up(home, idle_s=0.5)
-    first = client.status()["pid"]
-    client.submit(shell_job("kept", "sleep 1.5"))
+def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_jobs(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon: one may end before it is asked again
+    client = LocalClient.connect(home)
+    client.submit(shell_job("kept", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")}))
+    first = client.status()["pid"]  # it stays while the job runs
+    (tmp_path / "go").touch()
     eventually(lambda: not Path(f"/proc/{first}").exists())
     with pytest.raises(NobodyThere):
         LocalClient.connect(home, start=False)
@@ -144,7 +163,7 @@ def test_a_home_that_is_removed_takes_its_daemon_and_replicas_along(own: LocalCl
     own.submit(shell_job("homeless", "trap '' TERM; while :; do sleep 0.05; done"))
     eventually(lambda: phase_of(own, "homeless") == "Running")
     home.rename(home.with_name("moved"))
-    eventually(lambda: processes_of(home) == [], timeout_s=20)
+    eventually(lambda: processes_of(home) == [])
 
 
 def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: LocalClient, home: Path) -> None:
@@ -197,10 +216,11 @@ def test_a_job_that_was_written_out_and_is_submitted_again_is_another_submission
         own.submit(own.job("once"))
 
 
-def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path) -> None:
-    client = LocalClient.up(home, idle_s=0.5)
-    first = client.status()["pid"]
+def test_a_suspended_job_needs_no_daemon_until_it_is_resumed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_IDLE_SECONDS", "0.5")  # of every daemon: one may end before it is asked again
+    client = LocalClient.connect(home)
     client.submit(shell_job("asleep", "echo awake", suspend=True))
+    first = client.status()["pid"]
     eventually(lambda: not Path(f"/proc/{first}").exists())
     client.resume("asleep")
     assert ended(client, "asleep").status.phase == "Succeeded"

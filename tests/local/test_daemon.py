@@ -101,7 +101,7 @@ def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(clien
     client.submit(
         shell_job("nap", "trap 'echo saved; exit 0' TERM; echo $MUSTER_ATTEMPT; while :; do sleep 0.05; done")
     )
-    eventually(lambda: phase_of(client, "nap") == "Running")
+    eventually(lambda: list(client.log_lines("nap", "default", "trainer", 0)))  # by then it listens
     client.suspend("nap")
     eventually(lambda: phase_of(client, "nap") == "Suspended" and not client.pods("nap"))
     client.resume("nap")
@@ -211,10 +211,10 @@ def test_an_admitted_jobs_queue_cannot_be_changed_but_a_waiting_ones_can(client:
         "spec": {"namespaceSelector": {}, "resources": [{"flavor": "local", "guaranteed": {"pods": 10}}]},
     })  # fmt: skip
     client.apply([other])
-    client.submit(shell_job("fixed", "sleep 60", grace=0))
+    client.submit(shell_job("fixed", "sleep 600", grace=0))
     eventually(lambda: phase_of(client, "fixed") == "Running")
     with pytest.raises(InvalidSpec, match=r"spec\.queue: cannot be changed while job 'fixed' is admitted"):
-        client.apply([shell_job("fixed", "sleep 60", grace=0, queue="other")])
+        client.apply([shell_job("fixed", "sleep 600", grace=0, queue="other")])
     client.submit(shell_job("idle", "true", suspend=True))
     assert client.apply([shell_job("idle", "true", queue="other", suspend=True)])[0]["result"] == "configured"
 

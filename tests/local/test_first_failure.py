@@ -13,17 +13,16 @@ from muster.local.client import LocalClient
 _SCRIPT = """
 import os, pathlib, signal, sys, time
 folder, rank = pathlib.Path(os.environ["MUSTER_RUN_DIR"]), int(os.environ["RANK"])
+noted = pathlib.Path(os.environ["MUSTER_FAILURE_FILE"].replace("trainer-0", "trainer-1"))  # of the second pod
 signal.signal(signal.SIGTERM, signal.SIG_IGN if rank == 2 else signal.SIG_DFL)
 (folder / f"up-{rank}").touch()
 while len(list(folder.glob("up-*"))) < 4:
     time.sleep(0.02)
 if rank == 3:
-    (folder / "broken").touch()
     print("the reason", flush=True)
     os._exit(42)
-while rank == 2 or not (folder / "broken").exists():
+while rank == 2 or not noted.exists():  # a lost peer is noticed later than its end
     time.sleep(0.02)
-time.sleep(0.3)  # as long as a lost peer takes to be noticed, at least
 sys.exit(1)
 """
 

@@ -22,6 +22,8 @@ from muster import spec
 from muster.errors import ClusterError, Conflict, DaemonError
 from muster.local.client import LocalClient
 
+pytestmark = pytest.mark.timeout(900)  # daemons start a dozen times in a test
+
 _NOTE = 'note() { echo "$1 $MUSTER_JOB $MUSTER_ATTEMPT $MUSTER_REPLICA ${CUDA_VISIBLE_DEVICES:--}" >> "$NOTES"; }; '
 _JOBS = {  # name: (line, replicas, gpus, restarts allowed)
     "quick": ("note begin; note end", 3, 1, 0),
@@ -90,7 +92,7 @@ def test_kill_9_at_random_moments_runs_nothing_twice_loses_nothing_and_leaves_no
         kills += 1
         with suppress(DaemonError):
             client.status()  # starts the next one
-    done = eventually(lambda: (now := phases(client)) and set(now.values()) <= {"Succeeded", "Failed"} and now, 60)
+    done = eventually(lambda: (now := phases(client)) and set(now.values()) <= {"Succeeded", "Failed"} and now, 300)
 
     assert done == {name: "Failed" if name == "bad" else "Succeeded" for name in _JOBS}
     check_notes([line.split() for line in notes.read_text().splitlines()])
@@ -133,7 +135,7 @@ def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: 
     os.environ["MUSTER_BOOT_ID_FILE"] = str(boot_id)
     try:
         client = LocalClient.up(home, idle_s=120)
-        line = "echo attempt $MUSTER_ATTEMPT; [ $MUSTER_ATTEMPT = 1 ] || sleep 60"
+        line = "echo attempt $MUSTER_ATTEMPT; [ $MUSTER_ATTEMPT = 1 ] || sleep 600"
         client.submit(shell_job("job", line, replicas=2, failurePolicy={"maxRestarts": 0}))
         eventually(lambda: client.job("job").status.phase == "Running")
         daemon = client.status()["pid"]
@@ -169,7 +171,7 @@ def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: P
         (tmp_path / "go").touch()
         eventually(lambda: list(disk.rglob("exit.json")))  # an end finds room even now
         (disk / "fill").unlink()
-        eventually(lambda: client.job("runs").status.phase == "Succeeded", 40)
+        eventually(lambda: client.job("runs").status.phase == "Succeeded", 120)  # the daemon tries again every 30 s
         client.down()
     finally:
         for pid in processes_of(disk):
@@ -204,7 +206,7 @@ def test_a_daemon_killed_during_the_grace_costs_nobody_the_checkpoint(home: Path
     (tmp_path / "saves.py").write_text(_SAVES)
     client = LocalClient.up(home, idle_s=60)
     line = f"exec {sys.executable} -m muster_components.launch --nproc 2 -- {tmp_path}/saves.py"
-    client.submit(shell_job("saver", line, grace=90))
+    client.submit(shell_job("saver", line, grace=600))
     folder = client.run_dir("saver")
 
     def both(word: str) -> bool:

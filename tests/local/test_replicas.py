@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.local.small import eventually, processes_of, shell_job
 
@@ -43,7 +44,7 @@ class Machine:
         host = Host(self.home, self.boot_id, ENVIRONMENT, 0o022, ("/bin/false",), drain_s=5.0)
         self.replicas = Replicas(host, self.store, {"n1": ("0", "1", "2", "3")})
 
-    def add(self, line: str, gpus: int = 0, index: int = 0, grace: int = 5, trace: object = None) -> PodRecord:
+    def add(self, line: str, gpus: int = 0, index: int = 0, grace: int = 60, trace: object = None) -> PodRecord:
         """A pod of the one job, whose template is now `line`: that of pods not yet started, too."""
         job = shell_job("job", line, replicas=9, grace=grace, trace=trace)
         metadata = job.metadata.model_copy(update={"uid": UID})
@@ -106,10 +107,11 @@ def test_what_was_only_intended_is_started_by_the_next_daemon(machine: Machine) 
     assert machine.log() == "ran\n"
 
 
-def test_a_running_replica_is_adopted_and_its_end_found_out(machine: Machine) -> None:
-    machine.add("echo ran; sleep 0.5; exit 4")
+def test_a_running_replica_is_adopted_and_its_end_found_out(machine: Machine, tmp_path: Path) -> None:
+    machine.add(f"echo ran; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4")
     machine.until("Running")
     machine.restart()
+    (tmp_path / "go").touch()
     assert machine.until("Failed").exit_code == 4
     assert (machine.log(), machine.pod().log_tail) == ("ran\n", "ran\n")
 
@@ -152,22 +154,26 @@ def test_a_pod_that_is_deleted_before_it_starts_never_runs(machine: Machine) -> 
     assert machine.log() == ""
 
 
-def test_a_shim_that_is_still_on_its_way_when_its_pod_is_deleted_starts_nothing(machine: Machine) -> None:
+def test_a_shim_that_is_still_on_its_way_when_its_pod_is_deleted_starts_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    late = tmp_path / "late.py"
+    late.write_text(
+        "import os, runpy, signal\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+        f"runpy.run_path({spawning._SHIM!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(spawning, "_SHIM", str(late))
     pod = machine.add("echo ran")
     machine.replicas.pass_over()  # the shim is on its way ...
-    on_its_way = processes_of(machine.home.path)
-    for pid in on_its_way:
-        os.kill(pid, signal.SIGSTOP)  # ... and its daemon dies before it has begun
-    begun = machine.folder().begun()
-    machine.change(pod, deleting_at=time.time())
+    (on_its_way,) = processes_of(machine.home.path)
+    eventually(lambda: psutil.Process(on_its_way).status() == psutil.STATUS_STOPPED)
+    machine.change(pod, deleting_at=time.time())  # ... and its daemon dies before it has begun
     machine.restart()
-    if not begun:
-        machine.until_gone()
-    for pid in on_its_way:
-        os.kill(pid, signal.SIGCONT)
     machine.until_gone()
+    os.kill(on_its_way, signal.SIGCONT)
     eventually(lambda: processes_of(machine.home.path) == [])
-    assert begun or machine.log() == ""
+    assert machine.log() == ""
 
 
 def test_after_a_reboot_a_replica_without_an_end_is_lost_and_one_with_an_end_is_not(machine: Machine) -> None:
@@ -194,8 +200,9 @@ def test_a_replica_whose_shim_was_killed_is_lost_and_leaves_nothing_behind(machi
 
 
 def test_what_runs_without_a_record_is_ended_at_the_start(machine: Machine) -> None:
-    pod = machine.add("setsid sleep 60 & sleep 60")
+    pod = machine.add("setsid sleep 60 & echo up; sleep 60")
     machine.until("Running")
+    eventually(machine.log)
     with machine.store.transaction():
         machine.store.remove_pod(pod)
     machine.restart()
@@ -278,13 +285,14 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
 ) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import sys; sys.exit('no interpreter for you')")
-    good, begun = spawning._SHIM, time.monotonic()
+    good = spawning._SHIM
     monkeypatch.setattr(spawning, "_SHIM", str(broken))
+    monkeypatch.setattr(replicas, "_FIRST_RETRY_S", 1000.0)
     machine.add("echo ran")
     eventually(lambda: machine.replicas.pass_over() or machine.store.events(UID))
-    while time.monotonic() < begun + 0.7:
+    for _ in range(10):
         machine.replicas.pass_over()
-        time.sleep(0.02)
+        assert machine.replicas.living() == 0
     (event,) = machine.store.events(UID)
     assert (event.reason, event.count) == ("ReplicaNotStarted", 1)
     assert "its shim ended with 1: no interpreter for you" in event.message
@@ -292,12 +300,14 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
     assert due is not None
     assert due > time.time()
     monkeypatch.setattr(spawning, "_SHIM", good)
+    monkeypatch.setattr(machine.replicas, "_clock", lambda: time.time() + 1000.0)
     assert machine.until("Succeeded").exit_code == 0
 
 
-def test_a_pod_that_cannot_be_looked_at_says_so_once_and_the_others_go_on(machine: Machine) -> None:
-    machine.add("sleep 0.3", index=0)
+def test_a_pod_that_cannot_be_looked_at_says_so_once_and_the_others_go_on(machine: Machine, tmp_path: Path) -> None:
+    machine.add(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", index=0)
     machine.until("Running", 0)
+    (tmp_path / "go").touch()
     machine.add("echo ran", index=1)
     lock = machine.folder(0).path / shim.LOCK
     machine.restart()

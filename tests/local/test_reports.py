@@ -19,7 +19,7 @@ from tests.tracing.kineto import trace_text, training_steps
 from muster.local.client import LocalClient
 from muster.tracing.manifest import manifests
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TRACE = {"startStep": 20, "steps": 5}
 WRITE = (
@@ -46,14 +46,14 @@ def source(tmp_path: Path) -> Path:
 def muster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"MUSTER_HOME": str(home), "NO_COLOR": "1"}
     command = [sys.executable, "-c", "from muster.cli import main; main()", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: LocalClient, source: Path) -> None:
     """Though the pods end before their collectors have started."""
     client.submit(shell_job("shared", WRITE, replicas=4, env={"SOURCE": str(source)}, trace=TRACE))
     assert ended(client, "shared").status.phase == "Succeeded"
-    traces = eventually(lambda: client.job("shared").status.traces, 60)
+    traces = eventually(lambda: client.job("shared").status.traces, 200)
     run_dir = client.run_dir("shared")
     listed = [entry for manifest in manifests(run_dir / "traces") for entry in manifest.traces]
     assert sorted(entry.rank for entry in listed) == [0, 1, 2, 3]
@@ -95,7 +95,7 @@ def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(
     claimed.write_bytes(source.read_bytes())
     go.touch()
     assert ended(client, "killed").status.phase == "Succeeded"
-    assert eventually(lambda: client.job("killed").status.traces, 60).files == 3
+    assert eventually(lambda: client.job("killed").status.traces, 200).files == 3
     assert not claimed.exists()
     reasons = [event["reason"] for event in client.events("killed")]
     assert reasons.count("CollectorFailed") == 2
@@ -111,6 +111,6 @@ def test_torchx_log_ends_with_the_path_of_the_report(home: Path, client: LocalCl
     client.submit(shell_job("told", WRITE, env={"SOURCE": str(source)}, trace=TRACE))
     environment = os.environ | {"MUSTER_HOME": str(home)}
     command = [sys.executable, "-m", "torchx.cli.main", "log", "--tail", "muster_local://torchx/default:told/trainer"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     last = told.stdout.splitlines()[-1] if told.stdout else told.stderr
     assert re.search(rf"muster: report {re.escape(str(client.run_dir('told')))}/report/report\.html$", last), last

@@ -18,7 +18,7 @@ from muster.local import shim
 from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, Vanished
 
 
-def write_spec(folder: Path, line: str, grace_s: float = 5.0, **changes: Any) -> PodFolder:
+def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) -> PodFolder:
     what = {
         "argv": ["/bin/sh", "-c", line],
         "env": {"PATH": "/usr/bin:/bin", "MUSTER_POD": "test-pod"},
@@ -54,29 +54,32 @@ def alive(pid: int) -> bool:
 def test_the_exit_code_is_that_of_the_replica_and_128_more_than_a_signal(tmp_path: Path, line: str, code: int) -> None:
     pod = write_spec(tmp_path / "pod", line)
     assert pod.state() == Fresh()
-    assert start(pod).wait(10) == 0
+    assert start(pod).wait(100) == 0
     assert end_of(pod).exit_code == code
 
 
 def test_output_of_both_kinds_is_in_the_log_in_order(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo one; echo two >&2; echo three")
-    start(pod).wait(10)
+    start(pod).wait(100)
     assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
     assert pod.log_times()[-1][1] == len("one\ntwo\nthree\n")
 
 
 def test_a_program_that_does_not_exist_ends_with_127_and_says_so(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "", argv=["/no/such/program"])
-    start(pod).wait(10)
+    start(pod).wait(100)
     assert end_of(pod).exit_code == 127
     assert "cannot start /no/such/program" in (tmp_path / "log").read_text()
 
 
 def test_nothing_a_replica_started_outlives_it(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    line = f"(setsid sh -c 'echo $$ >> {pids}; trap \"\" TERM; sleep 100' &) ; sleep 100 & echo $! >> {pids}; sleep 0.2"
+    line = (
+        f"(setsid sh -c 'echo $$ >> {pids}; trap \"\" TERM; sleep 100' &) ; sleep 100 & echo $! >> {pids}; "
+        f"until [ $(wc -l < {pids}) = 2 ]; do sleep 0.02; done"
+    )
     pod = write_spec(tmp_path / "pod", line)
-    start(pod).wait(10)
+    start(pod).wait(100)
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
     assert not any(alive(pid) for pid in started)
@@ -87,49 +90,56 @@ def test_sigterm_reaches_the_replica_which_may_end_well_within_its_grace(tmp_pat
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    process.wait(100)
     assert (end_of(pod).exit_code, end_of(pod).stopped) == (7, True)
     assert (tmp_path / "log").read_text().endswith("saved\n")
 
 
 def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_that_was_asked_for(tmp_path: Path) -> None:
-    pod = write_spec(tmp_path / "pod", "trap '' TERM; echo up; sleep 100", grace_s=100.0)
+    pod = write_spec(tmp_path / "pod", "trap '' TERM; echo up; sleep 1000", grace_s=1000.0)
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
     pod.write_stop(0.3)
     asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    process.wait(100)
     assert end_of(pod).exit_code == 137
-    assert 0.25 < time.monotonic() - asked < 5
+    assert time.monotonic() - asked > 0.25
 
 
-def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then_s", [(2000.0, 0.6), (3.0, 2000.0)])
+def test_a_replica_that_is_asked_twice_hears_of_it_once_and_gets_no_more_time(
+    tmp_path: Path, then_s: tuple[float, float]
+) -> None:
     line = "trap 'echo told' TERM; echo up; while :; do sleep 0.02; done"
-    pod = write_spec(tmp_path / "pod", line, grace_s=100.0)
+    pod = write_spec(tmp_path / "pod", line, grace_s=1000.0)
     process = start(pod)
     eventually(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
-    asked = time.monotonic()
-    for grace_s in (1.0, 50.0, 0.6):
+    pod.write_stop(1000.0)
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: "told" in (tmp_path / "log").read_text())
+    for grace_s in then_s:
         pod.write_stop(grace_s)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.15)
-    process.wait(60)
+    process.wait(100)  # neither the 1000 s of the first time nor the 2000 s of another
     assert (tmp_path / "log").read_text() == "up\ntold\n"
-    assert (end_of(pod).exit_code, time.monotonic() - asked < 40) == (137, True), "not the 50 s of the second time"
+    assert end_of(pod).exit_code == 137
 
 
 def test_two_shims_at_once_run_the_replica_once(tmp_path: Path) -> None:
-    pod = write_spec(tmp_path / "pod", "echo ran; sleep 1")
+    pod = write_spec(tmp_path / "pod", f"echo ran; until [ -e {tmp_path}/go ]; do sleep 0.02; done")
     processes = [start(pod) for _ in range(5)]
-    codes = sorted(process.wait(15) for process in processes)
+    eventually(lambda: sum(process.poll() is not None for process in processes) == 4)
+    (tmp_path / "go").touch()
+    codes = sorted(process.wait(100) for process in processes)
     assert codes == [0, *[shim.ALREADY_RUNS] * 4]
     assert (tmp_path / "log").read_text() == "ran\n"
 
 
 def test_a_replica_that_has_run_never_runs_again(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo ran")
-    assert [start(pod).wait(10), start(pod).wait(10)] == [0, shim.ALREADY_RAN]
+    assert [start(pod).wait(100), start(pod).wait(100)] == [0, shim.ALREADY_RAN]
     assert (tmp_path / "log").read_text() == "ran\n"
 
 
@@ -141,7 +151,7 @@ def test_a_shim_that_is_killed_takes_its_replica_along_and_is_seen_to_have_vanis
     assert isinstance(state, Live)
     assert state.pid == process.pid
     process.kill()
-    process.wait(10)
+    process.wait(100)
     eventually(lambda: not alive(main))
     assert pod.state() == Vanished("this-boot")
 
@@ -151,10 +161,10 @@ def test_the_collector_starts_with_the_replica_and_is_drained_before_the_end(tmp
     line = f"trap 'sleep 0.3; echo drained; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
     collector = {
         "argv": ["/bin/sh", "-c", line],
-        "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "log": str(tmp_path / "collector"), "drain_s": 10,
+        "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "log": str(tmp_path / "collector"), "drain_s": 100,
     }  # fmt: skip
     pod = write_spec(tmp_path / "pod", f"while [ ! -e {ready} ]; do sleep 0.02; done", collector=collector)
-    start(pod).wait(10)
+    start(pod).wait(100)
     assert (tmp_path / "collector").read_text() == "drained\n"
     assert end_of(pod).collector_status == 0
 
@@ -166,7 +176,7 @@ def test_a_collector_that_does_not_end_is_killed_and_the_replicas_exit_code_stay
         "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "log": str(tmp_path / "collector"), "drain_s": 0.3,
     }  # fmt: skip
     pod = write_spec(tmp_path / "pod", f"while [ ! -e {ready} ]; do sleep 0.02; done; exit 3", collector=collector)
-    start(pod).wait(10)
+    start(pod).wait(100)
     assert (end_of(pod).exit_code, end_of(pod).collector_status) == (3, -9)
 
 
@@ -178,7 +188,7 @@ def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
         pytest.skip("this host does not allow a mount")
     try:
         pod = write_spec(disk / "pod", f"head -c 1000000 /dev/zero > {disk}/full; exit 5")
-        start(pod).wait(10)
+        start(pod).wait(100)
         assert end_of(pod).exit_code == 5
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -187,7 +197,7 @@ def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
 def test_a_shim_without_room_starts_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo ran")
     (tmp_path / "pod" / shim.SPEC).unlink()
-    assert start(pod).wait(10) == shim.NO_ROOM
+    assert start(pod).wait(100) == shim.NO_ROOM
     assert pod.state() == Fresh()
     assert not (tmp_path / "log").exists()
 

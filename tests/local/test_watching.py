@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def own(home: Path) -> LocalClient:
     """A daemon of the test's own, with a job that runs until it is deleted."""
     own = LocalClient.up(home, nodes="4x8", idle_s=60)
-    own.submit(shell_job("llama", "echo first; exec sleep 60"))
+    own.submit(shell_job("llama", "echo first; exec sleep 600"))
     eventually(lambda: phase_of(own, "llama") == "Running")
     return own
 
@@ -31,7 +31,7 @@ def replace(own: LocalClient, line: str) -> None:
     eventually(lambda: phase_of(own, "llama") in ("Running", "Succeeded"))
 
 
-@pytest.mark.parametrize("line", ["exec sleep 60", "true"])
+@pytest.mark.parametrize("line", ["exec sleep 600", "true"])
 def test_whoever_watches_is_told_that_the_job_was_deleted(own: LocalClient, line: str) -> None:
     seen = own.watch("llama")
     assert next(seen).status.phase == "Running"
@@ -43,6 +43,6 @@ def test_whoever_watches_is_told_that_the_job_was_deleted(own: LocalClient, line
 def test_a_followed_log_ends(own: LocalClient) -> None:
     lines = own.log_lines("llama", "default", "trainer", 0, Excerpt(follow=True))
     assert next(lines) == "first"
-    replace(own, "echo second; exec sleep 30")
+    replace(own, "echo second; exec sleep 600")
     assert list(lines) == []
     assert phase_of(own, "llama") == "Running"

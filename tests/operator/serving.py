@@ -131,6 +131,7 @@ class Rounds:
         self.writer = Writer(api, self.sight, self.dry_runs, Doubts(api, self.sight), self.outbox, choices, "me")
         accounts = Accounts(metrics, self.sight.jobs.shown, time.time)
         self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
+        self.writer.refusals.clock = self.leader.rush._clock = lambda: 0.0  # pauses and rushes end with seconds
         self.term = self.leader.term = Term(Engine(None))
 
     async def round(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.operator.conftest import LONG_S
 
 from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
 from muster_operator.collectors import asking
@@ -60,7 +61,7 @@ def target(port: int, uid: str = "u", token: str = "t" * 20, host: str = "127.0.
 
 def ask(odd: Any, code: int, body: bytes | None, **more: str) -> Outcome:
     odd.answer = code, body, more
-    (outcome,) = ask_all([target(odd.server_address[1])], 5.0)
+    (outcome,) = ask_all([target(odd.server_address[1])], LONG_S)
     return outcome
 
 
@@ -72,7 +73,7 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     endpoint.start()
     try:
         port = endpoint.port(20.0)
-        outcomes = ask_all([target(port, token=token), target(port), target(port, uid="other", token=token)], 5.0)
+        outcomes = ask_all([target(port, token=token), target(port), target(port, uid="other", token=token)], LONG_S)
     finally:
         endpoint.stop()
     assert outcomes[0].answer is not None
@@ -107,7 +108,7 @@ def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch
     monkeypatch.setattr(asking, "_ask", ask_with_a_bug)
     odd.answer = 200, json.dumps(GOOD).encode(), {}
     port = odd.server_address[1]
-    first, second = ask_all([target(port, uid="odd"), target(port)], 5.0)
+    first, second = ask_all([target(port, uid="odd"), target(port)], LONG_S)
     assert first == Outcome(target(port, uid="odd"), None, "its answer cannot be taken: KeyError")
     assert second.answer is not None
 
@@ -127,19 +128,19 @@ def test_who_does_not_answer_is_given_up_and_nobody_else_waits(odd: Any, monkeyp
     odd.answer = 200, None, {}
     slow = target(odd.server_address[1], uid="slow")
     nobody = target(1, uid="nobody")
-    outcomes = {outcome.target.uid: outcome for outcome in ask_all([slow, nobody], 5.0)}
+    outcomes = {outcome.target.uid: outcome for outcome in ask_all([slow, nobody], LONG_S)}
     assert outcomes["slow"].why == "no answer within 0.3 s"
     assert outcomes["nobody"].answer is None
 
 
 def test_whose_turn_does_not_come_in_time_has_no_outcome() -> None:
     assert ask_all([target(1)], 0.0) == []
-    assert ask_all([], 5.0) == []
+    assert ask_all([], LONG_S) == []
 
 
 def test_it_can_be_asked_from_a_thread_beside_a_running_loop() -> None:
     async def main() -> list[Outcome]:
-        return await asyncio.to_thread(ask_all, [target(1)], 5.0)
+        return await asyncio.to_thread(ask_all, [target(1)], LONG_S)
 
     (outcome,) = asyncio.run(main())
     assert outcome.answer is None

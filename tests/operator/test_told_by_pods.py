@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.operator.conftest import LONG_S
 from tests.operator.objects import create, job, job_document, node_seen, pod_seen, read, template
 from tests.operator.seeing import sight
 from tests.operator.serving import NOW, Rounds, Server, serve
@@ -645,7 +646,8 @@ class Secrets(Cluster):
 
 
 @pytest.mark.parametrize("codes", [(200,), (404, 200), (503, 200), (403, 200)])
-def test_who_leads_has_the_key_first(codes: tuple[int, ...]) -> None:
+def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_operator.__main__._KEY_PATIENCE_S", (LONG_S, LONG_S))
     server = Secrets(*codes)
 
     async def play(api: Api) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from muster.local.client import LocalClient
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def torchx(home: Path, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -142,7 +142,7 @@ def test_a_script_runs_from_where_the_user_stands(home: Path, tmp_path: Path) ->
 def watching(home: Path) -> subprocess.Popen[str]:
     """`torchx run --wait` of a job that runs. What a script has in its background starts with Ctrl-C ignored."""
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    run = ["run", "-s", "muster_local", "--wait", "utils.sh", "sleep", "60"]
+    run = ["run", "-s", "muster_local", "--wait", "utils.sh", "sleep", "600"]
     child = subprocess.Popen(
         [sys.executable, "-c", f"{heard}; from torchx.cli.main import main; main({run!r})"],
         env={**os.environ, "MUSTER_HOME": str(home), "NO_COLOR": "1"},
@@ -158,7 +158,7 @@ def watching(home: Path) -> subprocess.Popen[str]:
 def test_whoever_interrupts_a_wait_reads_that_the_job_goes_on(home: Path, client: LocalClient) -> None:
     child = watching(home)
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=100)
     last = err.strip().splitlines()[-1]
     assert last.startswith("the job goes on; stop it with: muster cancel default/sh-")
     name = last.rpartition("/")[2]
@@ -170,7 +170,7 @@ def test_a_daemon_that_is_stopped_ends_a_wait_with_a_sentence(tmp_path: Path) ->
     client = LocalClient.up(tmp_path / "home")
     child = watching(tmp_path / "home")
     client.down(force=True)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=200)
     assert child.returncode == 1
     assert "the daemon was stopped; start it with: muster local up" in err
     assert "Traceback" not in err

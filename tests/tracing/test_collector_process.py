@@ -29,7 +29,7 @@ from tests.tracing.spool import (
     uncollected,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undisturbed")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("undisturbed")]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +37,7 @@ def test_a_second_collector_for_the_same_pod_steps_back(tmp_path: Path) -> None:
     spooled(tmp_path)
     with collector(tmp_path):
         eventually(collected(tmp_path).exists)
-        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=20, check=False)
+        second = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=100, check=False)
     assert second.returncode == 1
     assert "another collector" in second.stderr
 
@@ -51,7 +51,7 @@ def test_told_to_stop_it_takes_what_is_in_the_spool_and_ends_with_0(tmp_path: Pa
             spooled(tmp_path, rank)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=100) == 0
     assert [entry.rank for entry in manifest_of(tmp_path).traces] == [0, 1, 2, 3, 4, 5]
     assert uncollected(tmp_path) == []
 
@@ -71,7 +71,7 @@ def test_killed_at_any_line_it_loses_and_doubles_nothing(tmp_path: Path) -> None
     """SIGKILL after every single line it executes, restart, and look (see killed_at_every_line.py)."""
     with in_memory(tmp_path) as folder:
         script = [sys.executable, "-m", "tests.tracing.killed_at_every_line", str(folder)]
-        done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[-1]) > 100
 
@@ -113,12 +113,12 @@ def test_without_room_for_a_trace_the_original_stays_until_there_is_room(tmp_pat
     source = spooled(tmp_path, content=content)
     with collector(tmp_path, preexec_fn=files_up_to(8192)) as process:
         eventually((tmp_path / "traces/manifest-trainer-0.json").exists)
-        (waiting,) = manifest_of(tmp_path).waiting
+        (waiting,) = eventually(lambda: manifest_of(tmp_path).waiting)
         assert waiting.file == source.name
         assert "File too large" in waiting.reason
         assert claimed(source).read_bytes() == content
         assert process.poll() is None
-        assert sorted(p.name for p in (tmp_path / "traces").glob(".*.tmp")) == []
+        eventually(lambda: not list((tmp_path / "traces").glob(".*.tmp")))  # it may be trying again right now
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         eventually(lambda: not claimed(source).exists())
         eventually(lambda: manifest_of(tmp_path).waiting == ())

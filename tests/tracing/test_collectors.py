@@ -35,7 +35,7 @@ def test_of_two_collectors_each_trace_goes_to_one(tmp_path: Path) -> None:
     for rank in range(20):
         spooled(tmp_path, rank)
     with collector(tmp_path, "--until-idle", pod=0) as first, collector(tmp_path, "--until-idle", pod=1) as second:
-        assert (first.wait(timeout=20), second.wait(timeout=20)) == (0, 0)
+        assert (first.wait(timeout=100), second.wait(timeout=100)) == (0, 0)
     both = [entry.rank for entry in listed(tmp_path)]
     assert sorted(both) == list(range(20))
     assert uncollected(tmp_path) == []
@@ -88,6 +88,7 @@ def test_leftovers_of_dead_collectors_are_collected_in_their_name(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_collectors_of_several_pods_killed_at_random_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     """Three pods, one run folder; any of them is killed at any moment, and comes back or does not."""
@@ -110,7 +111,7 @@ def test_collectors_of_several_pods_killed_at_random_lose_and_double_nothing(tmp
         for process in running.values():
             process.kill()
         last = [subprocess.Popen(command(tmp_path, "--until-idle", pod=pod), stderr=subprocess.PIPE) for pod in (0, 1)]
-        assert [(process.wait(timeout=60)) for process in last] == [0, 0]
+        assert [(process.wait(timeout=200)) for process in last] == [0, 0]
     finally:
         for process in running.values():
             process.kill()

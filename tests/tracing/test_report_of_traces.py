@@ -182,7 +182,7 @@ def test_processes_that_read_traces_end_with_the_one_that_was_killed(tmp_path: P
         left = workers = [p for p in children(reading.pid) if "spawn_main" in " ".join(p.cmdline())]
         assert len(workers) == len(writing)
         reading.kill()
-        left = psutil.wait_procs(workers, timeout=20)[1]
+        left = psutil.wait_procs(workers, timeout=60)[1]
         assert left == []
     finally:
         reading.kill()

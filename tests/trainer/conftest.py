@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +16,24 @@ from typing import Any
 
 import pytest
 
+from muster.local.devices import free_port
+
 TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
 """A run whose steps take some hundredths of a second."""
+
+HELD = """
+import os, sys, time
+from muster_components.trainer.__main__ import main
+from muster_components.trainer.step import Stepper
+launch = Stepper.launch
+def held(self, step, **how):
+    while step == int(os.environ["HELD_AT"]) and not os.path.exists(os.environ["HELD_UNTIL"]):
+        time.sleep(0.01)
+    return launch(self, step, **how)
+Stepper.launch = held
+sys.exit(main(sys.argv[1:]))
+"""
+"""The trainer, whose ranks wait before one step: what a test does to them before that it does in time."""
 
 
 @dataclass
@@ -28,8 +44,13 @@ class Ranks:
     logs: list[Path]
     run_dir: Path
     attempt: int
+    held_until: Path
 
-    def end(self, timeout_s: float = 150) -> list[int]:
+    def go_on(self) -> None:
+        """Past the step at which they were held."""
+        self.held_until.touch()
+
+    def end(self, timeout_s: float = 300) -> list[int]:
         deadline = time.monotonic() + timeout_s
         try:
             return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
@@ -71,13 +92,16 @@ class Starter:
         module: str = "muster_components.trainer",
         environ: Mapping[str, str] | None = None,
         limit_file_bytes: int | None = None,
+        held_at: int | None = None,
     ) -> Ranks:
         run_dir = run_dir or self._folder / "run"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = Ranks([], [], run_dir, attempt)
+        port = free_port((), random.Random())  # none that the kernel gives to others before rank 0 listens
+        ranks = Ranks([], [], run_dir, attempt, self._folder / f"go-{len(self._started)}")
         self._started.append(ranks)
+        if held_at is not None:
+            module = "held"
+            (self._folder / "held.py").write_text(HELD)
+            environ = {**(environ or {}), "HELD_AT": str(held_at), "HELD_UNTIL": str(ranks.held_until)}
         limit = [] if limit_file_bytes is None else ["prlimit", f"--fsize={limit_file_bytes}"]
         for rank in range(world_size):
             of_rank = {
@@ -181,7 +205,8 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     path = run_dir / "events.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # The last line may be on its way.
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
     return [line for line in lines if line["kind"] == kind]
 
 

@@ -14,7 +14,7 @@ from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK
 
 from .conftest import TINY, Starter, events, latest, losses, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHECKPOINT_MB = 10.4  # of gpt:1m: weights and two moments in float32
 
@@ -41,7 +41,9 @@ def test_a_disk_that_fills_up_costs_one_checkpoint_and_with_room_again_the_next_
 ) -> None:
     run_dir = tmp_path / "run"
     with small_disk(run_dir / "checkpoints", 1.8 * CHECKPOINT_MB):
-        ranks = start(2, *TINY, "--data", str(text), "--steps", "400", "--checkpoint_every", "40", "--keep", "1")
+        ranks = start(
+            2, *TINY, "--data", str(text), "--steps", "400", "--checkpoint_every", "40", "--keep", "1", held_at=110
+        )
         ranks.wait_until(lambda: events(run_dir, "checkpoint_failed"))
         failed = events(run_dir, "checkpoint_failed")[0]
         assert failed["step"] == 80
@@ -51,6 +53,7 @@ def test_a_disk_that_fills_up_costs_one_checkpoint_and_with_room_again_the_next_
         assert saved["step"] == 40
         more = f"remount,size={int(4 * CHECKPOINT_MB)}m"
         subprocess.run(["mount", "-o", more, str(run_dir / "checkpoints")], check=True)
+        ranks.go_on()
         assert ranks.end() == [EXIT_OK] * 2, ranks.said()
         names = sorted(entry.name for entry in (run_dir / "checkpoints").iterdir())
         assert names == ["latest", "step-00000400"]

@@ -11,7 +11,7 @@ from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import TINY, Starter, events, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_each_rank_writes_the_agreed_steps(start: Starter, text: Path) -> None:

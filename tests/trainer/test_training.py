@@ -23,7 +23,7 @@ from muster_components.trainer.errors import (
 
 from .conftest import TINY, Finished, Starter, clean_environment, events, latest, losses, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_losses_are_those_of_an_undisturbed_run(
@@ -36,7 +36,7 @@ def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_loss
     assert expected[60] < expected[1] - 2
 
     folder = tmp_path / "disturbed"
-    first = start(2, *run, run_dir=folder)
+    first = start(2, *run, run_dir=folder, held_at=45)
     first.wait_until(lambda: latest(folder))
     first.send(signal.SIGKILL)
     first.end()
@@ -44,9 +44,10 @@ def test_killed_stopped_and_resumed_on_other_world_sizes_and_replicated_the_loss
     assert saved is not None
     assert saved["step"] < 60
 
-    second = start(1, *run, run_dir=folder, attempt=1)
+    second = start(1, *run, run_dir=folder, attempt=1, held_at=50)
     second.wait_until(lambda: second.steps_done() > 2)
     second.send(signal.SIGTERM)
+    second.go_on()
     assert second.end() == [EXIT_STOPPED]
     assert f"resumed after step {saved['step']} " in second.said()
     stopped = latest(folder)
@@ -82,7 +83,7 @@ def test_compiled_blocks_learn_the_same_as_plain_ones(start: Starter, text: Path
     run = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--data", str(text), "--steps", "4")
     for name, flags in {"compiled": ("--compile",), "plain": ("--no_compile",)}.items():
         ranks = start(2, *run, *flags, run_dir=tmp_path / name, environ=compile_cache())
-        assert ranks.end(280) == [EXIT_OK] * 2, ranks.said()
+        assert ranks.end(400) == [EXIT_OK] * 2, ranks.said()
         assert name in ranks.said().replace("not compiled", "plain")
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), abs=1e-3)
 
@@ -97,13 +98,13 @@ def test_under_torchrun_sigterm_saves_and_ends_with_143_on_every_rank(text: Path
     with (tmp_path / "log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment(tmp_path), cwd=tmp_path)
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while len(metrics(run_dir)) < 5:
             assert agent.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         agent.send_signal(signal.SIGTERM)
-        agent.wait(60)
+        agent.wait(80)
     finally:
         agent.kill()
         agent.wait()
@@ -131,7 +132,7 @@ def test_when_one_rank_is_gone_the_others_end_soon_with_a_traceback(start: Start
     ranks = start(2, *TINY, "--data", str(text), "--steps", "100000", "--checkpoint_every", "2")
     ranks.wait_until(lambda: ranks.steps_done() > 3)
     ranks.processes[1].kill()
-    assert ranks.end(60)[0] == EXIT_FAILED
+    assert ranks.end()[0] == EXIT_FAILED
     assert "Traceback" in ranks.said()
 
 

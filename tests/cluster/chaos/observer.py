@@ -31,6 +31,7 @@ from tests.cluster.chaos.judge.world import Event
 from tests.cluster.chaos.records import read, write
 
 TICK_S = 0.5
+SETTLE_S = 5.0  # at the end, what is on its way has come by then
 BEHIND_S = 2.0  # what should have happened by now is not judged while we are further behind than this
 
 
@@ -106,11 +107,11 @@ class Observer:
 
     def _see_until(self, revision: int) -> None:
         """Until everything up to a revision was judged. Keys that nobody judges have revisions too: wait a moment."""
-        until = time.time() + 2.0
+        until = time.time() + SETTLE_S
         while self._judge.revision < revision and (left := until - time.time()) > 0:
             try:
                 self._see(self._events.get(timeout=left))
-                until = time.time() + 2.0
+                until = time.time() + SETTLE_S
             except queue.Empty:
                 return
 

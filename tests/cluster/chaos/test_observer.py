@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import StartControlPlane
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import wait_until_served
 
 ROOT = Path(__file__).resolve().parents[3]
 CRDS = ROOT / "helm" / "crds.yaml"
@@ -42,7 +43,7 @@ def create_pod(plane: ControlPlane, name: str, uid: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_what_a_bad_operator_does_is_seen(start_control_plane: StartControlPlane, tmp_path: Path) -> None:
     plane = start_control_plane(readable=True)
     report, history = tmp_path / "report.jsonl", tmp_path / "history.gz"
@@ -52,7 +53,8 @@ def test_what_a_bad_operator_does_is_seen(start_control_plane: StartControlPlane
     )
     try:
         plane.kubectl("apply", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        wait_until_served(plane)
+        plane.wait_for("the observer has begun", report.exists)
         uid = submit(plane, "early")
         plane.restart_apiserver()  # the observer does not depend on it
         create_pod(plane, "early", uid)

@@ -10,7 +10,7 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -67,7 +67,7 @@ class Api:
             raise
         return False
 
-    def watch(self, path: str, since: str, seconds: int = 1) -> Iterator[Json]:
+    def watch(self, path: str, since: str, seconds: int) -> Generator[Json, None, None]:
         """Yield what happened to the objects of a collection after a resourceVersion, then what happens in `seconds`.
 
         On a connection of its own, so other requests may go on meanwhile.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-LIMIT_S = 120
+LIMIT_S = 480
 
 
 class CommandFailed(Exception):

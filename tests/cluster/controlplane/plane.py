@@ -27,7 +27,7 @@ from tests.cluster.controlplane.clients import run_client, write_log
 from tests.cluster.controlplane.commands import Layout
 from tests.cluster.controlplane.supervised import Supervised
 
-READY_S = 120
+READY_S = 300  # of what takes seconds on an idle machine
 _ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 # People without any rights, so that a test can give them some without a restart of the API server.
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("team-a",), "bob": ("team-b",), "carol": ()}
@@ -198,9 +198,34 @@ class ControlPlane:
         """Make a node's Ready condition "True", "False" or "Unknown", since now or another time."""
         self.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": nodes.conditions(ready, since)}})
 
-    def stop_kubelet(self, name: str) -> None:
-        """From now on nothing happens to the node's pods: they neither start, end nor stop. Its status stays."""
+    def stop_kubelet(self, name: str, witness: str = "") -> None:
+        """From now on nothing happens to the node's pods: they neither start, end nor stop. Its status stays.
+
+        KWOK learns of it a moment later. With `witness`, another node that it plays, this returns once it knows.
+        """
         self.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {nodes.KUBELET: "stopped"}}})
+        if witness:
+            self.wait_for(
+                f"KWOK has left {name} alone",  # it plays many pods at once: twice, to be sure
+                lambda: not self._starts_pods(name, witness) and not self._starts_pods(name, witness),
+            )
+
+    def _starts_pods(self, name: str, witness: str) -> bool:
+        """Whether a pod on this node has started by the time when a later one on the witness has."""
+        pods, tried = "/api/v1/namespaces/default/pods", ("kubelet-tried", "kubelet-witness")
+        for pod, node in zip(tried, (name, witness), strict=True):
+            spec = {"nodeName": node, "containers": [{"name": "main", "image": "none"}]}
+            self.api.create(pods, {"metadata": {"name": pod}, "spec": spec})
+
+        def started(pod: str) -> bool:
+            return bool(self.api.get(f"{pods}/{pod}")["status"]["phase"] == "Running")
+
+        self.wait_for("a pod starts where the kubelet runs", lambda: started(tried[1]))
+        starts = started(tried[0])
+        for pod in tried:
+            self.api.delete(f"{pods}/{pod}", gracePeriodSeconds=0)
+            self.wait_for("it is gone", lambda pod=pod: self.api.gone(f"{pods}/{pod}"))  # type: ignore[misc]
+        return starts
 
     def resume_kubelet(self, name: str) -> None:
         """Undo `stop_kubelet`."""

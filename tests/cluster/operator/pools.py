@@ -14,7 +14,7 @@ from tests.cluster.operator.process import Operator
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
 KWOK = "kwok.muster.dev/"
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Pool:
@@ -169,17 +169,18 @@ class Pool:
             )
             time.sleep(0.05)
 
-    def wait_until_seen(self) -> None:
+    def wait_until_seen(self, by: Operator | None = None) -> None:
         """Wait until the operator has seen what this part of the cluster is made of: it watches each resource on its
-        own, and may see a job before a queue that was edited long before."""
-        if self._operator is None:
+        own, and may see a job before a queue that was edited long before. `by`: one that comes and goes."""
+        operator = by or (self._operator() if self._operator is not None else None)
+        if operator is None:
             return
         for path in (f"{GROUP}/queues", f"{GROUP}/flavors", "/api/v1/nodes", "/api/v1/namespaces", "/api/v1/pods"):
             newest = max((int(one["metadata"]["resourceVersion"]) for one in self.api.items(path)), default=0)
             resource = path.rpartition("/")[2]
             self.wait(
                 f"the operator sees {resource}",
-                lambda resource=resource, newest=newest: self._has_seen(resource) >= newest,  # type: ignore[misc]
+                lambda resource=resource, newest=newest: operator.has_seen(resource) >= newest,  # type: ignore[misc]
             )
 
     def wait_for_phase(self, name: str, phase: str) -> None:
@@ -195,10 +196,26 @@ class Pool:
 
         self.wait(f"{name} runs in attempt {attempt}", runs)
 
-    def wait_for_reason(self, name: str, reason: str) -> str:
-        """Wait until a job waits for this reason; the sentence that goes with it."""
-        self.wait(f"{name} waits: {reason}", lambda: self.waits_for(name) == reason)
-        return str(self.condition(name, "Admitted")["message"])
+    def wait_for_reason(self, name: str, reason: str, told: str = "") -> str:
+        """Wait until a job waits for this reason, with a sentence that has `told` in it; the sentence."""
+        sentences: list[str] = []
+
+        def waits() -> bool:
+            admitted = self.condition(name, "Admitted")
+            sentences.append(str(admitted.get("message", "")))
+            return (admitted.get("status"), admitted.get("reason")) == ("False", reason) and told in sentences[-1]
+
+        self.wait(f"{name} waits: {reason} {told}", waits)
+        return sentences[-1]
+
+    def wait_for_event(self, name: str, reason: str) -> None:
+        """Wait until an Event of a job tells so: Events are sent when there is time."""
+        self.wait(f"an Event tells of {name}: {reason}", lambda: reason in self.events(name))
+
+    def end(self, name: str, exit_code: int = 0) -> None:
+        """Let every pod of a job that runs end by itself."""
+        for index in range(len(self.pods(name))):
+            self.annotate(name, index, exit_code=exit_code)
 
     def tear_down(self) -> None:
         """Take away what is not in the namespace, jobs first so that queues may go."""
@@ -213,10 +230,6 @@ class Pool:
                     raise
         there = {node["metadata"]["name"] for node in self.api.items("/api/v1/nodes")}
         self.plane.delete_nodes(*(name for name in self._nodes if name in there))
-
-    def _has_seen(self, resource: str) -> int:
-        assert self._operator is not None
-        return self._operator().has_seen(resource)
 
     def _trouble(self) -> str:
         """What is wrong with the operator, or nothing."""

@@ -12,12 +12,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-QUICK = ("--lease-seconds", "3", "--renew-deadline-seconds", "2", "--renew-every-seconds", "0.4")
-"""Another operator takes over within seconds."""
+QUICK = ("--lease-seconds", "10", "--renew-deadline-seconds", "7", "--renew-every-seconds", "1")
+"""Another operator takes over soon, and none loses its Lease because the machine had something else to do."""
 
 
 class Operator:
@@ -30,7 +31,7 @@ class Operator:
         command = [
             sys.executable, "-m", "muster_operator", "--kubeconfig", str(kubeconfig), "--listen",
             f"127.0.0.1:{self._public}", "--listen-local", f"127.0.0.1:{self._private}", "--snapshot-dir",
-            str(log.parent), "--log-level", "debug", *QUICK, *flags,
+            str(log.parent), "--log-level", "debug", *flags,
         ]  # fmt: skip
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -126,6 +127,16 @@ class Operator:
             assert self.running, f"the operator ended while waiting: {what}\n{self.tail()}"
             assert time.monotonic() < until, f"not within {seconds} s: {what}\n{self.tail()}"
             time.sleep(0.05)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def _die_with_parent() -> None:

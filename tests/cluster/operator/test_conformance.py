@@ -7,7 +7,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +29,7 @@ class Starts(threading.Thread):
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         super().__init__(daemon=True)
         self.seen: dict[str, tuple[str, Start]] = {}  # by the pod's uid: job and start
+        self.version = 0  # the resourceVersion up to which it has seen all pods
         tls = ssl.create_default_context(cafile=str(plane.authority))
         self._connection = http.client.HTTPSConnection(urlsplit(plane.server).netloc, context=tls)
         headers = {"Authorization": f"Bearer {plane.token_for('admin')}"}
@@ -40,7 +40,9 @@ class Starts(threading.Thread):
         """Read until the connection is closed."""
         try:
             for line in self._answer:
-                self._note(json.loads(line)["object"])
+                pod = json.loads(line)["object"]
+                self._note(pod)
+                self.version = int(pod["metadata"]["resourceVersion"])
         except (OSError, ValueError, AttributeError, http.client.HTTPException):
             return
 
@@ -99,6 +101,8 @@ class KubernetesHarness:
         return sum(pod["status"]["phase"] not in ("Succeeded", "Failed") for pod in pods)
 
     def starts(self, uid: str) -> list[Start]:
+        newest = max((int(pod["metadata"]["resourceVersion"]) for pod in self._pool.pods()), default=0)
+        self._pool.wait("the watch of starts has come so far", lambda: self._starts.version >= newest)
         return [start for job, start in list(self._starts.seen.values()) if job == self._names[uid]]
 
     def lose_pod(self, uid: str, index: int) -> None:
@@ -109,7 +113,6 @@ class KubernetesHarness:
 
     def wait(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
         self._pool.wait("a scenario goes on", holds, PATIENCE * seconds)
-        time.sleep(0.1)  # for the watch of starts, which comes by another connection
 
 
 def does(script: Script, role: str) -> dict[str, str]:
@@ -119,7 +122,8 @@ def does(script: Script, role: str) -> dict[str, str]:
     ]
     said = {"stuck": ",".join(stuck)}
     if role not in script.endless:
-        said["run-seconds"] = str(script.seconds * SLOWNESS)
+        lasts = [script.seconds if script.first is None else script.first, script.seconds]
+        said["run-seconds"] = ",".join(str(seconds * SLOWNESS) for seconds in lasts)
         said["exit-code"] = ",".join(str(code) for code in (*script.exits, 0))
     return {KWOK + name: value for name, value in said.items() if value}
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
-from tests.cluster.operator.process import Operator
+from tests.cluster.operator.process import QUICK, Operator
 
 JOBS = 24
 
@@ -66,22 +66,20 @@ def what(event: dict[str, Any]) -> str:
     return f"{target.get('resource', event['requestURI'])}{sub}"
 
 
-@pytest.mark.timeout(300)
 def test_by_the_audit_log_an_operator_that_wakes_after_another_took_over_writes_nothing(
     plane: ControlPlane, pool: Pool, tmp_path: Path
 ) -> None:
-    first = Operator(
-        plane.kubeconfig("alice"), tmp_path / "first.log", "--identity", "first", "--burst", "1", "--qps", "20"
-    )
+    slow = ("--burst", "1", "--qps", "4")  # it needs long for what it has to write
+    first = Operator(plane.kubeconfig("alice"), tmp_path / "first.log", "--identity", "first", *QUICK, *slow)
     operators = [first]
     try:
         first.wait("the first leads", lambda: first.leads)
-        second = Operator(plane.kubeconfig("bob"), tmp_path / "second.log", "--identity", "second")
+        second = Operator(plane.kubeconfig("bob"), tmp_path / "second.log", "--identity", "second", *QUICK)
         operators.append(second)
         second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
         for number in range(JOBS):
             pool.submit(f"j{number}", pods=2)
-        pool.wait("the first is in the middle of its writes", lambda: 3 <= len(pool.pods()) <= JOBS)
+        pool.wait("the first is in the middle of its writes", lambda: len(pool.pods()) >= 3)
         first.freeze()
         names = [f"j{number}" for number in range(JOBS)]
         pool.wait("the second has done the rest", lambda: all(pool.phase(name) == "Running" for name in names))
@@ -96,7 +94,8 @@ def test_by_the_audit_log_an_operator_that_wakes_after_another_took_over_writes_
         by_first = [one for one in log if one.user == "alice"]
         assert {one.what for one in by_first} >= {"leases", "pods", "trainingjobs/status"}, "it had begun to write"
         assert [one for one in by_first if one.began >= took_over] == []
-        assert any(one.user == "bob" and one.what == "pods" for one in log), "there was something left to write"
+        by_bob = sum(one.user == "bob" and one.what == "pods" and one.verb == "create" for one in log)
+        assert by_bob > 2, "there was something left to write, beside the pods of the last job"
         assert sum(one.what == "pods" and one.verb == "create" for one in log) == 2 * (JOBS + 1), "no pod twice"
     finally:
         for operator in operators:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.operator.pools import Pool
 
@@ -93,7 +94,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.delete("small")
     pool.wait("its pods are gone", lambda: not pool.pods("small"))
     pool.submit("whole", pods=4)
-    assert "pods that are not Muster's take room" in pool.wait_for_reason("whole", "NoRoom")
+    pool.wait_for_reason("whole", "NoRoom", "pods that are not Muster's take room")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 
@@ -101,23 +102,46 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
 def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -> None:
     """A foreign pod takes the room between admission and binding: the gang does not stay half bound for ever."""
     pool.set_up(nodes=2, gpus=4)
-    pool.submit("gang", pods=8, startTimeoutSeconds=8)
+    pool.submit("gang", pods=8, startTimeoutSeconds=30, pod={"schedulingGates": [{"name": "example.com/later"}]})
+    pool.wait("its pods are there", lambda: len(pool.pods("gang")) == 8)
     foreign(pool, "squatter", pool.node(0), 4)
+    pool.wait("it is there", lambda: phases(pool)["squatter"] == "Running")
+    open_gates(pool)
 
-    def room_was_never_shared() -> bool:
+    def room_is_not_shared() -> None:
         used: dict[str, int] = {}
         for pod in pool.pods():
             node = pod["spec"].get("nodeName")
             if node and pod["status"]["phase"] in ("Pending", "Running"):
                 gpus = pod["spec"]["containers"][0]["resources"]["limits"][GPU]
                 used[node] = used.get(node, 0) + int(gpus)
-        return all(amount <= 4 for node, amount in used.items() if node != pool.node(0))
+        assert all(amount <= 4 for amount in used.values()), used
 
-    pool.wait(
-        "it waits, whole", lambda: room_was_never_shared() and not pool.pods("gang") and bool(pool.waits_for("gang"))
-    )
+    def waits_whole() -> bool:
+        room_is_not_shared()
+        return not pool.pods("gang") and bool(pool.waits_for("gang"))
+
+    pool.wait("half of it is bound", lambda: pool.node(1) in pool.nodes_of("gang"))
+    pool.wait("it waits, whole", waits_whole)
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
-    pool.wait_for_phase("gang", "Running")
+    pool.wait("it runs", lambda: runs_without_gates(pool, "gang"))
+
+
+def open_gates(pool: Pool) -> None:
+    """Let kube-scheduler bind the pods that are there."""
+    for pod in pool.pods():
+        if pod["spec"].get("schedulingGates"):
+            path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
+            try:
+                pool.api.patch(path, {"spec": {"schedulingGates": []}})
+            except Refused as refused:  # it has just gone
+                if refused.code != 404:
+                    raise
+
+
+def runs_without_gates(pool: Pool, name: str) -> bool:
+    open_gates(pool)
+    return pool.phase(name) == "Running"
 
 
 def phases(pool: Pool) -> dict[str, str]:

@@ -70,7 +70,7 @@ def torchx(pool: Pool, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torchx.cli.main", *arguments]
         environ = {**os.environ, "KUBECONFIG": kubeconfig(pool), "NO_COLOR": "1", "HOME": str(tmp_path)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ, check=False)
 
     return run
 
@@ -85,6 +85,10 @@ def alice(pool: Pool) -> str:
     pool.api.create(
         f"{rbac}/rolebindings", {"metadata": {"name": "runs-jobs"}, "roleRef": reference, "subjects": [subject]}
     )
+    asks = {"namespace": pool.namespace, "group": "muster.dev", "resource": "trainingjobs", "verb": "create"}
+    review = {"spec": {"user": "alice", "groups": ["team-a", "system:authenticated"], "resourceAttributes": asks}}
+    reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    pool.wait("alice may", lambda: pool.api.create(reviews, review)["status"]["allowed"])
     return "alice"
 
 

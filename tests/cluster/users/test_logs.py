@@ -82,6 +82,7 @@ def test_of_a_job_without_pods_the_log_says_why(pool: Pool, muster: Muster) -> N
     assert "has no pods yet: it waits" in ended.err
     pool.edit("late", suspend=True)
     pool.wait_for_phase("late", "Suspended")
+    pool.wait("its pods are gone", lambda: not pool.pods("late"))
     gone = muster("logs", "late", "--attempt", "0", "--json")
     assert (gone.code, json.loads(gone.err)["error"]["reason"]) == (3, "LogGone")
 

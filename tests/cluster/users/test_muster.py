@@ -25,6 +25,7 @@ def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, 
     (row,) = muster("jobs", "--json").rows
     assert (row["metadata"]["namespace"], row["status"]["phase"]) == (pool.namespace, "Succeeded")
     assert "first" in muster("jobs").out
+    pool.wait_for_event("first", "Completed")
     page = muster("describe", "first").out
     assert "Succeeded" in page
     assert "Completed" in page, "its Events"
@@ -239,7 +240,7 @@ def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_
     assert drained not in pool.nodes_of("gang")
     status = pool.status("gang")
     assert (status["attempt"], status.get("restarts", 0), status.get("nodeLosses", 0)) == (1, 0, 0)
-    assert "Drained" in pool.events("gang")
+    pool.wait_for_event("gang", "Drained")
     state = next(line for line in muster("nodes").out.splitlines() if line.startswith(f"{drained} "))
     assert state.split()[-1] == "draining"
     submitted = muster("submit", file_of(tmp_path, pool.job("next", pods=3, gpus=4)), "--dry-run")

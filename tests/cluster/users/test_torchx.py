@@ -80,7 +80,7 @@ def test_run_with_wait_and_log_tells_the_story(pool: Pool, torchx: TorchX) -> No
     pool.wait("its pod runs", lambda: [pod["status"]["phase"] for pod in pool.pods()] == ["Running"])
     (job,) = pool.api.items(pool._jobs())
     end_all(pool, job["metadata"]["name"])
-    thread.join(timeout=100)
+    thread.join(timeout=300)
     (ran,) = done
     assert ran.returncode == 0, ran.stderr
     told = [line for line in ran.stderr.splitlines() if "echo/0" in line]

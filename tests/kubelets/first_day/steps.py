@@ -54,8 +54,8 @@ def reclaim(stage: Stage) -> tuple[str, int]:
     stage.wait("it has something to lose", lambda: steps_done(stage, job) > 5)
     stage.kubectl("apply", "-f", "-", stdin=_claim())
     stage.wait("the other queue's job runs", lambda: stage.phase("claim") in ("Running", "Succeeded"))
-    stage.wait("the borrower's pods are gone", lambda: not stage.pods(job))
-    before = steps_done(stage, job)
+    stage.wait("the borrower has made way", lambda: stage.job(job)["status"].get("attempt", 0) > 0)
+    before = steps_done(stage, job, attempt=0)
     stage.wait("the other queue's job is done", lambda: stage.phase("claim") == "Succeeded")
     stage.wait("the borrower trains again", lambda: steps_done(stage, job) > before + 5)
     return job, before
@@ -75,10 +75,10 @@ def lose_a_node(stage: Stage, job: str) -> int:
     return int(stage.metrics(job)[-1]["attempt"])
 
 
-def steps_done(stage: Stage, job: str) -> int:
-    """The last step that rank 0 has noted."""
-    metrics = stage.metrics(job)
-    return int(metrics[-1]["step"]) if metrics else -1
+def steps_done(stage: Stage, job: str, attempt: int | None = None) -> int:
+    """The last step that rank 0 has noted, in any attempt or in this one."""
+    steps = [int(line["step"]) for line in stage.metrics(job) if attempt in (None, line["attempt"])]
+    return steps[-1] if steps else -1
 
 
 def uninstall(stage: Stage) -> str:

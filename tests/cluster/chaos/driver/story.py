@@ -20,6 +20,7 @@ from tests.cluster.chaos.driver.settings import Size
 from tests.cluster.chaos.driver.stage import GROUP, Stage
 from tests.cluster.chaos.driver.wishes import NAMESPACES, Wish, wishes
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.installing import wait_until_served
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[4]
@@ -137,7 +138,7 @@ class _Run:
         """CRDs, namespaces, nodes, flavors, queues, and the first operator."""
         stage, plane = self._stage, self._stage.plane
         plane.kubectl("apply", "-f", str(CRDS))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "-f", str(CRDS))
+        wait_until_served(plane)
         for name in (NAMESPACE, *NAMESPACES):
             stage.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         for name in NAMESPACES:
