@@ -156,3 +156,24 @@ def test_a_padded_place_reads_as_padding_throughout() -> None:
 def test_too_little_text_for_one_window_is_refused_with_both_numbers() -> None:
     with pytest.raises(InputError, match="5 bytes of text; --seq_len 5 needs at least 6"):
         Samples(np.arange(5, dtype=np.uint8), seq_len=5)
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_two_pods_that_share_the_cache_may_fill_it_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Their processes have the same number, since each pod counts its own."""
+    folder = write(tmp_path / "text", {"a.txt": b"1"})
+    replace, replaced = os.replace, 0
+    others: list[bytes] = []
+
+    def meanwhile(source: Path, target: Path) -> None:
+        nonlocal replaced
+        replaced += 1
+        if replaced == moment:
+            others.append(text_of(build_corpus(str(folder), tmp_path / "cache")))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meanwhile)
+    assert [text_of(build_corpus(str(folder), tmp_path / "cache")), *others] == [b"1\x00", b"1\x00"]
+    assert not list((tmp_path / "cache").glob(".*")), "nothing is left behind"

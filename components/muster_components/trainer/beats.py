@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -124,8 +125,11 @@ def encode(value: Mapping[str, object]) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write under another name, then rename: a reader sees the old file or the new one. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write under another name, then rename: a reader sees the old file or the new one. Raises OSError.
+
+    Pods may share the folder, and their processes have the same numbers.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_bytes(content)
         os.replace(temporary, path)
