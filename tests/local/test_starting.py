@@ -39,3 +39,17 @@ def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) ->
         start_daemon(opened)
     assert failure.value.reason == "CannotStart"
     assert "IsADirectoryError" in opened.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_daemon_that_neither_answers_nor_detaches_is_told_as_what_it_said(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = home.parent / "wedged"
+    program.write_text("#!/bin/sh\necho 'the disk hangs' >&2\nwhile :; do sleep 1; done\n")
+    program.chmod(0o700)
+    monkeypatch.setattr("muster.local.start.sys.executable", str(program))
+    monkeypatch.setattr("muster.local.start._PATIENCE_S", 5.0)
+    with pytest.raises(DaemonError, match="the disk hangs") as refused:
+        start_daemon(open_home(home))
+    assert refused.value.reason == "CannotStart"

@@ -47,14 +47,14 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
             _, complaint = child.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired as error:  # what was answered counts
             complaint = error.stderr or b""
+            child.stderr.close()  # type: ignore[union-attr]
     if said == "ok" or said.startswith("AlreadyRunning:"):
         return
     reason, _, message = said.partition(": ")
     if message:
         raise DaemonError(message, reason=reason)
     told = complaint.decode(errors="replace").strip() or _log_tail(home, log_before)
-    nothing = f"nothing within {_PATIENCE_S:.0f} s"
-    raise DaemonError(f"the daemon could not start; it said:\n{told or nothing}", reason="CannotStart")
+    raise DaemonError(f"the daemon could not start; it said:\n{told or 'nothing'}", reason="CannotStart")
 
 
 def _wait_for_answer(answer: object) -> str:
