@@ -40,7 +40,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_quota.py tests/test_documents.py
 
 section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
-pytest = $(1)/bin/python -m pytest $(PYTEST)
+# RUNNER=tools.rerun: what fails is run once more, as .ci/run has it.
+RUNNER ?= pytest
+pytest = $(1)/bin/python -m $(RUNNER) $(PYTEST)
 
 .NOTPARALLEL:
 .PHONY: help demo test check fix manifests fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images matrix-torch-% matrix-torchx-%
