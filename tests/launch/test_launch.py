@@ -260,3 +260,19 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     return False
+
+
+def test_a_torch_that_cannot_be_imported_is_named_with_the_last_line_of_its_error(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text(
+        "raise ImportError('first line\\n\\nlibcudart.so.12: cannot open shared object file')\n"
+    )
+    note = tmp_path / "failure.json"
+    code, log = start(
+        "time.sleep(600)", "--nproc", "2", PYTHONPATH=str(tmp_path / "broken"), MUSTER_FAILURE_FILE=str(note)
+    ).end()
+    assert code == 1  # as a rank ends whose own import fails
+    assert "torch cannot be imported" in log
+    assert "libcudart.so.12: cannot open shared object file" in log
+    assert "rendezvous" not in log
+    assert json.loads(note.read_text())["exit_code"] == 1

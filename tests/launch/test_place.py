@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.launch.place import Place, place_of, rank_environment, threads_per_rank, usable_cores
+from muster_components.launch.place import (
+    BadPlace,
+    Place,
+    place_of,
+    rank_environment,
+    threads_per_rank,
+    usable_cores,
+)
 
 
 def test_outside_muster_a_pod_stands_alone() -> None:
@@ -35,6 +42,16 @@ def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> 
 def test_every_attempt_meets_under_its_own_name() -> None:
     runs = {place_of({"MUSTER_JOB_UID": "u", "MUSTER_ATTEMPT": str(attempt)}, 1).run_id for attempt in range(3)}
     assert runs == {"u-0", "u-1", "u-2"}
+
+
+def test_the_restart_count_of_torchelastic_is_the_attempt() -> None:
+    found = [rank_environment(place_of({"MUSTER_ATTEMPT": str(attempt)}, 1), 0, {}, threads=1) for attempt in (0, 3)]
+    assert [one["TORCHELASTIC_RESTART_COUNT"] for one in found] == ["0", "3"]
+
+
+def test_an_attempt_that_is_not_a_whole_number_is_refused() -> None:
+    with pytest.raises(BadPlace, match="MUSTER_ATTEMPT='first'"):
+        place_of({"MUSTER_ATTEMPT": "first"}, 1)
 
 
 @pytest.mark.parametrize(("grace_s", "patience_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])

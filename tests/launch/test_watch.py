@@ -12,7 +12,8 @@ import pytest
 
 from muster_components.launch.place import Place
 from muster_components.launch.ranks import Ended, Rank, start_rank
-from muster_components.launch.watch import EXIT_STORE, Event, StoreFailed, Told, start_ranks, watch
+from muster_components.launch.store import EXIT_STORE
+from muster_components.launch.watch import Event, StoreFailed, Told, start_ranks, watch
 
 Inbox = queue.SimpleQueue[Event]
 
@@ -31,7 +32,7 @@ def sleeper(inbox: Inbox, *, deaf: bool = False) -> Rank:
 def test_a_store_that_breaks_stops_the_ranks_and_has_a_code_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox)
-    inbox.put(StoreFailed("the rendezvous store cannot be served"))
+    inbox.put(StoreFailed(EXIT_STORE, "the rendezvous store cannot be served"))
     assert watch({0: rank}, patience_s=60, inbox=inbox) == EXIT_STORE
     assert "muster: the rendezvous store cannot be served" in capfd.readouterr().out
 
@@ -64,7 +65,7 @@ def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: 
 def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox, deaf=True)
-    inbox.put(StoreFailed("broken"))
+    inbox.put(StoreFailed(EXIT_STORE, "broken"))
     inbox.put(Told(15))
     assert watch({0: rank}, patience_s=600, inbox=inbox) == EXIT_STORE  # or this test runs into its limit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,54 @@ def test_a_socket_folder_that_others_can_enter_is_refused(tmp_path: Path) -> Non
     with pytest.raises(Refused, match="can be entered by others"):
         home.socket()
     Path(home.socket_pointer.read_text().strip()).parent.rmdir()
+
+
+@pytest.fixture
+def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the socket goes of a home whose path is too long; not made yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    folder = open_home(tmp_path / ("long-" * 30)).socket().parent
+    folder.rmdir()
+    (tmp_path / ("long-" * 30) / "daemon.sock.path").unlink()
+    yield folder
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        folder.rmdir()
+
+
+def test_a_socket_folder_of_somebody_else_is_refused_before_anything_is_put_there(
+    tmp_path: Path, fallback: Path
+) -> None:
+    fallback.mkdir(mode=0o777)
+    fallback.chmod(0o777)
+    with pytest.raises(Refused) as refused:
+        open_home(tmp_path / ("long-" * 30))
+    assert (refused.value.reason, str(fallback) in str(refused.value)) == ("HomeUnusable", True)
+    assert not (tmp_path / ("long-" * 30) / "daemon.sock.path").exists()
+
+
+def test_a_symlink_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    fallback.symlink_to(tmp_path / "private")
+    with pytest.raises(Refused) as refused:
+        open_home(tmp_path / ("long-" * 30))
+    assert (refused.value.reason, "symbolic link" in str(refused.value)) == ("HomeUnusable", True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder away needs root")
+def test_a_socket_folder_owned_by_another_user_is_refused(tmp_path: Path, fallback: Path) -> None:
+    fallback.mkdir(mode=0o700)
+    os.chown(fallback, 12345, 12345)
+    with pytest.raises(Refused, match="user 12345"):
+        open_home(tmp_path / ("long-" * 30))
+
+
+def test_a_dangling_symlink_in_the_place_of_the_socket_folder_is_refused(tmp_path: Path, fallback: Path) -> None:
+    fallback.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(Refused):
+        open_home(tmp_path / ("long-" * 30))
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_the_environment_names_the_home_and_the_users_folder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from muster_components.trainer.data import Corpus, Samples, Skipped, build_corpus, find_files
+from muster_components.trainer.data import Corpus, Samples, Skipped, build_corpus, cache_root, find_files
 from muster_components.trainer.errors import InputError
 
 
@@ -177,3 +178,37 @@ def test_two_pods_that_share_the_cache_may_fill_it_at_the_same_time(
     monkeypatch.setattr(os, "replace", meanwhile)
     assert [text_of(build_corpus(str(folder), tmp_path / "cache")), *others] == [b"1\x00", b"1\x00"]
     assert not list((tmp_path / "cache").glob(".*")), "nothing is left behind"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in the temporary folder that a user without a home gets; not made yet."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"muster-{os.getuid()}"
+
+
+def test_a_user_without_a_home_has_a_private_cache_in_the_temporary_folder(temporary: Path) -> None:
+    assert cache_root({}) == temporary
+    assert temporary.stat().st_mode & 0o777 == 0o700
+    assert cache_root({}) == temporary
+
+
+@pytest.mark.parametrize("kind", ["open", "symlink", "file"])
+def test_a_cache_in_the_temporary_folder_that_is_not_private_is_refused(
+    temporary: Path, tmp_path: Path, kind: str
+) -> None:
+    if kind == "open":
+        temporary.mkdir()
+        temporary.chmod(0o777)
+    elif kind == "symlink":
+        (tmp_path / "private").mkdir(mode=0o700)
+        temporary.symlink_to(tmp_path / "private")
+    else:
+        temporary.touch(mode=0o600)
+    with pytest.raises(InputError, match="mode 700"):
+        cache_root({})

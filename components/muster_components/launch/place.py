@@ -30,6 +30,7 @@ class Place:
     host: str = "127.0.0.1"
     port: int = 0
     run_id: str = "local"
+    attempt: int = 0
     role: str = "default"
     grace_s: float = DEFAULT_GRACE_S
 
@@ -65,6 +66,7 @@ def place_of(environ: Mapping[str, str], nproc: int, replicas: int | None = None
         grace_s = max(0.0, float(grace))
     except ValueError:
         raise BadPlace(f"MUSTER_GRACE_SECONDS={grace!r} is no number of seconds; write one such as 30") from None
+    attempt = _whole(environ, "MUSTER_ATTEMPT", 0)
     job = environ.get("MUSTER_JOB_UID") or environ.get("MUSTER_JOB") or "local"
     return Place(
         nproc=nproc,
@@ -72,7 +74,8 @@ def place_of(environ: Mapping[str, str], nproc: int, replicas: int | None = None
         replicas=replicas,
         host=host or "127.0.0.1",
         port=port,
-        run_id=f"{job}-{environ.get('MUSTER_ATTEMPT', '0')}",
+        run_id=f"{job}-{attempt}",
+        attempt=attempt,
         role=environ.get("MUSTER_ROLE", "default"),
         grace_s=grace_s,
     )
@@ -101,7 +104,7 @@ def rank_environment(
         "MASTER_ADDR": place.host,
         "MASTER_PORT": str(place.port),
         "TORCHELASTIC_RUN_ID": place.run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": str(shares_store(place)),
         **({"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}),

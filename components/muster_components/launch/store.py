@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from muster_components.launch.place import Place
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported by assignment only
 
+EXIT_STORE = 75  # EX_TEMPFAIL: another port may work
+EXIT_IMPORT = 1  # what a rank ends with whose own import of torch fails
 OTHERS_TIMEOUT = timedelta(seconds=300)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 
@@ -62,14 +65,17 @@ class GangStore:
         self._store: TCPStore | None = None
         self._ready = threading.Event()
 
-    def open(self, failed: Callable[[str], None]) -> None:
-        """Serve in pod 0, import in the others, both in the background; `failed` is told what went wrong."""
+    def open(self, failed: Callable[[int, str], None]) -> None:
+        """Serve in pod 0, import in the others, both in the background; `failed` gets an exit code and the reason."""
         threading.Thread(target=self._open, args=(failed,), name="store", daemon=True).start()
 
-    def _open(self, failed: Callable[[str], None]) -> None:
+    def _open(self, failed: Callable[[int, str], None]) -> None:
         try:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+            try:
+                from torch.distributed import TCPStore  # type: ignore[attr-defined]
+            except Exception as error:  # a broken installation: the ranks cannot import it either
+                failed(EXIT_IMPORT, f"torch cannot be imported: {_last_line(error)}")
+                return
             if self._listener is not None:
                 host = "127.0.0.1" if _is_loopback(self._place.host) else "localhost"
                 self._store = TCPStore(
@@ -81,7 +87,7 @@ class GangStore:
                     master_listen_fd=self._listener.detach(),
                 )
         except Exception as error:  # whatever torch raises: the ranks could only wait in vain
-            failed(f"the rendezvous store at port {self._place.port} cannot be served: {error}")
+            failed(EXIT_STORE, f"the rendezvous store at port {self._place.port} cannot be served: {error}")
         finally:
             self._ready.set()
 
@@ -102,6 +108,11 @@ class GangStore:
                 store = TCPStore(self._place.host, self._place.port, is_master=False, timeout=CONNECT_TIMEOUT)
                 store.set(_done(self._place.replica), "1")
         then()
+
+
+def _last_line(error: Exception) -> str:
+    """The last line of the error, as a traceback ends with it."""
+    return "".join(traceback.format_exception_only(error)).rstrip().splitlines()[-1].strip()
 
 
 def _done(replica: int) -> str:

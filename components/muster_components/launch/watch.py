@@ -26,11 +26,10 @@ from muster_components.launch.place import (
     usable_cores,
 )
 from muster_components.launch.ranks import Ended, Rank, start_rank, write_out
-from muster_components.launch.store import GangStore, PortInUse, listen
+from muster_components.launch.store import EXIT_STORE, GangStore, PortInUse, listen
 
 AFTER_FAILURE_S = 5.0
 """Ranks that outlive a failed one cannot save a checkpoint without it; they may flush what they hold."""
-EXIT_STORE = 75  # EX_TEMPFAIL: another port may work
 EXIT_CANNOT_START = 126  # as a shell says it
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -44,8 +43,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """Ranks cannot meet; the text says why."""
+    """Ranks cannot meet; the text says why, `code` is what the pod ends with."""
 
+    code: int
     why: str
 
 
@@ -80,7 +80,7 @@ def launch(place: Place, command: Sequence[str], environ: Mapping[str, str]) -> 
             say(f"{command[0]} cannot be started: {error.strerror or error}")
             return EXIT_CANNOT_START
         if store is not None:
-            store.open(failed=lambda why: inbox.put(StoreFailed(why)))
+            store.open(failed=lambda code, why: inbox.put(StoreFailed(code, why)))
         code = watch(ranks, place.patience_s, inbox, environ.get("MUSTER_FAILURE_FILE", ""))
         if code == 0 and store is not None and place.replicas > 1:
             leave_together(store, inbox)
@@ -140,8 +140,8 @@ def watch(ranks: Mapping[int, Rank], patience_s: float, inbox: queue.SimpleQueue
                     note_failure(failure_file, code, at)
                     say(f"rank {rank} failed first, after {at - began:.1f} s: {why(ranks[rank], rank_code)}")
                     deadline = _stop(ranks, alive, AFTER_FAILURE_S)
-            case StoreFailed(reason) if code == 0:
-                code = EXIT_STORE
+            case StoreFailed(store_code, reason) if code == 0:
+                code = store_code
                 note_failure(failure_file, code, time.monotonic())
                 say(reason)
                 deadline = _stop(ranks, alive, AFTER_FAILURE_S)

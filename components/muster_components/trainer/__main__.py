@@ -51,7 +51,8 @@ def _train(config: TrainConfig) -> int:
 def prepare_environment(environ: MutableMapping[str, str]) -> None:
     """What torch reads when it is imported, where the user has not chosen."""
     # Compiled kernels outlive the run; the default folder is in /tmp.
-    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root(environ) / "inductor"))
+    if "TORCHINDUCTOR_CACHE_DIR" not in environ:
+        environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_root(environ) / "inductor")
     # Segments that grow instead of many of fixed size: less memory lost to fragmentation.
     environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     quiet_profiler(environ)

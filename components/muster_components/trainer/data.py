@@ -17,8 +17,10 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -129,7 +131,8 @@ def token_cache_dir(environ: Mapping[str, str]) -> Path:
 
 
 def cache_root(environ: Mapping[str, str]) -> Path:
-    """Where things that can be made again are kept between runs."""
+    """Where things that can be made again are kept between runs. Raises InputError when that would be a folder in the
+    temporary folder that is not this user's alone: compiled code is read from there."""
     chosen = environ.get("MUSTER_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -138,7 +141,24 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     try:
         return Path.home() / ".cache" / "muster"
     except RuntimeError:  # a user without a home, as containers have them
-        return Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
+        folder = Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
+        _make_private(folder)
+        return folder
+
+
+def _make_private(folder: Path) -> None:
+    """Anyone may make a folder in /tmp: use only one of our own that nobody else can enter. Raises InputError."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; set MUSTER_CACHE_DIR to a folder you may write to") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise InputError(
+            f"{folder} must be a folder of user {os.getuid()} with mode 700, and no symbolic link; got mode"
+            f" {stat.filemode(status.st_mode)} of user {status.st_uid}; remove it or set MUSTER_CACHE_DIR"
+        )
 
 
 def _walk(root: Path, leave_out: Path | None) -> Iterator[Path]:

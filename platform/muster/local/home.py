@@ -14,11 +14,13 @@ import fcntl
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from muster.errors import DaemonError, Refused
 
+_UNUSABLE = "HomeUnusable"
 _LONGEST_SOCKET_PATH = 107  # bytes; sun_path is 108 with its final zero
 
 
@@ -95,7 +97,7 @@ class Home:
         if _fits(direct):
             return direct
         elsewhere = Path(self.socket_pointer.read_text().strip())
-        _check_private(elsewhere.parent, follow_links=False)
+        _check_socket_folder(elsewhere.parent)
         return elsewhere
 
 
@@ -117,14 +119,16 @@ def open_home(given: str | os.PathLike[str] | None = None) -> Home:
     except OSError as error:
         raise Refused(
             f"MUSTER_HOME {path}: cannot be made: {error.strerror}; set MUSTER_HOME to a folder you may write to",
-            reason="HomeUnusable",
+            reason=_UNUSABLE,
         ) from error
-    _check_private(path, follow_links=True)
+    _check_private(path)
     home = Home(path)
     if not _fits(path / "daemon.sock") and not _points_to_a_folder(home.socket_pointer):
         folder = _short_folder(path)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            _check_socket_folder(folder)
             home.socket_pointer.write_text(f"{folder / 'daemon.sock'}\n")
         except OSError as error:
             raise DaemonError(f"no place for the daemon's socket: {folder}: {error.strerror}") from error
@@ -152,20 +156,27 @@ def _points_to_a_folder(pointer: Path) -> bool:
         return False
 
 
-def _check_private(path: Path, follow_links: bool) -> None:
+def _check_socket_folder(folder: Path) -> None:
+    """Anyone may make a folder in /tmp: only one that is ours alone is used. Raises `Refused`."""
+    if folder.is_symlink():
+        raise Refused(f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_UNUSABLE)
+    _check_private(folder)
+
+
+def _check_private(path: Path) -> None:
     try:
-        status = path.stat(follow_symlinks=follow_links)
+        status = path.stat()
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}", reason="HomeUnusable") from error
+        raise Refused(f"{path}: {error.strerror}", reason=_UNUSABLE) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise Refused(f"{path} is not a folder; set MUSTER_HOME to one", reason="HomeUnusable")
+        raise Refused(f"{path} is not a folder; set MUSTER_HOME to one", reason=_UNUSABLE)
     if status.st_uid != os.getuid():
         raise Refused(
             f"{path} belongs to user {status.st_uid}, not to you ({os.getuid()}); set MUSTER_HOME to your own",
-            reason="HomeUnusable",
+            reason=_UNUSABLE,
         )
     if status.st_mode & 0o077:
         raise Refused(
             f"{path} can be entered by others (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}",
-            reason="HomeUnusable",
+            reason=_UNUSABLE,
         )
