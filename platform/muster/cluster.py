@@ -82,7 +82,9 @@ class PodView:
     cluster can tell: the pod itself ends after its other ranks, and is shown with `failed_at`, `exit_code` and
     `log_tail` even before that once another pod of its attempt has failed. `request` is what this very pod asks for,
     its slot included, whatever the job's roles say by now; empty where that is not known: then the role's is meant.
-    `unschedulable`: its node has no room for it, since a pod of somebody else came first.
+    `start_blocker`: what a Pending pod waits for, where the cluster can tell. Unschedulable: kube-scheduler cannot bind
+    it, since a pod of somebody else came first, say. Image: its images are pulled, or cannot be. Volume: its volumes
+    may not be mounted. Node: nothing but its node, which has not made a sandbox for it yet.
     """
 
     name: str
@@ -100,7 +102,7 @@ class PodView:
     log_tail: str = ""
     failed_at: float | None = None
     request: Resources = Resources()
-    unschedulable: bool = False
+    start_blocker: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
 
 
 @dataclass(frozen=True, slots=True)

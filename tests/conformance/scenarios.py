@@ -171,10 +171,10 @@ def max_runtime_ends_a_job(h: Harness) -> None:
 
 
 def a_gang_that_is_not_ready_in_time_is_torn_down_and_queued_again(h: Harness) -> None:
-    uid = h.submit(job("a", startTimeoutSeconds=10), Script(stuck=(0,)))
+    uid = h.submit(job("a", startTimeoutSeconds=10, failurePolicy={"maxRestarts": 0}), Script(stuck=(0,)))
     reach(h, uid, "Succeeded")
     status = status_of(h, uid)
-    assert (status.attempt, status.restarts) == (1, 1)
+    assert (status.attempt, status.restarts) == (1, 0)
     assert status.last_failure is not None
     assert status.last_failure.reason == "StartTimeout"
 

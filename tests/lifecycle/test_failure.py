@@ -269,5 +269,11 @@ def test_a_node_is_shunned_by_all_after_two_jobs_failed_there_within_ten_minutes
         "u1": [BlamedNode(node="n0", until=NOW + 3600)],
         "u2": [BlamedNode(node="n0", until=NOW + 3600 + apart_s), BlamedNode(node="n1", until=NOW + 3600)],
     }
-    assert shared_blame(blamed, NOW) == shared
-    assert shared_blame(blamed, NOW + 3601) == {}
+    assert shared_blame(blamed, NOW, 2) == shared
+    assert shared_blame(blamed, NOW + 3601, 2) == {}
+
+
+def test_what_fails_on_more_than_half_of_the_nodes_is_blamed_on_none_for_all_jobs() -> None:
+    blamed = {uid: [BlamedNode(node=name, until=NOW + 3600) for name in ("n0", "n1")] for uid in ("u1", "u2")}
+    assert set(shared_blame(blamed, NOW, 4)) == {"n0", "n1"}
+    assert shared_blame(blamed, NOW, 3) == {}

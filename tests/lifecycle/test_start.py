@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.lifecycle.cases import (
     NODES,
     NOW,
+    PLACEMENT,
     admitted,
     condition,
     created,
@@ -18,10 +20,11 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
-from muster.cluster import CreatePod
-from muster.lifecycle import moves, pod_name
+from muster.cluster import CreatePod, PodView
+from muster.lifecycle import is_admitted, moves, pod_name
 from muster.lifecycle.conditions import PODS_READY, find
 from muster.model import RolePlacement
+from muster.spec import TrainingJob
 
 
 def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:
@@ -84,13 +87,14 @@ def test_names_of_pods_tell_attempts_and_namesakes_apart() -> None:
 
 def test_a_gang_that_is_late_is_torn_down_whole_and_only_nodes_without_a_ready_pod_are_blamed() -> None:
     one = admitted(job(startTimeoutSeconds=60))
-    up = pods_of(one)[:2]
+    last = replace(pods_of(one)[2], ready=False)
+    up = (*pods_of(one)[:2], last)
     before = look(one, up, now=NOW + 59)
     assert before.status.phase == "Admitted"
     assert before.wake_at == NOW + 60
     verdict = look(one, up, now=NOW + 60)
     assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
-    assert verdict.status.restarts == 1
+    assert (verdict.status.restarts, verdict.status.start_retries) == (0, 1)
     assert [entry.node for entry in verdict.status.blamed_nodes] == ["n1"]
     assert deleted(verdict) == [pod.name for pod in up]
     gone = look(with_status(one, verdict.status), now=NOW + 70)
@@ -99,14 +103,39 @@ def test_a_gang_that_is_late_is_torn_down_whole_and_only_nodes_without_a_ready_p
     assert gone.status.requeue_after == NOW + 70 + 10
 
 
-def test_a_node_whose_room_somebody_else_took_before_the_pods_were_bound_is_not_blamed() -> None:
+@pytest.mark.parametrize("blocker", ["Unschedulable", "Image", "Volume"])
+def test_a_foreign_pod_an_image_or_a_volume_that_keeps_a_pod_from_starting_is_not_blamed_on_its_node(
+    blocker: Any,
+) -> None:
     one = admitted(job(startTimeoutSeconds=60))
     pods = pods_of(one)
-    refused = [replace(pod, phase="Pending", ready=False, unschedulable=True) for pod in pods[2:]]
+    refused = [replace(pod, phase="Pending", ready=False, start_blocker=blocker) for pod in pods[2:]]
     assert {pod.node for pod in refused} == {"n1"}
     verdict = look(one, (*pods[:2], *refused), now=NOW + 60)
     assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
     assert verdict.status.blamed_nodes == []
+    assert verdict.status.last_failure is not None
+    assert f"({blocker}: 1)" in verdict.status.last_failure.log_tail
+
+
+def test_a_pod_that_was_never_created_is_not_blamed_on_its_node() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    assert look(one, pods_of(one)[:2], now=NOW + 60).status.blamed_nodes == []
+
+
+def without_sandbox(one: TrainingJob) -> tuple[PodView, ...]:
+    return tuple(replace(pod, start_blocker="Node") for pod in pods_of(one, "Pending"))
+
+
+def test_a_node_that_makes_no_sandbox_within_a_minute_is_blamed_although_no_other_pod_got_ready() -> None:
+    one = admitted(job(startTimeoutSeconds=60))
+    late = look(one, without_sandbox(one), now=NOW + 60).status
+    assert [entry.node for entry in late.blamed_nodes] == ["n0", "n1"]
+
+
+def test_a_start_timeout_that_is_too_short_for_any_node_blames_none() -> None:
+    one = admitted(job(startTimeoutSeconds=59))
+    assert look(one, without_sandbox(one), now=NOW + 59).status.blamed_nodes == []
 
 
 def test_when_no_pod_gets_ready_the_job_is_at_fault_and_no_node_is_blamed() -> None:
@@ -119,11 +148,53 @@ def test_pods_that_are_ready_at_the_last_moment_are_not_late() -> None:
     assert look(one, pods_of(one), now=NOW + 61).status.phase == "Running"
 
 
-def test_a_job_that_is_late_too_often_fails() -> None:
+def timed_out(one: TrainingJob, times: int) -> TrainingJob:
+    """The job after so many start timeouts in a row, once all its pods are gone."""
+    now = NOW
+    for _ in range(times):
+        now = max(now, one.status.requeue_after or 0.0)
+        if not is_admitted(one.status):
+            one = with_status(one, moves.admit(one.status, PLACEMENT, now))
+        now += one.spec.start_timeout_seconds
+        one = with_status(one, look(one, pods_of(one, "Pending"), now=now).status)
+        one = with_status(one, look(one, now=now).status)
+    return one
+
+
+def test_a_start_timeout_queues_the_gang_again_where_no_restarts_are_allowed() -> None:
+    one = timed_out(admitted(job(startTimeoutSeconds=60, failurePolicy={"maxRestarts": 0})), 1)
+    assert (one.status.phase, one.status.reason) == ("Pending", "StartTimeout")
+    assert (one.status.restarts, one.status.start_retries, one.status.attempt) == (0, 1, 1)
+    assert one.status.requeue_after == NOW + 60 + 10
+
+
+def test_start_timeouts_have_no_limit_by_default_and_a_backoff_that_doubles_up_to_its_maximum() -> None:
     one = admitted(job(startTimeoutSeconds=60, failurePolicy={"maxRestarts": 0}))
-    verdict = look(one, (), now=NOW + 60)
-    assert verdict.status.phase == "Failed"
-    assert condition(verdict.status, "Failed") == ("True", "StartTimeout")
+    delays = []
+    for times in (1, 2, 3, 20):
+        status = timed_out(one, times).status
+        evicted = find(status, "Evicted")
+        assert evicted is not None
+        assert status.requeue_after is not None
+        delays.append(status.requeue_after - evicted.last_transition_time)
+    assert delays == [10, 20, 40, 300]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_start_timeouts_in_a_row_end_a_job_after_max_start_retries(most: int) -> None:
+    one = admitted(job(startTimeoutSeconds=60, failurePolicy={"maxStartRetries": most}))
+    if most:
+        assert timed_out(one, most).status.phase == "Pending"
+    failed = timed_out(one, most + 1).status
+    assert (failed.phase, condition(failed, "Failed")) == ("Failed", ("True", "StartTimeout"))
+    assert (failed.restarts, failed.start_retries) == (0, most)
+
+
+def test_a_gang_whose_pods_get_ready_has_all_its_start_retries_again() -> None:
+    late = timed_out(admitted(job(startTimeoutSeconds=60, failurePolicy={"maxStartRetries": 2})), 2)
+    again = with_status(late, moves.admit(late.status, PLACEMENT, NOW + 900))
+    ready = look(again, pods_of(again), now=NOW + 901).status
+    assert (ready.phase, ready.start_retries) == ("Running", 0)
 
 
 def test_a_restart_has_its_whole_start_timeout_anew() -> None:

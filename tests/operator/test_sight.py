@@ -333,6 +333,46 @@ def test_a_disruption_is_told_as_such_whatever_the_container_says() -> None:
     assert view.reason == "DisruptionTarget"
 
 
+def scheduled(status: str = "True", sandbox: str = "False", **more: Any) -> dict[str, Any]:
+    kinds = {"PodScheduled": status, "PodReadyToStartContainers": sandbox}
+    return {"conditions": [{"type": kind, "status": value} for kind, value in kinds.items()], **more}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "main", "state": {"waiting": {"reason": reason}}}]}
+
+
+def init(name: str) -> list[dict[str, Any]]:
+    return [{"name": name, "state": {"running": {"startedAt": "2026-11-21T10:00:05Z"}}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "of_spec", "blocker"),
+    [
+        ({}, {}, "Node"),
+        (scheduled("False"), {}, "Unschedulable"),
+        (scheduled() | waiting("ContainerCreating"), {}, "Node"),
+        (scheduled(), {"volumes": [{"name": "run", "emptyDir": {}}]}, "Node"),
+        (scheduled(), {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]}, "Volume"),
+        (scheduled(sandbox="True") | waiting("ContainerCreating"), {}, "Image"),
+        (scheduled(sandbox="True") | waiting("ImagePullBackOff"), {}, "Image"),
+        (scheduled() | waiting("ErrImagePull"), {}, "Image"),
+        (scheduled(sandbox="True", initContainerStatuses=init("prepare")), {}, ""),
+        (scheduled(sandbox="True", initContainerStatuses=init("beside")), {}, "Image"),
+        (scheduled(sandbox="True", phase="Running"), {}, ""),
+    ],
+)
+def test_a_pod_that_has_not_started_tells_what_it_waits_for(
+    status: dict[str, Any], of_spec: dict[str, Any], blocker: str
+) -> None:
+    pod = pod_seen(owner="u", **({"phase": "Pending"} | status))
+    beside = [{"name": "prepare"}, {"name": "beside", "restartPolicy": "Always"}]
+    pod.spec = read(PodSpec, {"nodeName": "n1", "initContainers": beside} | of_spec)
+    view = pod_view(pod, "u")
+    assert view is not None
+    assert view.start_blocker == blocker
+
+
 def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
     pod = pod_seen(owner="u")
     pod.metadata.labels = {}

@@ -26,6 +26,8 @@ _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]]
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
 _TAIL_BYTES = 4096
+_IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+                           "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +155,33 @@ def pod_view(pod: Pod, job_uid: str) -> PodView | None:
         node=pod.spec.node_name or _pin(pod),
         phase=phase,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
-        unschedulable=any(c.type == "PodScheduled" and c.status == "False" for c in status.conditions),
+        start_blocker=_start_blocker(pod) if phase == "Pending" else "",
         deleting=meta.deletion_timestamp is not None,
         exit_code=None if ended is None else ended.exit_code,
         reason=_reason(pod, ended) if phase == "Failed" else "",
         finished_at=seconds(ended.finished_at) if ended is not None and phase in _ENDED else None,
         log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
     )
+
+
+def _start_blocker(pod: Pod) -> Literal["", "Unschedulable", "Image", "Volume", "Node"]:
+    """What a pod that has not started waits for.
+
+    A kubelet mounts all volumes, then makes the sandbox, then pulls images. Which of the first two it is at, a status
+    does not say; a pod without a volume of its own can only wait for the node.
+    """
+    conditions = {one.type: one.status for one in pod.status.conditions}
+    if conditions.get("PodScheduled") == "False":
+        return "Unschedulable"
+    if any(one.state.waiting.reason in _IMAGE_ERRORS for one in pod.status.init_container_statuses):
+        return "Image"
+    if any(one.state.waiting.reason in _IMAGE_ERRORS for one in pod.status.container_statuses):
+        return "Image"
+    if conditions.get("PodReadyToStartContainers") == "True":
+        sidecars = {one.name for one in pod.spec.init_containers if one.restart_policy == "Always"}
+        running = {one.name for one in pod.status.init_container_statuses if one.state.running is not None}
+        return "" if running - sidecars else "Image"
+    return "Volume" if any(volume.empty_dir is None for volume in pod.spec.volumes) else "Node"
 
 
 def _pin(pod: Pod) -> str:

@@ -96,6 +96,16 @@ class Affinity(msgspec.Struct, rename="camel"):
     node_affinity: NodeAffinity | None = None
 
 
+class Present(msgspec.Struct):
+    """An object of which it only matters that it is there."""
+
+
+class Volume(msgspec.Struct, rename="camel"):
+    """Of a volume of a pod."""
+
+    empty_dir: Present | None = None
+
+
 class PodSpec(msgspec.Struct, rename="camel"):
     """Of a pod's spec. `resources` are those of the whole pod, where the cluster has them."""
 
@@ -105,6 +115,7 @@ class PodSpec(msgspec.Struct, rename="camel"):
     resources: ContainerResources | None = None
     node_name: str = ""
     affinity: Affinity | None = None
+    volumes: list[Volume] = []
 
 
 class Terminated(msgspec.Struct, rename="camel"):
@@ -116,9 +127,17 @@ class Terminated(msgspec.Struct, rename="camel"):
     finished_at: str | None = None
 
 
+class Waiting(msgspec.Struct):
+    """Why a container has not begun."""
+
+    reason: str = ""
+
+
 class ContainerState(msgspec.Struct):
     """Of a container's state."""
 
+    waiting: Waiting = msgspec.field(default_factory=Waiting)
+    running: Present | None = None
     terminated: Terminated | None = None
 
 

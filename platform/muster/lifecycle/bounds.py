@@ -15,6 +15,7 @@ class Bounds:
     force_after_s: float = 300.0  # a node unknown for so long is given up, its pods forgotten
     blame_s: float = 3600.0  # a job avoids a blamed node for so long
     blame_entries: int = 10
+    sandbox_s: float = 60.0  # in which any healthy node has made the sandbox of a pod
     checkpoint_news_s: float = 60.0  # newest checkpoint into the status at most this often
     progress_news_s: float | None = None  # how far a job is into the status at most this often; None: never
     finished_news_s: float = 5.0  # until it is written that pods of a gang are done while others run on

@@ -74,14 +74,27 @@ def blame(blamed: list[BlamedNode], nodes: Iterable[str], now: float, bounds: Bo
     return [*kept, *new][-bounds.blame_entries :]
 
 
-def slow_starters(late_nodes: Iterable[str], ready: Iterable[PodView]) -> list[str]:
-    """Nodes to blame for a start that took too long: those where no pod got ready, if any got ready elsewhere.
+_NOT_THE_NODES_FAULT = frozenset({"Unschedulable", "Image", "Volume"})
 
-    A node that had no room left, as somebody else's pod came first, is not to blame and not among `late_nodes`.
+
+def slow_starters(
+    late: Iterable[tuple[str, PodView | None]], ready: Iterable[PodView], *, long_enough: bool
+) -> list[str]:
+    """Nodes to blame for a start timeout, of the late pods by node (None: never created).
+
+    A node where no pod got ready is to blame if pods got ready elsewhere, or, where the timeout was `long_enough` for
+    any node, if it did not even make the sandbox of a pod. What waits for room that a foreign pod took, for an image or
+    for a volume says nothing of its node; neither does a pod that runs and does not get ready, if none did.
     """
     good = {pod.node for pod in ready}
-    bad = sorted(set(late_nodes) - good)
-    return bad if good else []
+    bad = {
+        node
+        for node, pod in late
+        if pod is not None
+        and pod.start_blocker not in _NOT_THE_NODES_FAULT
+        and (good or (long_enough and pod.start_blocker == "Node"))
+    }
+    return sorted(bad - good)
 
 
 def is_gone(node: NodeView | None, now: float, bounds: Bounds) -> bool:
@@ -91,8 +104,12 @@ def is_gone(node: NodeView | None, now: float, bounds: Bounds) -> bool:
     return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + bounds.force_after_s
 
 
-def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float) -> dict[str, float]:
-    """Nodes that no job should start on, each until when: two jobs failed there within 10 minutes. By job uid."""
+def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float, nodes: int) -> dict[str, float]:
+    """Nodes that no job should start on, each until when: two jobs failed there within 10 minutes. By job uid.
+
+    None, where that were more than half of all `nodes`: what fails everywhere, as in an outage of the pod network, is
+    not the fault of single nodes, and an hour without the cluster would follow.
+    """
     ends: dict[str, list[float]] = {}
     for entries in blamed.values():
         for entry in entries:
@@ -104,4 +121,4 @@ def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float) -> dict
         close = [earlier for earlier, later in pairs if later - earlier <= SHARED_WITHIN_S]
         if close:
             shared[node] = max(close)  # then one of the two has expired
-    return shared
+    return shared if 2 * len(shared) <= nodes else {}

@@ -8,6 +8,7 @@ vanish.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -28,6 +29,7 @@ from muster.lifecycle.failure import (
     slow_starters,
 )
 from muster.lifecycle.finished import SeatKey, recorded
+from muster.lifecycle.moves import START_TIMEOUT
 from muster.lifecycle.places import from_status, pod_name, seats, size
 from muster.lifecycle.sight import Sight, max_grace
 from muster.model import Placement, RolePlacement
@@ -181,23 +183,40 @@ def _late(case: _Case) -> Ruling | None:
     if now < _deadlines(case).get("start", float("inf")):
         return None
     ready = {(pod.role, pod.index): pod for pod in case.pods if _is_up(pod)}
+    pods = {(pod.role, pod.index): pod for pod in case.pods}
     wanted = list(seats(case.status.placement))
     late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | case.finished]
+    blockers = Counter(pod.start_blocker for seat in late if (pod := pods.get((seat.role, seat.index))) is not None)
+    counts = ", ".join(f"{name}: {count}" for name, count in sorted(blockers.items()) if name)
     who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
-    message = f"{who} not ready within {case.job.spec.start_timeout_seconds} s"
-    refused = {(pod.role, pod.index) for pod in case.pods if pod.unschedulable}
-    blamed = slow_starters((seat.node for seat in late if (seat.role, seat.index) not in refused), ready.values())
+    timeout_s = case.job.spec.start_timeout_seconds
+    message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
+    late_pods = ((seat.node, pods.get((seat.role, seat.index))) for seat in late)
+    blamed = slow_starters(late_pods, ready.values(), long_enough=timeout_s >= case.bounds.sandbox_s)
     meta = case.job.metadata
     failure = LastFailure(
         pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, case.status.attempt),
         node=late[0].node,
-        reason="StartTimeout",
+        reason=START_TIMEOUT,
         log_tail=message,
         at=now,
     )
     fields = {"last_failure": failure, "blamed_nodes": blame(case.status.blamed_nodes, blamed, now, case.bounds)}
-    status = with_fields(case.status, fields)
-    return _after_failure(case, status, "StartTimeout", ("StartTimeout", message), "")
+    return _start_again(case, with_fields(case.status, fields), message)
+
+
+def _start_again(case: _Case, status: TrainingJobStatus, message: str) -> Ruling:
+    """Queue a gang again that was not ready in time, after a backoff; or the end, as maxStartRetries says."""
+    now, most, retries = case.sight.now, case.job.spec.failure_policy.max_start_retries, status.start_retries
+    if most is not None and retries >= most:
+        message = f"{message}; start retries: {retries}, maxStartRetries: {most}"
+        return Ruling(moves.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message))
+    status = with_fields(status, {"start_retries": retries + 1})
+    limit = "" if most is None else f" of {most}"
+    message = (
+        f"{message}; start retry {retries + 1}{limit} after {moves.backoff_s(status, START_TIMEOUT, case.bounds):g} s"
+    )
+    return Ruling(moves.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
 
 
 def _ready(case: _Case) -> Ruling | None:
@@ -206,7 +225,7 @@ def _ready(case: _Case) -> Ruling | None:
     wanted = size(case.status.placement)
     if sum(_is_up(pod) for pod in case.pods) + len(case.finished) < wanted:
         return None
-    status = with_fields(_started(case, case.status), {"pods_ready": wanted, "requeue_after": None})
+    status = with_fields(_started(case, case.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0})
     status = set_condition(
         status,
         PODS_READY,
@@ -230,9 +249,7 @@ _FINDINGS: tuple[Callable[[_Case], Ruling | None], ...] = (
 )
 
 
-def _after_failure(
-    case: _Case, status: TrainingJobStatus, action: Action | Literal["StartTimeout"], why: tuple[str, str], node: str
-) -> Ruling:
+def _after_failure(case: _Case, status: TrainingJobStatus, action: Action, why: tuple[str, str], node: str) -> Ruling:
     """Restart here, restart elsewhere, or the end: by rule, or because the restarts are used up."""
     now, most = case.sight.now, case.job.spec.failure_policy.max_restarts
     reason, message = why

@@ -10,7 +10,7 @@ from typing import Final
 
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import EVICTED, find, is_leaving
-from muster.lifecycle.moves import COUNTED_EVICTIONS
+from muster.lifecycle.moves import backoff_s
 from muster.lifecycle.places import is_wanted, without_nodes
 from muster.lifecycle.sight import max_grace
 from muster.spec import RoleStatusPlacement, TrainingJob, TrainingJobSpec, TrainingJobStatus
@@ -41,5 +41,5 @@ def kept_until(job: TrainingJob, bounds: Bounds) -> float:
     """When that hold ends at the latest, of a gang that leaves and whose pods stop within their grace."""
     evicted = find(job.status, EVICTED)
     assert evicted is not None
-    backoff_s = bounds.backoff(job.status.restarts) if evicted.reason in COUNTED_EVICTIONS else 0.0
-    return evicted.last_transition_time + max_grace(job) + backoff_s + hold_s(job)
+    delay_s = backoff_s(job.status, evicted.reason, bounds)
+    return evicted.last_transition_time + max_grace(job) + delay_s + hold_s(job)

@@ -6,6 +6,8 @@ returns. `attempt` counts up whenever pods of the present one must never be take
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import (
     ADMITTED,
@@ -88,20 +90,27 @@ def requeue(
     """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
     when it may start again.
 
-    Only what counts as a restart (see `COUNTED_EVICTIONS`) waits for a backoff.
+    Some evictions are followed by a backoff (see `backoff_s`).
     """
     evicted = find(status, EVICTED)
     reason = evicted.reason if evicted is not None else "Requeued"
     message = evicted.message if evicted is not None else ""
-    backs_off = reason in COUNTED_EVICTIONS
-    requeue_after = now + bounds.backoff(status.restarts) if backs_off else None
+    delay_s = backoff_s(status, reason, bounds)
+    requeue_after = now + delay_s if delay_s > 0 else None
     starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
     hold = HoldStatus(placement=kept, victims=[], expires_at=starts_at + hold_s) if kept else None
     return with_fields(_out(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
 
 
-COUNTED_EVICTIONS = frozenset({"StartTimeout", "RestartElsewhere"})
-"""Evictions that are the job's own doing: they count as restarts and back off."""
+START_TIMEOUT: Final = "StartTimeout"
+"""Reason of an eviction: the gang was not ready within startTimeoutSeconds."""
+
+
+def backoff_s(status: TrainingJobStatus, reason: str, bounds: Bounds) -> float:
+    """Seconds that a gang waits after its eviction for this reason: the longer, the more often it happened."""
+    if reason == START_TIMEOUT:
+        return bounds.backoff(status.start_retries)
+    return bounds.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
 
 
 def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
@@ -132,7 +141,7 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     """Release everything until the job is resumed."""
     message = "spec.suspend is true"
     status = _out(status, now, "Suspended", message) if is_admitted(status) else status
-    fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None}
+    fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None, "start_retries": 0}
     status = set_condition(with_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)
 

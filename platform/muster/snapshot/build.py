@@ -97,7 +97,7 @@ def build(
     _look_at_queues(world, cache)
     _look_at_jobs(world, cache, newest)
     last, now = cache.last, world.now
-    shared = shared_blame(cache.blamed, now) if cache.blamed else {}
+    shared = shared_blame(cache.blamed, now, len(world.nodes)) if cache.blamed else {}
     snapshot = Snapshot(
         now=now,
         nodes=cache.nodes,

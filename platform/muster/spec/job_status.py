@@ -167,6 +167,8 @@ class TrainingJobStatus(Observed):
     """Starts of the gang, counted from 0."""
     restarts: int = 0
     """Restarts that count against maxRestarts."""
+    start_retries: int = 0
+    """Start timeouts in a row; these have their own limit, maxStartRetries."""
     node_losses: int = 0
     """Restarts because of lost nodes; these have their own bound."""
     pods_wanted: int = 0

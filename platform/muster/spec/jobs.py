@@ -108,7 +108,10 @@ class FailurePolicy(Strict):
     """Rules are tried in order; without a match the gang is restarted until `maxRestarts` is used up."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 3
-    """How often a failed gang is started anew. Evictions, resizes and lost nodes do not count."""
+    """How often a failed gang is started anew. Evictions, resizes, lost nodes and start timeouts do not count."""
+    max_start_retries: Annotated[int, Field(ge=0, le=10_000)] | None = None
+    """How often in a row a gang that is not ready within `startTimeoutSeconds` is queued again; absent: without limit.
+    The count ends when all pods are ready."""
     rules: Annotated[list[FailureRule], Field(max_length=64)] = []
     """The rules."""
 

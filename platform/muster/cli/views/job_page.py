@@ -101,6 +101,9 @@ def _facts(story: JobStory) -> Table:
         rows.append(("ran for", duration(ran)))
     policy = spec.failure_policy
     rows.append(("attempt", f"{status.attempt}; {status.restarts} of {plural(policy.max_restarts, 'restart')} used"))
+    if status.start_retries:
+        limit = "" if policy.max_start_retries is None else f" of {policy.max_start_retries}"
+        rows.append(("start retries", f"{status.start_retries}{limit}"))
     if status.requeue_after is not None and status.requeue_after > now:
         rows.append(("tries again", moment(status.requeue_after, now)))
     if status.node_losses:
