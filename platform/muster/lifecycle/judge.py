@@ -264,7 +264,7 @@ def _after_failure(case: _Case, status: TrainingJobStatus, action: Action, why: 
     cordoned = _cordoned(case)
     if action == "RestartElsewhere":
         status = with_fields(status, {"blamed_nodes": blame(status.blamed_nodes, [node], now, case.bounds)})
-    elif action == "RestartGang" and cordoned:
+    elif cordoned:
         action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} takes no new pods"
     if action != "RestartGang":
         return Ruling(moves.evict(status, action, message, now), ("Warning", action, message))

@@ -102,7 +102,13 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
 def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -> None:
     """A foreign pod takes the room between admission and binding: the gang does not stay half bound for ever."""
     pool.set_up(nodes=2, gpus=4)
-    pool.submit("gang", pods=8, startTimeoutSeconds=30, pod={"schedulingGates": [{"name": "example.com/later"}]})
+    pool.submit(
+        "gang",
+        pods=8,
+        startTimeoutSeconds=30,
+        failurePolicy={"maxRestarts": 0},
+        pod={"schedulingGates": [{"name": "example.com/later"}]},
+    )
     pool.wait("its pods are there", lambda: len(pool.pods("gang")) == 8)
     foreign(pool, "squatter", pool.node(0), 4)
     pool.wait("it is there", lambda: phases(pool)["squatter"] == "Running")
