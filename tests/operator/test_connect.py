@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,10 @@ def test_without_a_file_and_outside_of_a_pod_it_says_what_to_do(monkeypatch: pyt
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="pass --kubeconfig FILE"):
         connect(None)
+
+
+def test_without_the_official_client_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    path = written(tmp_path, {"server": "http://host:1"}, {"exec": {"command": "true"}})
+    with pytest.raises(ClusterError, match=r"muster\[kubernetes\]"):
+        connect(path)

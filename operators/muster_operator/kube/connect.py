@@ -137,8 +137,13 @@ def _load(tls: ssl.SSLContext, certificate: str, key: str) -> None:
 
 
 def _by_the_official_client(kubeconfig: str, context: str | None) -> Endpoint:
-    from kubernetes import client, config
-
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        told = (
+            "it logs in by a program or a provider, which needs the official client: pip install 'muster[kubernetes]'"
+        )
+        raise ClusterError(f"kubeconfig {kubeconfig}: {told}") from error
     settings = client.Configuration()
     try:
         config.load_kube_config(kubeconfig, context, client_configuration=settings, persist_config=False)
