@@ -38,6 +38,6 @@ act "The long job goes on from its checkpoint; we have seen enough after 20 more
 await "attempts of $low" 2 attempts "$low"
 await_step "$low" $(($(step "$low") + 20))
 muster cancel "$low"
-await "$low" Failed phase "$low" # with the reason Cancelled
+await "$low" Cancelled phase "$low"
 muster describe "$low"
 python verify.py "$MUSTER_HOME"/runs/default-"$low"-*

@@ -46,7 +46,7 @@ def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
 ) -> None:
     cluster.kept_jobs = {
         "older": job("older", status("Succeeded", finishedAt=NOW + 5)),
-        "stops": job("stops", status("Failed", "Cancelled", "cancelled by the user", startedAt=NOW)),
+        "stops": job("stops", status("Terminating", "Cancelled", "cancelled by the user", startedAt=NOW)),
         "newer": job("newer", status("Failed", finishedAt=NOW + 9)),
     }
     lines = muster("jobs").out.splitlines()
@@ -109,7 +109,10 @@ def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
     [
         ("runing", "'runing' is not known; did you mean 'Running'?"),
         ("Running,pendig", "'pendig' is not known; did you mean 'Pending'?"),
-        ("x", "'x' is not known; write some of Pending, Admitted, Running, Suspended, Succeeded, Failed"),
+        (
+            "x",
+            "'x' is not known; write some of Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed",
+        ),
         (",", "',' names no phase; write some of Pending,"),
     ],
 )
@@ -227,7 +230,7 @@ def test_describe_shows_placement_progress_failure_and_events(cluster: MemoryCli
 
 
 def test_describe_tells_how_far_a_job_came_that_was_cancelled(cluster: MemoryClient, muster: Muster) -> None:
-    cluster.kept_jobs["llama"] = job(status=status("Failed", "Cancelled", "cancelled by the user"))
+    cluster.kept_jobs["llama"] = job(status=status("Cancelled", "Cancelled", "cancelled by the user"))
     cluster.kept_beats = [{"rank": 0, "attempt": 0, "step": 22, "steps": 10**5, "phase": "checkpoint", "eta_s": 1e5}]
     out = muster("describe", "llama").out
     assert "  step 22/100000\n" in out

@@ -112,10 +112,10 @@ def test_a_report_that_cannot_be_built_does_not_hide_how_the_job_ended(
 ) -> None:
     (run_dir / "report").write_text("a file where a folder should be")
     cluster.kept_jobs["llama"] = job()
-    cluster.films["llama"] = [status("Failed", "Cancelled", "cancelled by the user")]
+    cluster.films["llama"] = [status("Cancelled", "Cancelled", "cancelled by the user")]
     ended = muster("watch", "llama")
     assert ended.code == 1
-    assert "✗ Failed" in ended.out
+    assert "⊘ Cancelled" in ended.out
     assert "no report: " in ended.err
 
 

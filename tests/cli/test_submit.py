@@ -154,6 +154,14 @@ def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, must
     )
 
 
+def test_wait_for_a_cancelled_job_ends_when_its_processes_have_ended(
+    file: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.films["llama"] = [status("Running"), status("Terminating", "Cancelled"), status("Cancelled", "Cancelled")]
+    ended = muster("submit", str(file), "--wait")
+    assert (ended.code, ended.out.splitlines()[2]) == (1, "default/llama Cancelled")
+
+
 def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryClient, muster: Muster) -> None:
     waits = status("Pending", "QuotaExhausted", "needs 8 GPUs, 4 are free", queuePosition=2)
     cluster.films["llama"] = [waits, waits, status("Running"), status("Succeeded")]

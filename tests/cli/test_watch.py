@@ -70,6 +70,32 @@ def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: Memor
     ]
 
 
+def test_watch_of_a_cancelled_job_ends_when_its_processes_have_ended(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs["llama"] = job()
+    why = ("Cancelled", "cancelled by the user")
+    cluster.films["llama"] = [
+        status("Running", startedAt=NOW),
+        status("Terminating", *why, startedAt=NOW),
+        status("Cancelled", *why, startedAt=NOW, finishedAt=NOW + 30),
+    ]
+    ended = muster("watch", "llama")
+    assert ended.code == 1
+    assert ended.out.splitlines()[2:] == [
+        "◌ terminating",
+        "⊘ Cancelled after 30s  Cancelled: cancelled by the user",
+    ]
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_watch_and_wait_go_on_while_processes_of_a_finished_job_still_end(
+    phase: str, cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs["llama"] = job()
+    cluster.films["llama"] = [status("Running"), status(phase, finishedAt=None), status(phase, ranSeconds=9)]
+    ended = muster("watch", "llama", "--json")
+    assert (ended.code, ended.rows[0]["status"]["ranSeconds"]) == (int(phase == "Failed"), 9)
+
+
 def test_watch_as_json_prints_the_job_as_it_ended(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     cluster.films["llama"] = [status("Running"), status("Failed")]
@@ -309,8 +335,8 @@ def test_logs_of_a_job_without_pods_say_on_stderr_why_it_waits(
         (status("Running", startedAt=NOW), "default/llama runs and has written nothing yet\n"),
         (status("Succeeded", startedAt=NOW), "default/llama wrote nothing\n"),
         (
-            status("Failed", "Cancelled", "cancelled by its user"),
-            "default/llama never started: failed; Cancelled: cancelled by its user\n",
+            status("Cancelled", "Cancelled", "cancelled by its user"),
+            "default/llama never started: cancelled; Cancelled: cancelled by its user\n",
         ),
     ],
 )

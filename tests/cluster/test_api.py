@@ -269,7 +269,7 @@ def test_an_admitted_job_can_be_scaled_suspended_reordered_and_cancelled(
     api.patch(admitted, {"spec": change})
 
 
-@pytest.mark.parametrize("end", ["Complete", "Failed"])
+@pytest.mark.parametrize("end", ["Complete", "Failed", "Cancelled"])
 def test_a_finished_job_stays_as_it_was(api: Api, namespace: str, end: str) -> None:
     finished = standing(api, namespace, end)
     with pytest.raises(Refused, match=r"spec: .*the job is finished; submit it anew under another name"):

@@ -107,11 +107,12 @@ def a_cancelled_gang_stops_for_good_and_keeps_its_record(h: Harness) -> None:
     uid = h.submit(job("a"), LONG)
     reach(h, uid, "Running")
     h.edit(uid, cancel=True)
-    reach(h, uid, "Failed")
-    failed = find(status_of(h, uid), "Failed")
-    assert failed is not None
-    assert failed.reason == "Cancelled"
-    h.wait(lambda: h.live_pods(uid) == 0)
+    reach(h, uid, "Cancelled")
+    assert h.live_pods(uid) == 0, "until the last process has ended, the job is Terminating"
+    cancelled = find(status_of(h, uid), "Cancelled")
+    assert cancelled is not None
+    assert (cancelled.status, cancelled.reason) == ("True", "Cancelled")
+    assert find(status_of(h, uid), "Failed") is None
     assert {start.attempt for start in h.starts(uid)} <= {0}  # the signal may come before its first line
 
 
@@ -121,7 +122,7 @@ def a_job_can_be_cancelled_while_it_waits(h: Harness) -> None:
     uid = h.submit(job("second"), Script())
     h.wait(lambda: bool(status_of(h, uid).conditions))
     h.edit(uid, cancel=True)
-    reach(h, uid, "Failed")
+    reach(h, uid, "Cancelled")
     assert h.starts(uid) == []
     h.edit(first, cancel=True)
 
@@ -225,7 +226,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 def reach(h: Harness, uid: str, phase: str) -> None:
     """Wait for a phase. A phase that no way leads out of any more ends the wait."""
-    ends = {phase, "Succeeded", "Failed"}
+    ends = {phase, "Succeeded", "Failed", "Cancelled"}
     h.wait(lambda: status_of(h, uid).phase in ends)
     assert status_of(h, uid).phase == phase, status_of(h, uid)
 

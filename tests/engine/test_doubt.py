@@ -87,5 +87,5 @@ def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(par
     with pytest.raises(RuntimeError, match="cannot look up"):
         engine.decide(without(cluster.observe(), part))
     settle(engine, cluster, until=100)
-    assert [cluster.job(uid).status.phase for uid in cluster.uids()] == ["Failed", "Running", "Running", "Pending"]
+    assert [cluster.job(uid).status.phase for uid in cluster.uids()] == ["Cancelled", "Running", "Running", "Pending"]
     assert find(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"

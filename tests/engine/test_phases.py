@@ -16,6 +16,7 @@ from muster.cluster import CreatePod, DeletePod, ObjectWrites, Phase, RemoveJob,
 from muster.engine import Engine
 from muster.errors import Conflict
 from muster.simulate import SimCluster, Work
+from muster.spec import ENDED_PHASES
 
 
 def carry_out(cluster: SimCluster, phases: Sequence[Phase], random: Random) -> set[str]:
@@ -52,7 +53,7 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
     cluster.writes_left = kills.pop(0) if kills else None
     wake_at: float | None = 0.0
     for _ in range(5000):
-        ended = all(cluster.job(uid).status.phase in ("Succeeded", "Failed") for uid in cluster.uids())
+        ended = all(cluster.job(uid).status.phase in ENDED_PHASES for uid in cluster.uids())
         times = [at for at in (cluster.next_event(), wake_at) if at is not None]
         if not times or (ended and cluster.next_event() is None):
             assert ended, [(uid, cluster.job(uid).status) for uid in cluster.uids()]

@@ -51,7 +51,7 @@ VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str
     "removed": (None, (), "ready"),
     "waits in its queue again": (BACK_IN_LINE, (), "ready"),
     "finished": (moves.finish(RUNNING, "Complete", "Completed", "", NOW), (), "ready"),
-    "cancelled while it left": (moves.finish(LEAVING, "Failed", "Cancelled", "", NOW), pods(RUNNING), "ready"),
+    "cancelled while it left": (moves.finish(LEAVING, "Cancelled", "Cancelled", "", NOW), pods(RUNNING), "ready"),
     "suspended": (moves.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
     "leaves for it": (LEAVING, pods(RUNNING), "waits"),
     "leaves for it, its pods are gone": (LEAVING, (), "waits"),

@@ -102,7 +102,13 @@ class History:
         """The operator writes a status: which conditions are true, and the node of each pod."""
         body = deepcopy(self._last["TrainingJob", f"ns/{name}"])
         nodes = [{"node": node, "indexes": str(index)} for index, node in enumerate(places or [])]
-        phases = {"Complete": "Succeeded", "Failed": "Failed", "Suspended": "Suspended", "PodsReady": "Running"}
+        phases = {
+            "Complete": "Succeeded",
+            "Failed": "Failed",
+            "Cancelled": "Cancelled" if "finishedAt" in more else "Terminating",
+            "Suspended": "Suspended",
+            "PodsReady": "Running",
+        }
         phase = next((phases[one] for one in phases if one in true), "Admitted" if "Admitted" in true else "Pending")
         body["status"] = {
             "phase": phase,

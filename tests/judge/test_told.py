@@ -122,7 +122,7 @@ def test_a_job_that_room_is_held_for_is_not_admitted_so() -> None:
 
 
 def test_a_job_that_is_over_or_suspended_or_at_another_attempt_is_not() -> None:
-    for condition, attempt in (("Failed", 0), ("Complete", 0), ("Suspended", 0), ("", 1)):
+    for condition, attempt in (("Failed", 0), ("Cancelled", 0), ("Complete", 0), ("Suspended", 0), ("", 1)):
         history = History()
         history.job("a")
         history.status("a", *([condition] if condition else []), attempt=attempt)

@@ -90,7 +90,7 @@ def test_a_job_comes_back_whole_after_its_node_has_died(day: Stage, long: tuple[
     pods = [pod for pod in day.pods(job) if pod["metadata"]["labels"]["muster.dev/attempt"] == str(attempt)]
     assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
     day.muster("cancel", job)
-    day.wait("it is over", lambda: day.phase(job) == "Failed")
+    day.wait("it is over", lambda: day.phase(job) == "Cancelled")
 
 
 def test_uninstalling_leaves_what_users_have_made_and_says_so(day: Stage, first: str, long: tuple[str, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -70,6 +71,17 @@ def test_a_log_that_is_cut_while_it_is_read_once_is_no_whole_log(server: Server,
     with pytest.raises(ClusterError) as error:
         list(server.client().log_lines("llama", "default", "trainer", 0, WHOLE))
     assert error.value.reason == "Unreachable"
+
+
+def test_a_watch_goes_on_while_processes_of_a_cancelled_job_still_end(server: Server) -> None:
+    kept(server, status("Terminating"))
+
+    def ended(handler: Handler) -> None:
+        event = {"type": "MODIFIED", "object": kept(server, status("Cancelled"))}
+        chunks(json.dumps(event) + "\n")(handler)
+
+    server.fail("GET", JOBS, ended)
+    assert [job.status.phase for job in server.client().watch("llama")] == ["Terminating", "Cancelled"]
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -21,7 +21,7 @@ from tests.lifecycle.cases import (
 
 from muster import spec
 from muster.cluster import Beat, DeletePod, PodView, RemoveJob
-from muster.lifecycle import moves
+from muster.lifecycle import find, moves
 from muster.lifecycle.conditions import with_fields
 from muster.model import Placement, RolePlacement, Wait
 
@@ -218,10 +218,17 @@ def test_a_hold_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, 
 def test_cancel_is_for_good() -> None:
     one = running()
     verdict = look(with_status(job(cancel=True), one.status), pods_of(one))
-    assert condition(verdict.status, "Failed") == ("True", "Cancelled")
+    assert condition(verdict.status, "Cancelled") == ("True", "Cancelled")
+    assert find(verdict.status, "Failed") is None
     assert len(deleted(verdict)) == 3
     back = with_status(job(cancel=False), verdict.status)
-    assert look(back).status.phase == "Failed"
+    assert look(back).status.phase == "Cancelled"
+
+
+def test_a_job_that_is_cancelled_while_it_waits_is_cancelled_at_once() -> None:
+    waiting = look(job()).status
+    ended = look(with_status(job(cancel=True), waiting), now=NOW + 5).status
+    assert (ended.phase, ended.reason, ended.finished_at) == ("Cancelled", "Cancelled", NOW + 5)
 
 
 def test_cancel_of_a_finished_job_changes_nothing() -> None:
@@ -308,7 +315,7 @@ def test_the_checkpoint_that_a_job_writes_as_it_is_told_to_stop_is_told_at_once(
     last = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=last).status
     saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
-    cancelled = moves.finish(told, "Failed", "Cancelled", "", NOW + 2)
+    cancelled = moves.finish(told, "Cancelled", "Cancelled", "", NOW + 2)
     for left in (cancelled, moves.suspend(told, NOW + 2)):
         after = look(with_status(one, left), now=NOW + 6, beat=saved).status
         assert after.last_checkpoint == spec.CheckpointStatus(step=12, at=NOW + 6)
@@ -319,13 +326,13 @@ def test_a_cancelled_job_has_finished_when_its_last_process_has_ended_and_its_co
     asked = with_status(job(cancel=True), one.status)
     pods = pods_of(one)
     cancelled = look(asked, pods, now=NOW + 5).status
-    assert (cancelled.phase, cancelled.finished_at) == ("Failed", None)
+    assert (cancelled.phase, cancelled.reason, cancelled.finished_at) == ("Terminating", "Cancelled", None)
     asked = with_status(asked, cancelled)
     stopping = tuple(replace(pod, deleting=True) for pod in pods)
     assert look(asked, stopping[1:], now=NOW + 20).status is cancelled
     ended = look(asked, now=NOW + 35).status
-    assert ended.finished_at == NOW + 35
-    (why,) = [entry for entry in ended.conditions if entry.type == "Failed"]
+    assert (ended.phase, ended.finished_at) == ("Cancelled", NOW + 35)
+    (why,) = [entry for entry in ended.conditions if entry.type == "Cancelled"]
     assert (why.reason, why.last_transition_time) == ("Cancelled", NOW + 5)
     assert look(with_status(asked, ended), now=NOW + 99).status is ended
 

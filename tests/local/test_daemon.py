@@ -108,7 +108,7 @@ def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(clien
     eventually(lambda: phase_of(client, "nap") == "Running")
     assert client.job("nap").status.attempt > 0
     client.cancel("nap")
-    assert ended(client, "nap").status.phase == "Failed"
+    assert ended(client, "nap").status.phase == "Cancelled"
     assert list(client.log_lines("nap", "default", "trainer", 0, Excerpt(attempt=0))) == ["0", "saved"]
 
 

@@ -11,7 +11,7 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.documents import Object
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
-from muster.lifecycle.conditions import COMPLETE, FAILED
+from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
 from muster.local.objects import Objects
@@ -83,8 +83,8 @@ def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled(
 def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:
     submitted(objects, "stopped")
     cancelled = objects.change("default", "stopped", {"cancel": True})
-    finished(store, cancelled, FAILED)
-    assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Failed"
+    finished(store, cancelled, CANCELLED)
+    assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Terminating"
 
 
 def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed(
@@ -92,7 +92,7 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
 ) -> None:
     (job,) = submitted(objects, "stopped")
     with store.transaction():
-        status = finish(job.status, FAILED, "Cancelled", "cancelled by the user", 1.0)
+        status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
         store.put(job.model_copy(update={"status": status}))
     with pytest.raises(Conflict, match=r"job 'stopped' is finished \(Cancelled\); submit it anew"):
         objects.change("default", "stopped", {"suspend": False})

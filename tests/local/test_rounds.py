@@ -165,4 +165,4 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
     assert event.message.endswith("cannot be written down: ValueError: year 33658 is out of range")
     monkeypatch.setattr(parts.store, "put", put)
     monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + AGAIN_S)
-    eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.reason == "Cancelled")
+    eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.phase == "Cancelled")

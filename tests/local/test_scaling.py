@@ -52,7 +52,7 @@ def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: 
         client.scale("short", "default", {"trainer": 0})
     assert client.job("short").spec.roles[0].replicas == 2
     client.cancel("short")
-    eventually(lambda: phase_of(client, "short") == "Failed")
+    eventually(lambda: phase_of(client, "short") == "Cancelled")
     with pytest.raises(Conflict, match="finished"):
         client.scale("short", "default", {"trainer": 1})
 

@@ -61,8 +61,8 @@ def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over(
         assert seen.jobs.broken
         await settle(api, seen)
         assert server.calls == []
-        over = {"type": "Failed", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
-        status = {"phase": "Failed", "finishedAt": SINCE, "conditions": [over]}
+        over = {"type": "Cancelled", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
+        status = {"phase": "Cancelled", "finishedAt": SINCE, "conditions": [over]}
         seen.jobs.put(read(Job, {**job_document("odd", 6, bogus=1), "status": status}))
         await settle(api, seen)
         assert server.calls == [f"{QUEUES}/research"]

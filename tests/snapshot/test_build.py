@@ -120,7 +120,7 @@ def test_suspended_and_cancelled_jobs_do_not_wait(fields: dict[str, Any]) -> Non
 
 def test_finished_and_deleted_jobs_do_not_wait() -> None:
     done = named("a")
-    done = done.model_copy(update={"status": moves.finish(done.status, "Failed", "Cancelled", "", NOW)})
+    done = done.model_copy(update={"status": moves.finish(done.status, "Cancelled", "Cancelled", "", NOW)})
     gone = named("b")
     gone = gone.model_copy(update={"metadata": gone.metadata.model_copy(update={"deletion_timestamp": NOW})})
     assert snapshot(done, gone).waiting == ()
@@ -160,7 +160,7 @@ def test_a_role_that_was_edited_away_under_an_admitted_gang_breaks_no_plan() -> 
 
 def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
     one = admitted("a")
-    one = one.model_copy(update={"status": moves.finish(one.status, "Failed", "Cancelled", "", NOW)})
+    one = one.model_copy(update={"status": moves.finish(one.status, "Cancelled", "Cancelled", "", NOW)})
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
     running = snapshot(one, pods={"a": pods}).running[0]
     assert (running.state, running.placement) == ("leaving", (RolePlacement("trainer", "any", (("n1", 1),)),))

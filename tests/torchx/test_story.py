@@ -28,6 +28,11 @@ def running() -> TrainingJobStatus:
     return conditions.set_condition(admitted, conditions.PODS_READY, True, "Ready", "", 2.0)
 
 
+def ended(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Its last process has ended."""
+    return conditions.with_fields(status, {"finished_at": 9.0})
+
+
 @pytest.mark.parametrize(
     ("status", "told"),
     [
@@ -39,7 +44,11 @@ def running() -> TrainingJobStatus:
         (moves.suspend(running(), 3.0), "suspended; `muster resume a-1` lets it go on"),
         (moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited", 3.0), "all 2 exited"),
         (
-            moves.finish(running(), conditions.FAILED, "Cancelled", "cancelled by the user", 3.0),
+            moves.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0),
+            "stopping: cancelled by the user",
+        ),
+        (
+            ended(moves.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)),
             "cancelled by the user",
         ),
     ],

@@ -57,5 +57,5 @@ def test_how_a_job_ended_is_told_as_text() -> None:
     ended = moves.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
     assert doing(job(ended)) == "it said: no"
     failure = LastFailure(pod="a-1-main-0-x", exit_code=1, log_tail=f"{RED}{CLIPBOARD} bad\n")
-    told = description(job(ended.model_copy(update={"last_failure": failure})))
+    told = description(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))
     assert json.loads(told.structured_error_msg)["message"]["message"] == "red bad"

@@ -63,7 +63,7 @@ def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and
         ranks.said = [] if second < 2 else [beat(0, **phase)] if not step else [beat(min(step, 60))]
         heard += [(second, line) for line in waiting.news("a-1", job(running()), ranks)]
     over = moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
-    over = over.model_copy(update={"started_at": 2.0})
+    over = over.model_copy(update={"started_at": 2.0, "finished_at": 3.0})
     for _ in range(2):
         heard += [(150, line) for line in waiting.news("a-1", job(over), ranks)]
     hint = "; the first time this can take a minute or more"
@@ -90,8 +90,10 @@ def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progres
 def test_a_job_that_waits_or_never_started_has_no_start_to_tell_of() -> None:
     ranks, waiting = Ranks(), Waiting(clock=lambda: 0.0)
     assert list(waiting.news("a-1", job(moves.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
-    ended = moves.finish(TrainingJobStatus(), conditions.FAILED, "Cancelled", "cancelled by the user", 3.0)
-    assert list(waiting.news("b-2", job(ended), ranks)) == ["failed: cancelled by the user"]
+    ended = moves.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
+    assert list(waiting.news("b-2", job(ended), ranks)) == [], "processes of it may still run"
+    ended = conditions.with_fields(ended, {"finished_at": 4.0})
+    assert list(waiting.news("b-2", job(ended), ranks)) == ["cancelled: cancelled by the user"]
 
 
 class Gone(Ranks):

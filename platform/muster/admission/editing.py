@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from muster.errors import Conflict, InvalidSpec
-from muster.lifecycle import is_admitted, is_finished
-from muster.lifecycle.conditions import FAILED
+from muster.lifecycle import is_admitted, is_finished, is_true
+from muster.lifecycle.conditions import CANCELLED
 from muster.spec import TrainingJob
 
 _FROZEN_WHILE_ADMITTED = ("queue", "flavors", "topology")
@@ -57,9 +57,8 @@ def check_unfinished(job: TrainingJob) -> None:
 
 
 def ending(job: TrainingJob) -> str:
-    """How a finished job ended, in one word: its phase, or that it was cancelled, which is no failure of its own."""
-    failed = next((item for item in job.status.conditions if item.type == FAILED and item.status == "True"), None)
-    return "Cancelled" if failed is not None and failed.reason == "Cancelled" else str(job.status.phase)
+    """How a finished job ended, in one word: Succeeded, Failed or Cancelled."""
+    return "Cancelled" if is_true(job.status, CANCELLED) else str(job.status.phase)
 
 
 def _shapes(job: TrainingJob) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ Phases = Annotated[
     typer.Option(
         "--phase",
         metavar="PHASE,...",
-        help="Pending, Admitted, Running, Suspended, Succeeded or Failed; or some of them.",
+        help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; or some.",
         autocompletion=_phases,
     ),
 ]

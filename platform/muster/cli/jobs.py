@@ -183,8 +183,8 @@ def _each(
 def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
     """Raises `NotFound` or `Conflict` that tells of every job that cannot be acted on."""
     from muster.admission import ending
-    from muster.cli.views.job_words import is_over
     from muster.errors import Conflict, NotFound
+    from muster.lifecycle import is_finished
 
     faults: list[NotFound | Conflict] = []
     for key in keys:
@@ -193,7 +193,7 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
         except NotFound as error:
             faults.append(error)
         else:
-            if is_over(job) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
+            if is_finished(job.status) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
                 faults.append(Conflict(f"job {key[0]!r} is finished ({ending(job)})"))
     if faults:
         raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)

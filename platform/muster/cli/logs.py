@@ -63,6 +63,7 @@ def logs(
 ) -> None:
     """Print what the pods of a job wrote. Several pods are told apart by a prefix."""
     from muster.amounts import parse_moment
+    from muster.spec import ENDED_PHASES
 
     now, (name, space) = time.time(), split_name(job, namespace)
     excerpt = Excerpt(
@@ -75,7 +76,7 @@ def logs(
     client = connect()
     found = client.job(name, space)
     pods = pods_of(found, role, index) if attempt is None else pods_of_attempt(found, role, index, attempt)
-    goes_on = follow and found.status.phase not in ("Succeeded", "Failed")  # then it is of the present attempt
+    goes_on = follow and found.status.phase not in ("Terminating", *ENDED_PHASES)  # then it is of the present attempt
     if attempt is None and not goes_on:
         pods = with_attempts(pods, client.log_attempts(name, space))
         if not index:

@@ -1,4 +1,4 @@
-"""One job as it changes, until it is finished."""
+"""One job as it changes, until it has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster.errors import ClusterError, NotFound
 from muster.kubernetes import paths
 from muster.kubernetes.connection import PATIENCE_S, Connection, Json, read_json
 from muster.kubernetes.reading import read
-from muster.lifecycle import is_finished
+from muster.lifecycle import has_ended
 from muster.spec import TrainingJob
 
 _WATCH_S = 240
@@ -18,8 +18,9 @@ _PAUSE_S = 1.0
 
 
 def watch_job(connection: Connection, name: str, namespace: str) -> Iterator[TrainingJob]:
-    """The job now and after every change, the finished one last. Raises `NotFound` when it is deleted, also if another
-    has its name by then, and `ClusterError` when the server does not answer for two minutes."""
+    """The job now and after every change, until it is finished and its last process has ended. Raises `NotFound` when
+    it is deleted, also if another has its name by then, and `ClusterError` when the server does not answer for two
+    minutes."""
     last: TrainingJob | None = None
     patience = time.monotonic() + PATIENCE_S
     while True:
@@ -32,7 +33,7 @@ def watch_job(connection: Connection, name: str, namespace: str) -> Iterator[Tra
                 if last is None or job.metadata.resource_version != last.metadata.resource_version:
                     yield job
                 last = job
-                if is_finished(job.status):
+                if has_ended(job.status):
                     return
         except ClusterError as error:
             wrong = last is None and error.reason != "Unreachable"  # no such cluster, no such user

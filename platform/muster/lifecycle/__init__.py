@@ -8,7 +8,16 @@ writes it is made of.
 from __future__ import annotations
 
 from muster.lifecycle.bounds import Bounds
-from muster.lifecycle.conditions import find, is_admitted, is_finished, is_leaving, is_true, phase_of, set_condition
+from muster.lifecycle.conditions import (
+    find,
+    has_ended,
+    is_admitted,
+    is_finished,
+    is_leaving,
+    is_true,
+    phase_of,
+    set_condition,
+)
 from muster.lifecycle.keeping import kept_places, kept_until
 from muster.lifecycle.live import live
 from muster.lifecycle.places import from_status, pod_name, seats, to_status
@@ -21,6 +30,7 @@ __all__ = [
     "Verdict",
     "find",
     "from_status",
+    "has_ended",
     "is_admitted",
     "is_finished",
     "is_leaving",

@@ -17,6 +17,7 @@ EVICTED = "Evicted"
 SUSPENDED = "Suspended"
 COMPLETE = "Complete"
 FAILED = "Failed"
+CANCELLED = "Cancelled"
 
 
 def find(status: TrainingJobStatus, kind: str) -> Condition | None:
@@ -77,12 +78,14 @@ def with_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> Trai
 
 
 def phase_of(status: TrainingJobStatus) -> Phase:
-    """Pending, Admitted, Running, Suspended, Succeeded or Failed."""
+    """The phase: see `muster.spec.Phase`."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     if COMPLETE in true:
         return "Succeeded"
     if FAILED in true:
         return "Failed"
+    if CANCELLED in true:
+        return "Terminating" if status.finished_at is None else "Cancelled"
     if SUSPENDED in true:
         return "Suspended"
     if ADMITTED in true:
@@ -93,7 +96,7 @@ def phase_of(status: TrainingJobStatus) -> Phase:
 def reason_of(status: TrainingJobStatus) -> str:
     """The reason of the condition that tells most about the phase: why it ended, leaves, starts, waits."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
-    for kind in (COMPLETE, FAILED, SUSPENDED):
+    for kind in (COMPLETE, FAILED, CANCELLED, SUSPENDED):
         if kind in true:
             return _reason(status, kind)
     if ADMITTED in true:
@@ -107,8 +110,14 @@ def _reason(status: TrainingJobStatus, kind: str) -> str:
 
 
 def is_finished(status: TrainingJobStatus) -> bool:
-    """True once the job is over for good, well or badly."""
-    return is_true(status, COMPLETE) or is_true(status, FAILED)
+    """True once it is decided that the job ends for good: complete, failed or cancelled. Processes of it may still
+    run: see `has_ended`."""
+    return is_true(status, COMPLETE) or is_true(status, FAILED) or is_true(status, CANCELLED)
+
+
+def has_ended(status: TrainingJobStatus) -> bool:
+    """True once the job is finished and its last process has ended."""
+    return is_finished(status) and status.finished_at is not None
 
 
 def is_admitted(status: TrainingJobStatus) -> bool:

@@ -14,7 +14,7 @@ from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob
 from muster.lifecycle import moves
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import (
-    FAILED,
+    CANCELLED,
     SUSPENDED,
     is_admitted,
     is_finished,
@@ -102,7 +102,7 @@ class _Life:
         if is_finished(self.status):
             return
         if self.job.spec.cancel:
-            self.status = moves.finish(self.status, FAILED, "Cancelled", "cancelled by the user", now)
+            self.status = moves.finish(self.status, CANCELLED, "Cancelled", "cancelled by the user", now)
             self._event("Normal", "Cancelled", "cancelled by the user")
         elif self.job.spec.suspend and not is_true(self.status, SUSPENDED):
             self.status = moves.suspend(self.status, now)

@@ -11,6 +11,7 @@ from typing import Final
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import (
     ADMITTED,
+    CANCELLED,
     COMPLETE,
     EVICTED,
     FAILED,
@@ -153,9 +154,9 @@ def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
 
 
 def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now: float) -> TrainingJobStatus:
-    """Decide that the job ends for good; `kind` is Complete or Failed, and its condition tells since when. It has
-    finished once its last process has ended, which may take its grace. The placement stays as a record."""
-    assert kind in (COMPLETE, FAILED)
+    """Decide that the job ends for good; `kind` is Complete, Failed or Cancelled, and its condition tells since when.
+    It has ended once its last process has, which may take its grace. The placement stays as a record."""
+    assert kind in (COMPLETE, FAILED, CANCELLED)
     fields = {
         "hold": None,
         "eviction": None,

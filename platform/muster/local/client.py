@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from muster.errors import NotFound, Refused
 from muster.excerpt import WHOLE, Excerpt
+from muster.lifecycle import has_ended
 from muster.listing import Listing
 from muster.local.caller import Caller
 from muster.local.connection import NobodyThere
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from muster.documents import Object
 
 _WATCH_S = 20.0
-_FINISHED = ("Succeeded", "Failed")
 
 
 class LocalClient:
@@ -203,8 +203,8 @@ class LocalClient:
         return all_beats(self.run_dir(name, namespace))
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
-        """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted, also if
-        another has its name by then."""
+        """The job now and after every change, until it is finished and its last process has ended. Raises
+        `NotFound` when it is deleted, also if another has its name by then."""
         mark = uid = ""
         while True:
             query = urlencode({"after": mark, "timeout": _WATCH_S})
@@ -216,7 +216,7 @@ class LocalClient:
             if job.metadata.uid != (uid := uid or job.metadata.uid):
                 raise NotFound(f"job {namespace}/{name} was deleted")
             yield job
-            if job.status.phase in _FINISHED:
+            if has_ended(job.status):
                 return
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:

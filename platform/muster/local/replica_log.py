@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import NotFound
-from muster.spec import TrainingJob
+from muster.spec import ENDED_PHASES, TrainingJob
 
-_FINISHED = ("Succeeded", "Failed")
+_FINISHED = ("Terminating", *ENDED_PHASES)
 _ENDED = ("Succeeded", "Failed", "Lost")
 
 

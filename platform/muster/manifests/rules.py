@@ -50,7 +50,7 @@ class Rule:
 
 _WRITTEN = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
 _ADMITTED = f"({_WRITTEN}.exists(c, c.type == 'Admitted' && c.status == 'True'))"
-_FINISHED = f"({_WRITTEN}.exists(c, c.type in ['Complete', 'Failed'] && c.status == 'True'))"
+_FINISHED = f"({_WRITTEN}.exists(c, c.type in ['Complete', 'Failed', 'Cancelled'] && c.status == 'True'))"
 _MOVES_ON = (
     "(has(self.status) && has(oldSelf.status) && has(self.status.phase) && has(oldSelf.status.phase) && "
     "self.status.phase != oldSelf.status.phase)"

@@ -136,5 +136,7 @@ def _outcome(job: spec.TrainingJob, pod: PodView) -> str:
     if is_true(status, EVICTED):
         evicted = find(status, EVICTED)
         return evicted.reason.lower() if evicted is not None else "evicted"
-    ended = next((c for c in status.conditions if c.type in ("Failed", "Suspended") and c.status == "True"), None)
+    ended = next(
+        (c for c in status.conditions if c.type in ("Failed", "Cancelled", "Suspended") and c.status == "True"), None
+    )
     return "stopped" if ended is None else ended.reason.lower()

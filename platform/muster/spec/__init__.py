@@ -21,6 +21,7 @@ from muster.spec.fields import (
 )
 from muster.spec.flavors import Flavor, FlavorSpec, FlavorStatus, TopologyLevel
 from muster.spec.job_status import (
+    ENDED_PHASES,
     BlamedNode,
     CheckpointStatus,
     EvictionStatus,
@@ -65,6 +66,7 @@ from muster.spec.queues import (
 
 __all__ = [
     "API_VERSION",
+    "ENDED_PHASES",
     "MAX_JOB_NAME",
     "MAX_REPLICAS",
     "MAX_SECONDS",

@@ -125,7 +125,11 @@ class TraceStatus(Observed):
     pvc://CLAIM/NAMESPACE/JOB-UID. Empty: they are on this host, or go with their pods."""
 
 
-Phase: TypeAlias = Literal["Pending", "Admitted", "Running", "Suspended", "Succeeded", "Failed"]
+Phase: TypeAlias = Literal[
+    "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
+]
+ENDED_PHASES: tuple[Phase, ...] = ("Succeeded", "Failed", "Cancelled")
+"""Phases that a job never leaves."""
 
 
 class TrainingJobStatus(Observed):
@@ -134,11 +138,12 @@ class TrainingJobStatus(Observed):
     observed_generation: int = 0
     """The generation of the spec that this is said of."""
     phase: Phase = "Pending"
-    """The state in one word, derived from the conditions."""
+    """The state in one word, derived from the conditions and finishedAt. Terminating: cancelled, while processes of it
+    still run."""
     reason: str = ""
     """Why, in one word, derived from the conditions too: what one line of a table has room for."""
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
-    """Admitted, PodsReady, Evicted, Suspended, Complete, Failed."""
+    """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the end is decided."""
     queue_position: int | None = None
     """How many gangs go first in the queue, plus one."""
     estimated_start: Time | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from muster.errors import ClusterError, NotFound
 from muster.excerpt import Excerpt
 from muster.kubernetes.kept import report_command
-from muster.spec import TrainingJob
+from muster.spec import ENDED_PHASES, TrainingJob
 from muster.torchx.story import doing, news
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REPORT_PATIENCE_S = 900.0
 """As long as the daemon may take to build a report."""
 _POLL_S = 0.3
+_HAS_LOG = ("Running", "Terminating", *ENDED_PHASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def follow(client: JobClient, pod: Pod, first_attempt: int | None, app: str, tol
                 yield f"muster: {sentence}"
             at_hand = job.status.attempt
             attempt = at_hand if attempt is None else attempt
-            while attempt < at_hand or (attempt == at_hand and job.status.phase in ("Running", "Succeeded", "Failed")):
+            while attempt < at_hand or (attempt == at_hand and job.status.phase in _HAS_LOG):
                 excerpt = Excerpt(attempt=attempt, follow=attempt == at_hand)
                 yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, excerpt)
                 attempt += 1

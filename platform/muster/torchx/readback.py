@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
 
-from muster.lifecycle.conditions import FAILED, find
+from muster.lifecycle import has_ended, is_finished
 from muster.lifecycle.places import index_range
 from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
@@ -22,8 +22,10 @@ _STATES = {
     "Suspended": AppState.PENDING,
     "Admitted": AppState.PENDING,
     "Running": AppState.RUNNING,
+    "Terminating": AppState.RUNNING,
     "Succeeded": AppState.SUCCEEDED,
     "Failed": AppState.FAILED,
+    "Cancelled": AppState.CANCELLED,
 }
 
 _NOT_SAID = -1  # as TorchX writes it
@@ -31,10 +33,9 @@ _ESCAPED = re.compile(rf"\$\$|\$\({REPLICA}\)")
 
 
 def app_state(job: TrainingJob) -> AppState:
-    """Where the job stands. A cancelled job is one that failed by its user's wish."""
-    failed = find(job.status, FAILED)
-    if failed is not None and failed.status == "True" and failed.reason == "Cancelled":
-        return AppState.CANCELLED
+    """The job's state. One that is finished is RUNNING until its last process has ended."""
+    if is_finished(job.status) and not has_ended(job.status):
+        return AppState.RUNNING
     return _STATES[job.status.phase]
 
 

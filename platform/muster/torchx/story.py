@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from muster.lifecycle.conditions import ADMITTED, COMPLETE, FAILED, PODS_READY, find
+from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find
 from muster.spec import TrainingJob
 from muster.terminal import plain
 
@@ -23,6 +23,10 @@ def doing(job: TrainingJob) -> str:
         return f"runs on {_nodes(job)}{again}"
     if status.phase == "Succeeded":
         return _message(job, COMPLETE) or "succeeded"
+    if status.phase == "Terminating":
+        return f"stopping: {_message(job, CANCELLED) or 'cancelled'}"
+    if status.phase == "Cancelled":
+        return _message(job, CANCELLED) or "cancelled"
     return _message(job, FAILED) or "failed"
 
 

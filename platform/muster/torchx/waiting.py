@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from muster.lifecycle import has_ended
 from muster.progress import Lines, present
 from muster.spec import TrainingJob
 from muster.torchx.story import doing
@@ -44,7 +45,7 @@ class Waiting:
             line = told.lines.due(present(client.beats(name, namespace), status.attempt), self.clock())
             if line is not None:
                 yield line
-        elif status.phase in ("Succeeded", "Failed") and not told.ended:
+        elif has_ended(status) and not told.ended:
             told.ended = True
             run_dir = client.run_dir(name, namespace)
             where = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"

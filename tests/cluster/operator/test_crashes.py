@@ -170,7 +170,7 @@ def test_a_job_whose_operator_is_killed_before_its_status_is_written_is_as_its_p
     if edit:
         pool.edit(alone, **edit)
     start("after", "--no-lease")
-    pool.wait_for_phase(alone, "Failed" if edit else "Running")
+    pool.wait_for_phase(alone, "Cancelled" if edit else "Running")
     assert pool.attempt(alone) == 0
     assert {one["metadata"]["uid"] for one in pool.pods(alone)} <= {pod["metadata"]["uid"]}, "there was no other"
     if not edit:

@@ -60,7 +60,7 @@ def test_the_verbs_of_the_command_line(pool: Pool, torchx: TorchX) -> None:
     assert "hi" in torchx("log", f"{handle}/echo/0").stdout
     assert "hi" not in torchx("log", "--regex", "^t", f"{handle}/echo/0").stdout
     assert torchx("cancel", handle).returncode == 0
-    pool.wait_for_phase(name_of(handle), "Failed")
+    pool.wait_for_phase(name_of(handle), "Cancelled")
     assert "CANCELLED" in torchx("status", handle).stdout
     missing = torchx("status", f"{handle}-not")
     assert missing.returncode == 1

@@ -14,13 +14,13 @@ from rich.text import Text
 from muster.amounts import duration, moment
 from muster.cli.views import job_words
 from muster.progress import figures, told
-from muster.spec import TrainingJob
+from muster.spec import ENDED_PHASES, TrainingJob
 
 _NUMBERS = ("PRIO", "PODS", "AGE", "RAN")
 _LEAST_WANTED = ("PRIO", "AGE", "QUEUE", "RAN", "PODS")  # what goes first in a narrow terminal
 _GAP, _LONGEST_QUEUE, _WHY_WANTED = 2, 40, 30  # columns of the terminal
 _MOST_WORDS = 100  # of what a failed pod wrote last, in characters
-_ORDER = ("Running", "Admitted", "Pending", "Suspended", "Failed", "Succeeded")
+_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended", "Ended")
 
 
 def in_order(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
@@ -30,9 +30,10 @@ def in_order(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
     def key(job: TrainingJob) -> tuple[int, str, int, float, str]:
         status = job.status
         ended = -math.inf if status.finished_at is None else -status.finished_at
-        over = ended if job_words.is_over(job) else (status.submitted_at or 0.0)
-        rank = _ORDER.index("Failed" if job_words.is_over(job) else status.phase)
-        queue = "" if job_words.is_over(job) else job.spec.queue
+        has_ended = status.phase in ENDED_PHASES
+        over = ended if has_ended else (status.submitted_at or 0.0)
+        rank = _ORDER.index("Ended" if has_ended else status.phase)
+        queue = "" if has_ended else job.spec.queue
         return rank, queue, status.queue_position or 1 << 30, over, job_words.label(job)
 
     return sorted(jobs, key=key)
@@ -112,7 +113,7 @@ def _why(job: TrainingJob, now: float) -> Text:
             text.append(f"~{moment(status.estimated_start, now)} ", style="cyan")
         text.append(f"{code}: " if code else "", style="yellow")
         text.append(message)
-    elif status.phase == "Failed":
+    elif status.phase in ("Failed", "Cancelled", "Terminating"):
         code, message = job_words.reason(job)
         text.append(f"{code}: " if code else "", style="red")
         text.append(message)

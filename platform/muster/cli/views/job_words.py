@@ -6,6 +6,7 @@ import re
 
 from muster.amounts import duration
 from muster.cli.views.torchrun import EXCEPTION, telling
+from muster.lifecycle import has_ended
 from muster.spec import Condition, TrainingJob
 from muster.terminal import plain
 
@@ -14,11 +15,22 @@ STYLES = {
     "Admitted": "cyan",
     "Running": "green",
     "Suspended": "magenta",
+    "Terminating": "magenta",
     "Succeeded": "blue",
     "Failed": "red",
+    "Cancelled": "magenta",
 }
 _OF_THE_LAUNCHER = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$")
-MARKS = {"Pending": "○", "Admitted": "◔", "Running": "●", "Suspended": "‖", "Succeeded": "✓", "Failed": "✗"}
+MARKS = {
+    "Pending": "○",
+    "Admitted": "◔",
+    "Running": "●",
+    "Suspended": "‖",
+    "Terminating": "◌",
+    "Succeeded": "✓",
+    "Failed": "✗",
+    "Cancelled": "⊘",
+}
 
 
 def vanished(name: str, namespace: str, last: TrainingJob | None) -> str:
@@ -43,14 +55,16 @@ def condition(job: TrainingJob, kind: str) -> Condition | None:
 
 
 def is_over(job: TrainingJob) -> bool:
-    """Nothing will change any more."""
-    return job.status.phase in ("Succeeded", "Failed")
+    """True once the job is finished and its last process has ended: nothing will change any more."""
+    return has_ended(job.status)
 
 
 def reason(job: TrainingJob) -> tuple[str, str]:
     """(code, sentence) that explains the phase best; empty when there is nothing to explain."""
     wanted = {
         "Failed": ("Failed",),
+        "Cancelled": ("Cancelled",),
+        "Terminating": ("Cancelled",),
         "Suspended": ("Suspended",),
         "Succeeded": ("Complete",),
         "Running": ("PodsReady",),
@@ -78,6 +92,8 @@ def silence(job: TrainingJob) -> str:
         return f"{label(job)}: its pods are starting"
     if phase == "Running":
         return f"{label(job)} runs and has written nothing yet"
+    if phase == "Terminating":
+        return f"{label(job)} was cancelled and is stopping; it has written nothing"
     if job.status.started_at is None:
         return f"{label(job)} never started: {phase.lower()}{why}"
     return f"{label(job)} wrote nothing"

@@ -12,7 +12,7 @@ from rich.text import Text
 from muster.amounts import count, duration, moment, plural, size
 from muster.cli.views import job_words
 from muster.progress import eta_s, preparing
-from muster.spec import LastFailure, TrainingJob
+from muster.spec import ENDED_PHASES, LastFailure, TrainingJob
 from muster.terminal import plain
 from muster.wrapping import in_lines
 
@@ -103,7 +103,7 @@ def picture(sight: Sight, curve: Curve, width: int) -> RenderableType:
     status = sight.job.status
     if sight.beat is None or status.phase in ("Pending", "Suspended", "Admitted"):
         since = status.submitted_at if status.phase == "Pending" else status.admitted_at
-        told = {"Pending": "waiting", "Admitted": "starting", "Running": "running"}.get(status.phase, "suspended")
+        told = {"Pending": "waiting", "Admitted": "starting"}.get(status.phase, status.phase.lower())
         text = Text.assemble((f"{_dot(sight.now)} {told}", job_words.STYLES[status.phase]))
         if since is not None:
             text.append(f" for {duration(sight.now - since)}")
@@ -145,7 +145,7 @@ def _dot(now: float) -> str:
 
 def _phase_line(sight: Sight) -> Iterator[Text]:
     job, status = sight.job, sight.job.status
-    if job_words.is_over(job):
+    if status.phase in ENDED_PHASES:
         return
     told = Text(f"{job_words.MARKS[status.phase]} {status.phase.lower()}", style=job_words.STYLES[status.phase])
     if status.phase == "Pending":

@@ -98,6 +98,8 @@ def _phase(job: Job) -> str:
         return "Succeeded"
     if "Failed" in true:
         return "Failed"
+    if "Cancelled" in true:
+        return "Cancelled" if job.status.get("finishedAt") else "Terminating"
     if "Suspended" in true:
         return "Suspended"
     if "Admitted" in true:

@@ -221,7 +221,7 @@ def job(document: Json) -> Job:
         leaving="Admitted" in true and "Evicted" in true,
         waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "HoldWaiting",
         suspended="Suspended" in true,
-        finished=bool(true & {"Complete", "Failed"}),
+        finished=bool(true & {"Complete", "Failed", "Cancelled"}),
         ready="PodsReady" in true,
         complete="Complete" in true,
         phase=status.get("phase") or "Pending",
