@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -278,7 +279,12 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
         "in the empty cluster the largest that fits is 3 pods"
     )
     told = refused("LargerThanCluster", check_size, gang(1, 16), COMPANY, (), NODES)
-    assert told.endswith("not even one pod fits; the largest node has 8 nvidia.com/gpu")
+    assert told.endswith("not even one pod fits; the largest node, n1, has 8 nvidia.com/gpu")
+    mixed = [node("n5"), model.Node("n6", model.Resources.of({"cpu": 4000, "pods": 110}), flavor="h200")]
+    asked = model.Resources.of({"cpu": 9000, "nvidia.com/gpu": 16, "pods": 1})
+    both = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, asked),))
+    told = refused("LargerThanCluster", check_size, both, COMPANY, (), mixed)
+    assert told.endswith("the largest node, n6, has 4 cpu; the largest node, n5, has 8 nvidia.com/gpu")
 
 
 def test_a_queue_that_names_no_flavor_has_no_node_for_a_job() -> None:

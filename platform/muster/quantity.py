@@ -85,3 +85,8 @@ def format_quantity(amount: int, resource: str) -> str:
             if amount and amount % unit == 0:
                 return f"{amount // unit}{suffix}"
     return str(amount)
+
+
+def whole_cores(cpu_milli: int) -> int:
+    """CPU cores of so many milli-cores; a part of one counts as one."""
+    return -(-cpu_milli // 1000)

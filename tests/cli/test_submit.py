@@ -32,6 +32,11 @@ def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster
     assert list(cluster.kept_jobs) == ["llama"]
 
 
+def test_oversubscribe_is_noted_on_the_job(file: Path, muster: Muster) -> None:
+    (row,) = muster("submit", str(file), "--oversubscribe", "--json").rows
+    assert row["metadata"]["annotations"]["muster.dev/oversubscribe"] == "true"
+
+
 def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:
     (row,) = muster("submit", str(file), "--json").rows
     assert (row["kind"], row["metadata"]["name"], row["spec"]["queue"]) == ("TrainingJob", "llama", "research")

@@ -33,8 +33,7 @@ def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
         (app(2, gpu=0), HOST, 2, 0, []),
         (app(2, cpu=4), HOST, 4, 2, []),
         (app(1, gpu=4), HOST, 96, 4, []),
-        (app(16), HOST, 16, 0, ["16 processes a node, but no node has more than 8 GPUs: they run on CPU"]),
-        (app(12), LAPTOP, 8, 0, ["12 processes share the 8 CPU cores of a node"]),
+        (app(8, gpu=0), [NodeSize(cpu_milli=7920, gpus=0)], 7, 0, ["8 processes share the 7 CPU cores of a node"]),
         (app(2), [], 2, 0, []),
     ],
 )
@@ -42,6 +41,39 @@ def test_open_numbers_follow_from_the_nodes(
     described: AppDef, nodes: list[NodeSize], cpu: int, gpu: int, notices: list[str]
 ) -> None:
     sized, told = with_accelerators(described, nodes)
+    resource = sized.roles[0].resource
+    assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
+
+
+@pytest.mark.parametrize(
+    ("described", "nodes", "told"),
+    [
+        (app(16), HOST, "-j asks for 16 processes a node, but the largest node has 8 GPUs"),
+        (app(999), LAPTOP, "-j asks for 999 processes a node, but the largest node has 8 CPU cores"),
+        (app(999, gpu=0), HOST, "-j asks for 999 processes a node, but the largest node has 192 CPU cores"),
+        (app(4, gpu=2), HOST, "-j asks for 4 processes a node, but --gpu is 2"),
+    ],
+)
+def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with_the_numbers(
+    described: AppDef, nodes: list[NodeSize], told: str
+) -> None:
+    with pytest.raises(SubmissionRefused) as refused:
+        with_accelerators(described, nodes)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("described", "nodes", "cpu", "gpu", "notices"),
+    [
+        (app(16), HOST, 16, 0, ["16 processes a node, but no node has more than 8 GPUs: they run on CPU"]),
+        (app(12), LAPTOP, 8, 0, ["12 processes share the 8 CPU cores of a node"]),
+        (app(4, gpu=2), HOST, 48, 2, []),
+    ],
+)
+def test_oversubscription_is_allowed_where_it_is_asked_for(
+    described: AppDef, nodes: list[NodeSize], cpu: int, gpu: int, notices: list[str]
+) -> None:
+    sized, told = with_accelerators(described, nodes, oversubscribe=True)
     resource = sized.roles[0].resource
     assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
 

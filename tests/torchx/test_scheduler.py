@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.local.small import eventually
-from torchx.components import utils
+from torchx.components import dist, utils
 from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import NONE, AppDef, AppHandle, AppState, AppStatus, Resource, Role, RoleStatus, macros
@@ -68,6 +68,23 @@ def test_an_app_runs_and_leaves_its_log(runner: Runner) -> None:
     assert re.fullmatch(r"muster_local://torchx/echo-[0-9a-f]{6}", handle)
     assert end(runner, handle).state == AppState.SUCCEEDED
     assert list(runner.log_lines(handle, "echo", 0)) == ["hi\n"]
+
+
+@pytest.mark.parametrize("component", ["fsdp", "dist.ddp"])
+def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unless_allowed(
+    runner: Runner, client: LocalClient, tmp_path: Path, component: str
+) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    described = (
+        fsdp(model="gpt:1m", data=str(tmp_path / "a.txt"), j="1x999", gpu=0)
+        if component == "fsdp"
+        else dist.ddp(script=__file__, j="1x999", cpu=1)
+    )
+    with pytest.raises(SubmissionRefused, match="999 processes"):
+        runner.dryrun(described, SCHEDULER, {})
+    info = runner.dryrun(described, SCHEDULER, {"oversubscribe": True})
+    assert info.request.metadata.annotations["muster.dev/oversubscribe"] == "true"
+    assert client.jobs() == []
 
 
 def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: Runner, client: LocalClient) -> None:

@@ -118,9 +118,13 @@ def _lacking(request: Resources, candidates: Sequence[str], nodes: Sequence[Node
     usable = [node for node in nodes if node.flavor in candidates and node.schedulable]
     if not usable:
         return "; no node is of that flavor"
-    most = {name: max(node.allocatable.get(name) for node in usable) for name, _ in request}
-    short = [f"{format_quantity(most[name], name)} {name}" for name, amount in request if most[name] < amount]
-    return f"; the largest node has {', '.join(short)}" if short else ""
+    told = ""
+    for name, amount in request:
+        largest = min(usable, key=lambda node: (-node.allocatable.get(name), node.name))
+        most = largest.allocatable.get(name)
+        if most < amount:
+            told += f"; the largest node, {largest.name}, has {format_quantity(most, name)} {name}"
+    return told
 
 
 def _pods(role: Role) -> str:

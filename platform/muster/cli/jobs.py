@@ -47,6 +47,9 @@ def submit(
     ] = None,
     trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
     namespace: Namespace = None,
+    oversubscribe: Annotated[
+        bool, typer.Option("--oversubscribe", help="On this host: allow more processes than CPU cores or GPUs.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; the exit code tells how it was.")] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Submit one job and watch it.")] = False,
@@ -56,7 +59,7 @@ def submit(
     from muster.cli.reading import Overrides, placing, read_jobs
     from muster.cli.watch import watch_job
 
-    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace)
+    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe)
     read = [job for file in files for job in read_jobs(file, overrides)]
     _check_named_once(read)
     if follow and len(read) != 1:

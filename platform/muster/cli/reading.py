@@ -13,6 +13,7 @@ from muster.amounts import parse_duration, parse_steps
 from muster.documents import Object, Placed, load_documents, load_placed
 from muster.documents.located import MAX_BYTES
 from muster.errors import InvalidSpec, Refused
+from muster.local.oversubscription import allowing
 from muster.spec import TrainingJob
 
 
@@ -25,6 +26,7 @@ class Overrides:
     max_runtime: str | None = None
     trace_steps: str | None = None
     namespace: str | None = None
+    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ def read_jobs(file: str, overrides: Overrides) -> list[Read]:
                 f"{file}: {item.kind} {item.metadata.name!r} is no job; `muster apply {file}` takes queues and flavors"
             )
             raise InvalidSpec(told, field="kind")
-        jobs.append(Read(_with(item, overrides), placed))
+        job = _with(item, overrides)
+        jobs.append(Read(allowing(job) if overrides.oversubscribe else job, placed))
     return jobs
 
 

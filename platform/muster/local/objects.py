@@ -24,6 +24,7 @@ from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
+from muster.local.oversubscription import check_processes
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
 from muster.local.store import Store
@@ -177,6 +178,7 @@ class Objects:
         all_queues = list((self._store.queues if queues is None else queues).values())
         all_flavors = list((self._store.flavors if flavors is None else flavors).values())
         check_submit(job, all_queues, all_flavors, namespace_labels(_namespace(job)))
+        check_processes(job, self._nodes)
         gang = to_gang(job, self._clock(), {}, to_roles(job.spec))
         nodes = [to_node(view, all_flavors) for view in self._nodes]
         check_size(gang, all_queues, [to_flavor(flavor) for flavor in all_flavors], nodes)

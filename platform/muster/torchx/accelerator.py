@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torchx.specs import AppDef, Role
 
+from muster.quantity import whole_cores
 from muster.torchx.refusal import SubmissionRefused
 from muster.torchx.settings import PREFIX
 
@@ -35,26 +36,46 @@ def asks_for_nodes(app: AppDef) -> bool:
     return any(_is_open(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
 
 
-def with_accelerators(app: AppDef, nodes: Sequence[NodeSize]) -> tuple[AppDef, list[str]]:
-    """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused."""
+def with_accelerators(app: AppDef, nodes: Sequence[NodeSize], oversubscribe: bool = False) -> tuple[AppDef, list[str]]:
+    """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused, also for
+    more processes than the largest node has GPUs or CPU cores unless `oversubscribe`."""
     app = copy.deepcopy(app)
     notices: list[str] = []
     for role in app.roles:
         _refuse_unknown(role)
         nproc = _nproc(role)
         if _is_open(role, ACCELERATOR):
-            notices += _fill_in_gpus(role, nproc, nodes)
+            notices += _fill_in_gpus(role, nproc, nodes, oversubscribe)
+        if not oversubscribe:
+            _check_processes(role, nproc, nodes)
         if _is_open(role, CORES):
             notices += _fill_in_cores(role, nproc, nodes)
     return app, notices
 
 
-def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> list[str]:
+def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeSize], oversubscribe: bool) -> list[str]:
     most = max((node.gpus for node in nodes), default=0)
     role.resource.gpu = nproc if most >= nproc else 0
-    if 0 < most < nproc:
-        return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
-    return []
+    if not 0 < most < nproc:
+        return []
+    if not oversubscribe:
+        raise _too_many(nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU")
+    return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
+
+
+def _check_processes(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> None:
+    gpus = role.resource.gpu
+    if 0 < gpus < nproc:
+        raise _too_many(nproc, f"--gpu is {gpus}; write a GPU for each process")
+    cores = max((whole_cores(node.cpu_milli) for node in nodes), default=nproc)
+    if gpus <= 0 and nproc > cores:
+        raise _too_many(nproc, f"the largest node has {cores} CPU cores; write at most {cores}")
+
+
+def _too_many(nproc: int, limit: str) -> SubmissionRefused:
+    return SubmissionRefused(
+        f"-j asks for {nproc} processes a node, but {limit}, or allow more with -cfg oversubscribe=true"
+    )
 
 
 def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> list[str]:

@@ -27,6 +27,13 @@ def read_positive(text: str) -> int:
     return int(text)
 
 
+def read_flag(text: str) -> bool:
+    """`true` or `false`, in any case."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
 def read_list(text: str) -> list[str]:
     """`a,b` or `a;b`, or a JSON list of texts."""
     if text.lstrip().startswith("["):

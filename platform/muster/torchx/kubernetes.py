@@ -58,7 +58,7 @@ class KubernetesScheduler(MusterScheduler):
             settings = settings_of(cfg, app.metadata)
             target = self._target({name: settings.get(f".{name}") for name in ("kubeconfig", "context")})
             sizes = self._node_sizes(target) if asks_for_nodes(app) else []
-            sized, notices = with_accelerators(app, sizes)
+            sized, notices = with_accelerators(app, sizes, bool(settings.get(".oversubscribe")))
             for notice in (*notices, *_about_images(app)):
                 logger.warning(notice)
             job = training_job(sized, name_of(sized), cfg, namespace=_namespace(target))

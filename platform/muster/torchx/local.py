@@ -17,7 +17,9 @@ from muster.errors import DaemonError
 from muster.local.capacity import measure
 from muster.local.client import LocalClient
 from muster.local.environment import kept
+from muster.local.oversubscription import allowing, check_processes
 from muster.local.restrictions import check_runs_here
+from muster.local.shape import host_node
 from muster.local.submitter import noted
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
@@ -26,6 +28,7 @@ from muster.torchx.appdef import training_job
 from muster.torchx.refusal import SubmissionRefused, refusing
 from muster.torchx.run_options import run_options
 from muster.torchx.scheduler import MusterScheduler, name_of, to_yaml
+from muster.torchx.settings import settings_of
 
 BACKEND = "muster_local"
 logger = logging.getLogger(__name__)
@@ -45,10 +48,12 @@ class LocalScheduler(MusterScheduler):
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, CfgVal]) -> AppDryRunInfo:
         with refusing():
             nodes = self._node_sizes() if asks_for_nodes(app) else []
-            sized, notices = with_accelerators(app, nodes)
+            oversubscribe = bool(settings_of(cfg, app.metadata).get(".oversubscribe"))
+            sized, notices = with_accelerators(app, nodes, oversubscribe)
             for notice in notices:
                 logger.warning(notice)
             job = training_job(_without_default_image(sized), name_of(sized), cfg, img_root=os.getcwd())
+            job = allowing(job) if oversubscribe else job
             self._check(job)
             return AppDryRunInfo(job, to_yaml)
 
@@ -71,6 +76,7 @@ class LocalScheduler(MusterScheduler):
             LocalClient.connect(self._home, start=False).submit(job, dry_run=True)
         except DaemonError:
             check_runs_here(noted(job), kept(os.environ, str(Path(sys.executable).parent)))
+            check_processes(job, [host_node(measure())])
 
     def _node_sizes(self) -> Sequence[NodeSize]:
         """The nodes of the daemon; a dry run does not start one, but looks at this host."""

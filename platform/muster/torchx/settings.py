@@ -13,6 +13,7 @@ from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.
 from muster.forms import read_duration, read_window
 from muster.nearest import meant
 from muster.torchx.forms import (
+    read_flag,
     read_json_list,
     read_list,
     read_positive,
@@ -70,6 +71,13 @@ SETTINGS = (
         str,
     ),
     Setting("min_replicas", ".least", read_positive, "fewest pods of the role; makes it elastic (default: as -j)", int),
+    Setting(
+        "oversubscribe",
+        ".oversubscribe",
+        read_flag,
+        "allow more processes than a node has CPU cores or a pod GPUs (default: false)",
+        bool,
+    ),
     Setting("priority_class", ".priority_class", str.strip, "PriorityClass whose value is the priority", str, _CLUSTER),
     Setting("service_account", ".service_account", str.strip, "service account of the pods", str, _CLUSTER),
     Setting(
