@@ -1,4 +1,4 @@
-"""Each program is found on its own: on this machine, in the cache, as a download, or built, once.
+"""Each program is found on its own: in the folder that KUBEBUILDER_ASSETS names, in the cache, or built, once.
 
 The programs here are shell scripts that only tell a version, and so is `go`.
 """
@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from tests.cluster.controlplane.binaries import Unavailable, cache_folder, ensure, installed
-from tests.cluster.controlplane.catalogue import PROGRAMS, go_needed, written
+from tests.cluster.controlplane.catalogue import MODULES, PROGRAMS, go_needed, written
 
 GO = """
 case "$1" in
 env) echo "$GO_VERSION" ;;
-install) {install} ;;
 build)
   echo "$GOTOOLCHAIN ${{11}}" >> "{log}"
   {build}
@@ -25,7 +24,6 @@ build)
 esac
 """
 WRITE = 'while [ "$1" != -o ]; do shift; done; echo "#!/bin/sh" > "$2"; /bin/chmod +x "$2"'
-ENVTEST = 'echo "a warning" >&2; if [ "$1" = use ]; then echo "{assets}"; fi'
 
 
 class Machine:
@@ -48,9 +46,9 @@ class Machine:
         self._set("KUBEBUILDER_ASSETS", str(self.assets))
         return self.has(name, version, self.assets)
 
-    def has_go(self, version: str = "1.99.0", build: str = WRITE, install: str = "exit 1") -> None:
+    def has_go(self, version: str = "1.99.0", build: str = WRITE) -> None:
         self._set("GO_VERSION", f"go{version}")
-        script(self.bin, "go", GO.format(log=self.builds, build=build, install=install))
+        script(self.bin, "go", GO.format(log=self.builds, build=build))
 
     def ensure(self, *names: str) -> dict[str, str]:
         """Where each program came from."""
@@ -77,38 +75,61 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_kubebuilder_assets_come_before_path(machine: Machine) -> None:
-    machine.has("kubectl", "1.33.0")
+def test_a_program_on_path_is_not_taken(machine: Machine) -> None:
+    machine.has("kubectl", "1.36.3")
+    assert machine.installed("kubectl") == {}
+    machine.has_go()
+    assert machine.ensure("kubectl") == {"kubectl": "cache (built)"}
+
+
+def test_the_folder_that_the_caller_names_is_taken(machine: Machine) -> None:
     path = machine.has_assets("kubectl", "1.30.0")
     assert machine.installed("kubectl") == {"kubectl": str(path)}
 
 
+def test_nothing_is_downloaded_but_modules_and_an_earlier_download_is_not_taken(machine: Machine) -> None:
+    machine.has_go()
+    earlier = cache_folder() / PROGRAMS["etcd"].family / "download"
+    earlier.mkdir(parents=True)
+    script(earlier, "etcd", "echo etcd v3.6.8")
+    assert machine.ensure("etcd", "kube-apiserver") == {"etcd": "cache (built)", "kube-apiserver": "cache (built)"}
+    assert machine.built() == 2  # any other verb than env and build would have failed
+
+
+def test_every_build_reads_go_sum_and_may_not_change_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOFLAGS", "-mod=mod")
+    machine.has_go(build=f'echo "$@" > "{machine.builds}.flags"; {WRITE}')
+    machine.ensure("etcd")
+    assert " -mod=readonly " in Path(f"{machine.builds}.flags").read_text()
+    assert {folder.name for folder in MODULES.iterdir() if not (folder / "go.sum").exists()} == set()
+
+
 def test_a_program_that_is_too_old_is_passed_over_and_said(machine: Machine) -> None:
     machine.has_assets("etcd", "3.4.23")
-    path = machine.has("etcd", "3.5.9")
-    assert machine.installed("etcd") == {"etcd": str(path)}
+    assert machine.installed("etcd") == {}
     assert machine.said == [f"{machine.assets / 'etcd'} is 3.4.23; needs 3.5 or later"]
 
 
 def test_a_program_that_tells_no_version_is_passed_over(machine: Machine) -> None:
-    script(machine.bin, "kubectl", "exit 3")
+    machine.has_assets("kubectl", "")
+    script(machine.assets, "kubectl", "exit 3")
     assert machine.installed("kubectl") == {}
 
 
 def test_servers_of_two_minor_versions_are_not_mixed(machine: Machine) -> None:
-    machine.has("kube-apiserver", "1.31.0")
-    machine.has("kube-scheduler", "1.31.0")
+    machine.has_assets("kube-apiserver", "1.31.0")
+    machine.has_assets("kube-scheduler", "1.31.0")
     servers = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
     assert machine.installed(*servers) == {}
-    path = machine.has("kube-controller-manager", "1.31.2")
+    path = machine.has_assets("kube-controller-manager", "1.31.2")
     assert machine.installed(*servers)["kube-controller-manager"] == str(path)
 
 
 def test_what_is_missing_is_built_once(machine: Machine) -> None:
     machine.has_go()
-    path = machine.has("kubectl", "1.33.0")
+    path = machine.has_assets("kubectl", "1.33.0")
     assert machine.ensure("kubectl", "helm", "etcd") == {
-        "kubectl": "PATH",
+        "kubectl": "KUBEBUILDER_ASSETS",
         "helm": "cache (built)",
         "etcd": "cache (built)",
     }
@@ -119,31 +140,12 @@ def test_what_is_missing_is_built_once(machine: Machine) -> None:
     assert (machine.built(), machine.said) == (2, [])
 
 
-def test_what_can_be_downloaded_is_not_built(machine: Machine) -> None:
-    envtest = script(machine.assets, "setup-envtest", ENVTEST.format(assets=machine.assets))
-    machine.has_go(install=f'/bin/cp {envtest} "$GOBIN"')
-    for name, version in {"etcd": "3.6.0", "kube-apiserver": "1.36.0", "kubectl": "1.36.0"}.items():
-        machine.has(name, version, machine.assets)
-    assert machine.ensure("etcd", "kube-apiserver", "kwok") == {
-        "etcd": "cache (download)",
-        "kube-apiserver": "cache (download)",
-        "kwok": "cache (built)",
-    }
-    assert machine.built() == 1
-
-
-def test_without_a_download_everything_is_built_and_the_reason_said(machine: Machine) -> None:
-    machine.has_go(install='echo "no such host"; exit 1')
-    assert machine.ensure("etcd") == {"etcd": "cache (built)"}
-    assert "no download: no such host" in machine.said
-
-
 def test_without_go_one_sentence_says_what_to_do(machine: Machine) -> None:
     with pytest.raises(Unavailable) as error:
         machine.ensure("helm", "kwok")
     assert str(error.value) == (
-        "The tests of the cluster need helm, kwok, which are neither in KUBEBUILDER_ASSETS nor on PATH, and cannot be "
-        f"built: there is no Go toolchain on PATH (needs Go {written(go_needed())} or later); MUSTER_SKIP_CLUSTER=1 "
+        "The tests of the cluster need helm, kwok, which are not in a folder that KUBEBUILDER_ASSETS names, and cannot "
+        f"be built: there is no Go toolchain on PATH (needs Go {written(go_needed())} or later); MUSTER_SKIP_CLUSTER=1 "
         "leaves these tests out."
     )
 

@@ -1,15 +1,14 @@
-"""Where each program comes from: this machine, else a download, else built from its Go module, once per user.
+"""Where each program comes from: built from its Go module, once per user, or the folder that KUBEBUILDER_ASSETS names.
 
-Each is looked for on its own, so a machine that has kubectl and Helm builds only what else is needed. What was
-downloaded or built lies in a cache outside the repository, one folder per version; a lock lets one run fill it while
-others wait.
+Programs on PATH are not taken, and nothing is downloaded but modules, which are checked against the committed go.sum.
+Each program is looked for on its own, so a folder with kubectl alone leaves the rest to be built. What was built lies
+in a cache outside the repository, one folder per version; a lock lets one run fill it while others wait.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -52,13 +51,13 @@ def say_on_stderr(line: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where downloaded and built programs lie, for this system and processor."""
+    """Where built programs lie, for this system and processor."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "muster" / "kube" / f"{platform.system().lower()}-{building.processor()}"
 
 
 def ensure(names: Iterable[str] = OF_CONTROL_PLANE, say: Say = say_on_stderr) -> dict[str, Binary]:
-    """Find the programs, and download or build those that are missing. Unavailable where that is impossible."""
+    """Find the programs, and build those that are missing. Unavailable where that is impossible."""
     wanted = [PROGRAMS[name] for name in names]
     found = installed(wanted, say)
     cached = {program.name: _cached(program) for program in wanted if program.name not in found}
@@ -66,23 +65,25 @@ def ensure(names: Iterable[str] = OF_CONTROL_PLANE, say: Say = say_on_stderr) ->
     missing = [program for program in wanted if program.name not in found]
     if missing:
         with _alone(cache_folder(), say):
-            found |= _fetch(missing, say)
+            found |= _build(missing, say)
     return {program.name: found[program.name] for program in wanted}
 
 
 def installed(wanted: Iterable[Program], say: Say = say_on_stderr) -> dict[str, Binary]:
-    """The programs that this machine has in KUBEBUILDER_ASSETS or on PATH and that are new enough.
+    """The programs in the folder that KUBEBUILDER_ASSETS names, as far as they are new enough.
 
     The three servers have to be of one minor version: those that differ from the API server's are left out, and
     where the API server itself is missing or alone, those that differ from what would be built beside them.
     """
     found = {}
     for program in wanted:
-        for path, source in _places(program.name):
-            version = version_in(_answer([str(path), *program.asks]))
-            if version[:2] >= program.least:
-                found[program.name] = Binary(program.name, path, source, version)
-                break
+        path = _named(program.name)
+        if path is None:
+            continue
+        version = version_in(_answer([str(path), *program.asks]))
+        if version[:2] >= program.least:
+            found[program.name] = Binary(program.name, path, "KUBEBUILDER_ASSETS", version)
+        else:
             say(f"{path} is {written(version) or 'of no known version'}; needs {written(program.least)} or later")
     minors = {found[name].version[:2] for name in SERVERS if name in found}
     whole = all(name in found for name in SERVERS if PROGRAMS[name] in wanted)
@@ -95,28 +96,22 @@ def installed(wanted: Iterable[Program], say: Say = say_on_stderr) -> dict[str, 
     return found
 
 
-def _places(name: str) -> Iterator[tuple[Path, str]]:
-    """Where this machine may have a program, best first."""
+def _named(name: str) -> Path | None:
+    """The program in the folder that the caller names, if it is there."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
-    if assets and os.access(Path(assets, name), os.X_OK):
-        yield Path(assets, name).absolute(), "KUBEBUILDER_ASSETS"
-    on_path = shutil.which(name)
-    if on_path:
-        yield Path(on_path).absolute(), "PATH"
+    return Path(assets, name).absolute() if assets and os.access(Path(assets, name), os.X_OK) else None
 
 
 def _cached(program: Program) -> Binary | None:
     """The program from the cache. Files appear there by a rename, so what is there is whole."""
-    for source in ("download", "built"):
-        path = cache_folder() / program.family / source / program.name
-        if os.access(path, os.X_OK):
-            version = version_in(program.built_version if source == "built" else _answer([str(path), *program.asks]))
-            return Binary(program.name, path, f"cache ({source})", version)
-    return None
+    path = cache_folder() / program.family / "built" / program.name
+    if not os.access(path, os.X_OK):
+        return None
+    return Binary(program.name, path, "cache (built)", version_in(program.built_version))
 
 
-def _fetch(missing: list[Program], say: Say) -> dict[str, Binary]:
-    """Download what can be downloaded, and build the rest. Another run may have done so while we waited."""
+def _build(missing: list[Program], say: Say) -> dict[str, Binary]:
+    """Build what is missing. Another run may have done so while we waited."""
     found = {program.name: binary for program in missing if (binary := _cached(program))}
     missing = [program for program in missing if program.name not in found]
     if not missing:
@@ -126,15 +121,10 @@ def _fetch(missing: list[Program], say: Say) -> dict[str, Binary]:
         go = building.Go.find()
     except building.NoGo as error:
         raise Unavailable(
-            f"The tests of the cluster need {names}, which are neither in KUBEBUILDER_ASSETS nor on PATH, and "
+            f"The tests of the cluster need {names}, which are not in a folder that KUBEBUILDER_ASSETS names, and "
             f"cannot be built: {error}; MUSTER_SKIP_CLUSTER=1 leaves these tests out."
         ) from None
     say(f"missing: {names}; they will lie in {cache_folder()}")
-    for name in building.download(go, missing, cache_folder(), say):
-        binary = _cached(PROGRAMS[name])
-        assert binary is not None
-        found[name] = binary
-    missing = [program for program in missing if program.name not in found]
     for number, program in enumerate(missing, 1):
         say(f"building {program.name} {program.built_version} from its Go module ({number} of {len(missing)}) ...")
         try:

@@ -1,4 +1,4 @@
-"""Programs from their Go modules: one asked of setup-envtest where the network allows, else compiled here.
+"""Programs compiled from their Go modules, which Go checks against go.sum.
 
 The environment's own settings for Go (GOPROXY, GOSUMDB, GOFLAGS) hold; no address of a server is written here.
 """
@@ -10,17 +10,11 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.controlplane.catalogue import MODULES, PROGRAMS, Program, go_needed, version_in, written
-
-SETUP_ENVTEST = "sigs.k8s.io/controller-runtime/tools/setup-envtest@v0.25.1"
-DOWNLOADED = ("etcd", "kube-apiserver", "kubectl")  # what setup-envtest brings
-PROBE_S, DOWNLOAD_S = 10, 300
+from tests.cluster.controlplane.catalogue import MODULES, Program, go_needed, version_in, written
 
 
 class NoGo(Exception):
@@ -55,7 +49,7 @@ class Go:
                 raise NoGo(f"{path} is Go {written(has)} and could not fetch Go {needed}")
         return Go(path, environment)
 
-    def run(self, *arguments: str, folder: Path, timeout_s: float | None = None) -> str:
+    def run(self, *arguments: str, folder: Path) -> str:
         """Run `go ARGUMENTS` in a folder; what it printed. CalledProcessError with its output where it fails."""
         done = subprocess.run(
             [self.path, *arguments],
@@ -65,7 +59,6 @@ class Go:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=timeout_s,
             check=True,
         )
         return done.stdout
@@ -93,44 +86,6 @@ def build(go: Go, program: Program, target: Path) -> float:
     finally:
         draft.unlink(missing_ok=True)
     return time.monotonic() - begun
-
-
-def download(go: Go, wanted: list[Program], cache: Path, say: Callable[[str], None]) -> list[str]:
-    """Let setup-envtest bring what it can into the cache; the names of what came, none where the network says no."""
-    wanted = [program for program in wanted if program.name in DOWNLOADED]
-    if not wanted:
-        return []
-    series = ".".join(PROGRAMS["kube-apiserver"].built_version.split(".")[:2]) + ".x!"
-    cache.mkdir(parents=True, exist_ok=True)
-    tool, came = cache / "setup-envtest", list[str]()
-    with tempfile.TemporaryDirectory(prefix="setup-envtest-", dir=cache) as folder:
-        try:
-            if not tool.exists():
-                say("asking setup-envtest for a download ...")
-                Go(go.path, go.environment | {"GOBIN": folder}).run("install", SETUP_ENVTEST, folder=cache)
-                Path(folder, tool.name).replace(tool)
-            _envtest(tool, "list", series, timeout_s=PROBE_S)
-            assets = Path(_envtest(tool, "use", series, "--bin-dir", folder, "-p", "path", timeout_s=DOWNLOAD_S))
-            for program in wanted:
-                target = cache / program.family / "download" / program.name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (assets / program.name).replace(target)
-                came.append(program.name)
-        except (OSError, subprocess.SubprocessError) as error:
-            say(f"no download: {_last_line(error)}")
-    return came
-
-
-def _envtest(tool: Path, *arguments: str, timeout_s: float) -> str:
-    """What setup-envtest answered."""
-    command = [str(tool), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout.strip()
-
-
-def _last_line(error: OSError | subprocess.SubprocessError) -> str:
-    """What a failed command said last."""
-    said = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
-    return str(said).strip().splitlines()[-1]
 
 
 def _linker_flags(program: Program) -> list[str]:

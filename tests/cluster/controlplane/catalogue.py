@@ -21,7 +21,7 @@ class Program:
     module: str  # folder below modules/
     package: str
     asks: tuple[str, ...]  # arguments that make it print its version
-    least: Version  # the oldest that does; what is found on PATH may be older than what is built
+    least: Version  # the oldest that does; what the caller names may be older than what is built
     tags: str = ""  # of `go build`, e.g. to leave parts out
 
     @property
