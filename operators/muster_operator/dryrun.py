@@ -26,6 +26,7 @@ from muster.errors import ClusterError, InvalidSpec
 from muster.model import LARGEST
 from muster.quantity import format_quantity
 from muster.snapshot import pod_request
+from muster.spec.pods import NO_CLAIMS
 from muster_operator.kube.api import Api, ApiError
 from muster_operator.kube.resources import PODS
 from muster_operator.manifests.pods import PodChoices, pod_manifest
@@ -40,7 +41,7 @@ _RETRY_S = 2.0
 _FAILURES = 2  # that the API server has to answer with before its pods count as refused
 _AT_ONCE = 8
 _MOST_BYTES = 64 * 2**20  # of pods that are others than their templates
-_READ_BACK = ("containers", "initContainers", "overhead", "nodeSelector", "affinity", "tolerations",
+_READ_BACK = ("containers", "initContainers", "resources", "overhead", "nodeSelector", "affinity", "tolerations",
               "terminationGracePeriodSeconds")  # fmt: skip
 _BY_DEFAULT = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 _Key = tuple[str, str]  # namespace, digest of the template
@@ -170,6 +171,8 @@ class DryRuns:
 
 def judged(written: spec.PodSpec, answered: Mapping[str, Any]) -> Verdict:
     """What the answer says beyond the template; a verdict without a pod if that is nothing we care about."""
+    if answered.get("resourceClaims"):
+        return Verdict(refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): {NO_CLAIMS}")
     try:
         really = spec.PodSpec.model_validate({name: answered[name] for name in _READ_BACK if name in answered})
         asked = pod_request(really)

@@ -59,6 +59,11 @@ def _levels(*levels: tuple[str, str]) -> Object:
     return flavor(topology=[{"name": name, "nodeLabel": label} for name, label in levels])
 
 
+def _whole(replicas: int = 1, **resources: Object) -> Object:
+    return job(role={"replicas": replicas}, pod={"resources": resources})
+
+
+_CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
 _ROLE = {"name": "a", "template": {"spec": {"containers": [{}]}}}
 _POD = "spec.roles[0].template.spec"
 
@@ -79,6 +84,9 @@ GOOD: tuple[Object, ...] = (
     job(pod=_asks({"a/a": "9007199254740993000m", "a/b": "4Ei", "a/c": "1e18", "a/d": "0.5Ki", "a/e": "0.9999999999"})),
     _quota(limit={"a/a": "4611686018427387903", "a/b": "4611.686018427387904P", "a/c": "4503599627370497.0"}),
     job(role={"replicas": 3}, pod=_asks({"memory": "1537228672809129301"})),
+    _whole(requests={"cpu": 64, "memory": "512Gi"}, limits={"hugepages-2Mi": "1Gi"}),
+    _whole(3, requests={"memory": "1537228672809129301"}),
+    job(pod={"resourceClaims": []}),
     job(
         pod={
             "initContainers": [
@@ -308,6 +316,27 @@ BAD: tuple[Bad, ...] = (
         "spec.roles[0].replicas",
         "more than anything can have",
         "more than anything can have",
+    ),
+    Bad(
+        "a byte more than can be counted of whole pods",
+        _whole(3, limits={"memory": "1537228672809129302"}),
+        "spec.roles[0].replicas",
+        "more than anything can have",
+        "more than anything can have",
+    ),
+    Bad(
+        "a whole pod of no amount",
+        _whole(requests={"cpu": "all"}),
+        f"{_POD}.resources.requests.cpu",
+        "should match",
+        "not a quantity",
+    ),
+    Bad(
+        "a device that is claimed",
+        job(pod={"resourceClaims": _CLAIMS}),
+        f"{_POD}.resourceClaims",
+        "not charged",
+        "not charged",
     ),
     Bad("a queue without weight", queue(weight=0), "spec.weight", "greater than 0", "greater than 0"),
     Bad(

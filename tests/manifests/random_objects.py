@@ -24,12 +24,12 @@ TOLERATIONS = st.fixed_dictionaries(
     {}, optional={"key": st.just("a"), "operator": st.sampled_from(["Equal", "Exists", "Lt"]), "effect": st.just("")}
 )
 ROLES = st.builds(
-    lambda name, sizes, amounts, tolerations, essential: {
+    lambda name, sizes, amounts, tolerations, essential, whole: {
         "name": name,
         **sizes,
         "essential": essential,
         "template": {
-            "spec": {"containers": [{"resources": {"limits": amounts}}], "tolerations": tolerations},
+            "spec": {"containers": [{"resources": {"limits": amounts}}], "tolerations": tolerations, **whole},
         },
     },
     NAMES,
@@ -39,6 +39,9 @@ ROLES = st.builds(
     st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), AMOUNTS, max_size=2),
     st.lists(TOLERATIONS, max_size=2),
     st.booleans(),
+    st.fixed_dictionaries(
+        {}, optional={"resources": st.fixed_dictionaries({"requests": st.dictionaries(st.just("cpu"), AMOUNTS)})}
+    ),
 )
 JOBS = st.builds(
     lambda name, roles, more: job(name, roles=roles, **more),

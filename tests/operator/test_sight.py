@@ -12,7 +12,7 @@ from muster.cluster import World
 from muster.model import Resources, Taint
 from muster_operator.sight.amounts import asks_for
 from muster_operator.sight.known_pod import created_pod, pod_view
-from muster_operator.sight.shapes import Document, Namespace, Pod, PodSpec
+from muster_operator.sight.shapes import ContainerResources, Document, Namespace, Pod, PodSpec
 
 
 def foreign(world: World, node: str = "n1") -> dict[str, int]:
@@ -131,7 +131,54 @@ def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod
     assert asks_for(read(PodSpec, whole)) == Resources.of({"cpu": 4010, "pods": 1})
 
 
+def resized(
+    asks: str, allocated: str, runs_with: str, *conditions: dict[str, Any], version: int = 1, **more: Any
+) -> Pod:
+    """A pod of one container on n1, whose cores are changed while it runs."""
+    status = {"name": "main", "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": runs_with}}}
+    pod = pod_seen("p", version, containerStatuses=[status], conditions=list(conditions), **more)
+    pod.spec.containers[0].resources = read(ContainerResources, {"requests": {"cpu": asks}})
+    return pod
+
+
+def test_a_pod_that_is_resized_takes_the_most_of_what_it_asks_for_was_given_and_runs_with() -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen())
+    sizes = (("4", "1", "1"), ("1", "4", "1"), ("1", "1", "4"), ("2", "2", "2"))
+    for version, (asks, allocated, runs_with) in enumerate(sizes, 1):
+        seen.pods.put(resized(asks, allocated, runs_with, version=version))
+        assert foreign(seen.observe())["cpu"] == 1000 * max(int(asks), int(allocated), int(runs_with))
+
+
+def test_what_no_node_could_give_to_a_pod_that_is_resized_does_not_count() -> None:
+    seen, _ = sight()
+    seen.nodes.put(node_seen())
+    pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
+    seen.pods.put(resized("4000", "2", "1", pending))
+    assert foreign(seen.observe())["cpu"] == 2000
+
+
+def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
+    pod = resized("1", "1", "1")
+    pod.spec.resources = read(ContainerResources, {"requests": {"cpu": "8"}})
+    pod.status.resources = read(ContainerResources, {"requests": {"cpu": "16"}})
+    assert asks_for(pod.spec, pod.status).get("cpu") == 16_000
+    pod.status.allocated_resources = {"cpu": "32"}
+    assert asks_for(pod.spec, pod.status).get("cpu") == 32_000
+
+
 # ---- our pods
+
+
+def test_our_pod_that_was_resized_is_shown_with_what_it_asks_for_now() -> None:
+    seen, _ = sight()
+    seen.jobs.put(job_seen())
+    for version, cores in ((5, "1"), (6, "64")):
+        pod = pod_seen("", version, owner="uid-llama")
+        pod.spec.containers[0].resources = read(ContainerResources, {"requests": {"cpu": cores}})
+        seen.pods.put(pod)
+        (view,) = seen.observe().pods["uid-llama"]
+        assert view.request.get("cpu") == int(cores) * 1000
 
 
 def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:

@@ -9,6 +9,7 @@ from tests.operator.objects import job_document, job_seen, read, template
 from tests.operator.seeing import Knowing, sight, tell
 
 from muster import spec
+from muster.snapshot import pod_request
 from muster_operator.dryrun import judged
 from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.shapes import Job
@@ -280,6 +281,26 @@ def test_a_dry_run_that_adds_a_sidecar_tells_what_the_pod_really_asks_for() -> N
     verdict = judged(written, answered(initContainers=[side]))
     assert verdict.pod is not None
     assert verdict.pod.init_containers[0].name == "mesh"
+
+
+def test_a_dry_run_that_adds_requests_of_the_whole_pod_tells_what_it_really_asks_for() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    verdict = judged(written, answered(resources={"requests": {"cpu": "64"}}))
+    assert verdict.pod is not None
+    assert pod_request(verdict.pod).get("cpu") == 64_000
+
+
+def test_a_dry_run_that_drops_requests_of_the_whole_pod_tells_that_they_do_not_count() -> None:
+    written = spec.PodSpec.model_validate({**template()["spec"], "resources": {"requests": {"cpu": "64"}}})
+    verdict = judged(written, answered())
+    assert verdict.pod is not None
+    assert pod_request(verdict.pod).get("cpu") == 0
+
+
+def test_a_dry_run_that_adds_a_claim_of_a_device_refuses_the_pod() -> None:
+    written = spec.PodSpec.model_validate(template()["spec"])
+    verdict = judged(written, answered(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}]))
+    assert "resourceClaims" in (verdict.refusal or "")
 
 
 def test_jobs_that_were_written_alike_share_what_they_want() -> None:

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import cast
 
+import msgspec
+
 from muster import spec
 from muster.model import Resources
 from muster.quantity import nearest_quantity
 from muster.snapshot import pod_request
-from muster_operator.sight.shapes import PodSpec
+from muster_operator.sight.recent import Recent
+from muster_operator.sight.shapes import Amounts, Container, ContainerResources, ContainerStatus, PodSpec, PodStatus
+
+_KNOWN = Recent[bytes, Resources]()
+_NO_STATUS = PodStatus()
 
 
 def amounts(texts: Mapping[str, str | int | float]) -> Resources:
@@ -18,16 +24,60 @@ def amounts(texts: Mapping[str, str | int | float]) -> Resources:
     return Resources.of({name: _amount(text, name) for name, text in texts.items()})
 
 
-def asks_for(pod: PodSpec) -> Resources:
-    """What a pod takes of its node, its slot included; requests of the whole pod stand above those of containers.
+def asks_for(pod: PodSpec, status: PodStatus = _NO_STATUS) -> Resources:
+    """What a pod takes of its node, its slot included, as kube-scheduler counts it: while a pod is resized in place,
+    the largest of what it asks for now, what its node has set aside, and what it runs with.
 
     Anybody's pod has an answer: one that asks for more than anything can be takes all there can be.
     """
-    request = pod_request(cast(spec.PodSpec, pod), _amount).capped()  # it reads only what the two have in common
-    if pod.resources is None or not (pod.resources.requests or pod.resources.limits):
-        return request
-    whole = amounts({**pod.resources.limits, **pod.resources.requests}).plus(amounts(pod.overhead))
-    return Resources.of({**dict(request.items), **dict(whole.items)}).capped()
+    pod = _in_effect(pod, status)
+    key = msgspec.json.encode((pod.containers, pod.init_containers, pod.resources, pod.overhead))
+    known = _KNOWN.get(key)
+    if known is None:
+        known = pod_request(cast(spec.PodSpec, pod), _amount).capped()  # it reads only what the two have in common
+        _KNOWN.put(key, known, len(key))
+    return known
+
+
+def _in_effect(pod: PodSpec, status: PodStatus) -> PodSpec:
+    """The pod with the requests that count: see determineEffectiveRequests in k8s.io/component-helpers/resource."""
+    seen = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses) if one.resources}
+    if not seen and status.resources is None:
+        return pod
+    infeasible = any(one.type == "PodResizePending" and one.reason == "Infeasible" for one in status.conditions)
+    changed: dict[str, object] = {}
+    if status.resources is not None and pod.resources is not None:
+        own = pod.resources.requests
+        most = _most(own, status.resources.requests, status.allocated_resources, infeasible=infeasible)
+        requests = {name: most.get(name, "0") for name in own}
+        changed["resources"] = ContainerResources(requests, pod.resources.limits)
+    return msgspec.structs.replace(
+        pod,
+        containers=[_running(one, seen.get(one.name), infeasible=infeasible) for one in pod.containers],
+        init_containers=[
+            _running(one, seen.get(one.name), infeasible=infeasible) if one.restart_policy == "Always" else one
+            for one in pod.init_containers
+        ],
+        **changed,
+    )
+
+
+def _running(container: Container, status: ContainerStatus | None, *, infeasible: bool) -> Container:
+    if status is None or status.resources is None:
+        return container
+    own = container.resources
+    most = _most(own.requests, status.resources.requests, status.allocated_resources, infeasible=infeasible)
+    return msgspec.structs.replace(container, resources=ContainerResources(most, own.limits))
+
+
+def _most(asked: Amounts, actual: Amounts, allocated: Amounts, *, infeasible: bool) -> Amounts:
+    """The largest amount of each resource; what is asked for does not count where no node could give it."""
+    most: Amounts = {}
+    for texts in (actual, allocated) if infeasible else (asked, actual, allocated):
+        for name, text in texts.items():
+            if name not in most or _amount(text, name) > _amount(most[name], name):
+                most[name] = text
+    return most
 
 
 @lru_cache(maxsize=4096)

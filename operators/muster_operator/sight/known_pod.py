@@ -64,7 +64,7 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
     meta, spec = pod.metadata, pod.spec
     same = before is not None and before.uid == meta.uid
     job = job_of(meta)
-    request = (before.request if same and before is not None and before.job and job else None) or asks_for(spec)
+    request = asks_for(spec, pod.status)  # a pod may be resized in place
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)

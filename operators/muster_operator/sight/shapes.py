@@ -141,11 +141,13 @@ class ContainerState(msgspec.Struct):
     terminated: Terminated | None = None
 
 
-class ContainerStatus(msgspec.Struct):
-    """Of a container's status."""
+class ContainerStatus(msgspec.Struct, rename="camel"):
+    """Of a container's status. `resources` are those it runs with, `allocated_resources` those its node set aside."""
 
     name: str = ""
     state: ContainerState = msgspec.field(default_factory=ContainerState)
+    resources: ContainerResources | None = None
+    allocated_resources: Amounts = {}
 
 
 class Condition(msgspec.Struct, rename="camel"):
@@ -166,6 +168,8 @@ class PodStatus(msgspec.Struct, rename="camel"):
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []
     pod_ip: str = msgspec.field(name="podIP", default="")
+    resources: ContainerResources | None = None
+    allocated_resources: Amounts = {}
 
 
 class Pod(msgspec.Struct):

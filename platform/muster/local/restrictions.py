@@ -15,7 +15,6 @@ from muster.local.submitter import interpreter_environment
 
 _REFUSED_OF_POD = {
     "hostPID": "replicas already see this host's processes; leave it out",
-    "resourceClaims": "ask for nvidia.com/gpu in resources instead",
 }
 _REFUSED_OF_CONTAINER = {
     "volumeMounts": "there are no volumes on this host; use paths",

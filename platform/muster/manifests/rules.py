@@ -28,6 +28,7 @@ from muster.spec import (
 )
 from muster.spec.jobs import BESIDE_NAMES, MAX_POD_NAME
 from muster.spec.meta import SelectorLine
+from muster.spec.pods import NO_CLAIMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,8 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
         Rule(
             "self.replicas == 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
-            f"({_countable('r.limits')}) && ({_countable('r.requests')})))",
+            f"({_countable('r.limits')}) && ({_countable('r.requests')}))) && (!has(self.template.spec.resources) || "
+            f"[self.template.spec.resources].all(r, ({_countable('r.limits')}) && ({_countable('r.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",
@@ -201,6 +203,12 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         _refused("nodeName", "Muster chooses the node"),
         _refused("schedulerName", "Muster chooses the node"),
         _refused("priorityClassName", "pods have Muster's own; the job has priorityClassName"),
+        Rule(
+            "!has(self.resourceClaims) || self.resourceClaims.size() == 0",
+            NO_CLAIMS,
+            "resourceClaims",
+            validator="_no_resource_claims",
+        ),
     ),
     SelectorLine: (
         Rule(

@@ -70,8 +70,9 @@ class RoleSpec(Strict):
 
     @model_validator(mode="after")
     def _total_can_be_counted(self) -> RoleSpec:
-        for container in self.template.spec.containers:
-            for name, value in {**container.resources.limits, **container.resources.requests}.items():
+        pod = self.template.spec
+        for resources in (*(container.resources for container in pod.containers), pod.resources):
+            for name, value in {**resources.limits, **resources.requests}.items():
                 if parse_quantity(value, name) * self.replicas > LARGEST:
                     raise ValueError(
                         f"replicas: {self.replicas} pods of {name} {value} are more than anything can have; "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from muster.spec.depth import check_depth
 from muster.spec.fields import Quantities
 from muster.spec.meta import Checked, Open
 
+NO_CLAIMS = (
+    "resourceClaims is not allowed: devices that a ResourceClaim allocates are not charged to a queue; request an "
+    "extended resource such as nvidia.com/gpu, or leave the field out"
+)
 _ABOVE_TEMPLATES = 4  # job, spec, roles, role
 
 
@@ -91,9 +95,9 @@ class ContainerResources(Open):
     """Requests and limits; a limit without a request is also the request."""
 
     requests: Quantities = {}
-    """What is set aside for the container."""
+    """What is set aside."""
     limits: Quantities = {}
-    """What it may use at most."""
+    """The most that may be used."""
 
 
 class VolumeMount(Open):
@@ -197,6 +201,10 @@ class PodSpec(Open):
     """The pod is on the network of its node: then it meets others at ports of its own."""
     service_account_name: str | None = None
     """The account by which the pod may ask the API server; left out: none."""
+    resources: ContainerResources = ContainerResources()
+    """Requests and limits of the pod as a whole, in place of those of its containers (Kubernetes 1.34 and later)."""
+    resource_claims: list[dict[str, Any]] = []
+    """Refused: devices that a ResourceClaim allocates are not charged to a queue."""
     overhead: Quantities = {}
     """What the pod takes beside its containers."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
@@ -209,6 +217,13 @@ class PodSpec(Open):
     """Refused: Muster chooses the node, and kube-scheduler checks it."""
     priority_class_name: None = None
     """Refused: pods run under Muster's own priority class; the job has `priorityClassName`."""
+
+    @field_validator("resource_claims")
+    @classmethod
+    def _no_resource_claims(cls, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if claims:
+            raise ValueError(NO_CLAIMS)
+        return claims
 
 
 class TemplateMeta(Open):

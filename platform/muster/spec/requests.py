@@ -3,6 +3,9 @@
 The containers' sum, or the peak while init containers run one after the other, whichever is larger, plus overhead and
 a pod slot. An init container with restartPolicy Always (a native sidecar) keeps running and so counts beside everything
 that starts after it. A limit without a request is also the request.
+
+A pod may have requests of its own (`resources` of the pod, from Kubernetes 1.34 on), which stand for those of its
+containers. See PodRequests in k8s.io/component-helpers/resource, and the API server's defaults for pods.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from muster.model import Resources
-from muster.quantity import parse_quantity
-from muster.spec.pods import Container, PodSpec
+from muster.quantity import HUGE_PAGES, parse_quantity
+from muster.spec.pods import Container, ContainerResources, PodSpec
 
 Read = Callable[[str, str], int]
 """From the text of an amount, and the resource it is of, to a whole number."""
@@ -30,8 +33,25 @@ def pod_request(pod: PodSpec, read: Read = parse_quantity) -> Resources:
             peak = _max(peak, _sum(running, request))
     for container in pod.containers:
         running = _sum(running, _container_request(container, read))
-    total = _sum(_max(peak, running), {name: read(value, name) for name, value in pod.overhead.items()})
+    total = _with_pod_level(_max(peak, running), pod.resources, read)
+    total = _sum(total, {name: read(value, name) for name, value in pod.overhead.items()})
     return Resources.of({**total, "pods": 1})
+
+
+def _with_pod_level(of_containers: dict[str, int], pod: ContainerResources | None, read: Read) -> dict[str, int]:
+    """What the containers and the pod itself ask for. A limit of the pod is its request where neither the pod nor a
+    container requests that resource; of huge pages, which cannot be overcommitted, whatever containers request.
+
+    The API server refuses a pod that requests less than its containers together; here the larger of the two counts, so
+    that no pod ever counts for less than its containers.
+    """
+    if pod is None:
+        return of_containers
+    asked = dict(pod.requests)
+    for name, value in pod.limits.items():
+        if name not in of_containers or name.startswith(HUGE_PAGES):
+            asked.setdefault(name, value)
+    return _max(of_containers, {name: read(value, name) for name, value in asked.items()})
 
 
 def _container_request(container: Container, read: Read) -> dict[str, int]:
