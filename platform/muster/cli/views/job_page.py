@@ -15,8 +15,8 @@ from rich.text import Text
 from muster.amounts import amount, duration, moment, plural, short_resource
 from muster.cli.views import job_words
 from muster.progress import at_rest, figures, leading
-from muster.quantity import parse_quantity
 from muster.spec import RoleSpec, TrainingJob
+from muster.spec.requests import pod_request
 from muster.terminal import plain
 
 _MOST_EVENTS = 20
@@ -138,10 +138,7 @@ def _roles(job: TrainingJob) -> Table:
 
 
 def _request(role: RoleSpec) -> str:
-    total: dict[str, int] = {}
-    for container in role.template.spec.containers:
-        for name, value in {**container.resources.limits, **container.resources.requests}.items():
-            total[name] = total.get(name, 0) + parse_quantity(value, name)
+    total = {name: value for name, value in pod_request(role.template.spec) if name != "pods"}
     return (
         ", ".join(f"{amount(value, name)} {short_resource(name)}" for name, value in total.items())
         or "asks for nothing"
