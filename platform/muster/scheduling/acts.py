@@ -6,7 +6,7 @@ the plan does not reckon with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster.model import Admit, Decision, Evict, Gang, HoldRoom, Placement, Resize, RolePlacement
@@ -22,7 +22,7 @@ from muster.scheduling.refuse import Refusal
 from muster.scheduling.room import Load
 from muster.scheduling.search import Freed
 from muster.scheduling.shape import Request
-from muster.scheduling.victims import Victim
+from muster.scheduling.victims import Reason, Victim, Victims
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,18 +45,20 @@ class Acts:
     facts: Memo
     ledger: Ledger
     promises: Promises
+    victims: Victims
     refusals: dict[str, Refusal] = field(default_factory=dict)
     starts: dict[str, Start] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)  # holds that stand, by uid of the gang
-    asked: set[str] = field(default_factory=set)  # uids of those who leave or shrink
-    released: int = 0  # holds that have ended
+    withdrawn: list[Start] = field(default_factory=list)  # starts that were taken back, each gang once
+    released: int = 0  # holds that have ended, and starts that were taken back
+    _holders: set[str] = field(default_factory=set)  # uids of those for whom room was held when the plan began
     _holds: list[HoldRoom] = field(default_factory=list)
     _leaving: list[Evict | Resize] = field(default_factory=list)
     _growths: list[Resize] = field(default_factory=list)
 
     def set_aside(self, held: Held) -> None:
         """A hold stands: its room is nobody else's."""
-        self.held[held.gang.uid] = held
+        self._holders.add(held.gang.uid)
+        self.victims.held[held.gang.uid] = held
         self._take(held.taken)
 
     def gets_hold(self, uid: str) -> bool:
@@ -66,7 +68,7 @@ class Acts:
     def release(self, held: Held) -> None:
         """A hold ends."""
         self.released += 1
-        del self.held[held.gang.uid]
+        del self.victims.held[held.gang.uid]
         self.ledger.give(held.taken)
         self.promises.gone(held.taken)
 
@@ -89,26 +91,44 @@ class Acts:
         self._take(taken)
         self.starts[start.gang.uid] = replace(start, step=step, placement=placement, taken=taken)
 
-    def hold(self, gang: Gang, request: Request, freed: Freed) -> None:
+    def withdraw(self, gang: Gang, freed: Freed) -> Sequence[tuple[Victim, Reason]]:
+        """Those of its victims who were to start do not start after all; the others are returned."""
+        others = []
+        for victim, reason in freed.victims:
+            uid = victim.gang.uid
+            start = self.starts.get(uid)
+            if start is None or start.taken is not victim.freed:
+                others.append((victim, reason))
+                continue
+            del self.starts[uid], self.victims.starting[uid]
+            self.released += 1
+            self.ledger.give(start.taken)
+            self.promises.gone(start.taken)
+            self.refusals[uid] = Refusal("NoRoom", text=f"{gang.name} comes first, and needs the room")
+            if all(uid != earlier.gang.uid for earlier in self.withdrawn):
+                self.withdrawn.append(start)
+        return others
+
+    def hold(self, gang: Gang, request: Request, freed: Freed, victims: Sequence[tuple[Victim, Reason]]) -> None:
         """Room is held for a gang, and those are told to leave who have to."""
         wait_for: list[str] = []
-        for victim, reason in freed.victims:
+        for victim, reason in victims:
             uid = victim.gang.uid
             if victim.stay is None:
                 wait_for += self._drop_hold(uid)
             else:
                 wait_for.append(uid)
                 self._dismiss(victim)
-            self.asked.add(uid)
+            self.victims.asked.add(uid)
             leaves = Resize(uid, victim.kept, gang.uid, reason) if victim.kept else Evict(uid, gang.uid, reason)
             self._leaving.append(leaves)
         now = self.facts.snapshot.now
-        expires_at = now + max(victim.gang.grace_s for victim, _ in freed.victims) + gang.start_timeout_s
+        expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
         placement = self.placement(request, freed.option, freed.fit)
         self._holds.append(HoldRoom(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
         by, amounts = gone_by(gang, expires_at), request.least[freed.option]
         self._take(Departure(gang.uid, by, now, tie_of(gang.uid), freed.fit.load, request.queue, amounts))
-        names = named([victim.gang.name for victim, _ in freed.victims])
+        names = named([victim.gang.name for victim, _ in victims])
         self.refusals[gang.uid] = Refusal("HoldWaiting", text=f"room is being freed for it; waits for {names} to leave")
 
     def grow(self, growth: Growth) -> None:
@@ -149,6 +169,8 @@ class Acts:
         now = self.facts.snapshot.now
         taken = Departure(gang.uid, gone_by(gang, now), now, tie_of(gang.uid), load, request.queue, amounts)
         self._take(taken)
+        if gang.uid not in self._holders:  # those come first in any case
+            self.victims.start(gang, taken)
         self.starts[gang.uid] = Start(gang, request, option, step, placement, taken, behind)
 
     def _option_of(self, request: Request, placement: Placement) -> int:
@@ -170,7 +192,7 @@ class Acts:
 
     def _drop_hold(self, uid: str) -> list[str]:
         """Take somebody's hold away; those who leave for it now leave for somebody else."""
-        held = self.held[uid]
+        held = self.victims.held[uid]
         self.release(held)
         if uid in self.facts.requests and uid not in self.facts.never:  # else it backs off, or could not use it anyway
             self.refusals[uid] = Refusal("NoRoom", text="the room that was held for it went to a gang that comes first")

@@ -24,6 +24,7 @@ from muster.scheduling.memo import Memo, read
 from muster.scheduling.order import Line, Shares, line
 from muster.scheduling.policy import MUSTER, Policy
 from muster.scheduling.refuse import Refusal, refusal
+from muster.scheduling.search import Freed
 from muster.scheduling.shape import Option, Request, largest_step
 from muster.scheduling.victims import Victims
 
@@ -74,8 +75,8 @@ class _Cycle:
         """A plan that has not decided anything yet."""
         ledger = Ledger.of(facts)
         promises = Promises(ledger, facts.departures)
-        acts = Acts(facts, ledger, promises)
-        victims, entitlement = Victims(facts, acts.held, acts.asked), Entitlement(ledger)
+        victims, entitlement = Victims(facts), Entitlement(ledger)
+        acts = Acts(facts, ledger, promises, victims)
         evictions = Evictions(facts, ledger, promises, victims, entitlement)
         futile = Futile(facts, ledger, victims)
         return cls(facts, policy, ledger, promises, acts, evictions, entitlement, futile)
@@ -101,9 +102,9 @@ class _Cycle:
     def start_from_holds(self) -> None:
         """A gang with a hold starts on it, or waits for the last to leave it; if its room is lost, it goes first."""
         facts, ledger, acts = self.facts, self.ledger, self.acts
-        ready = [h for uid, h in acts.held.items() if uid in facts.requests and uid not in acts.refusals]
+        ready = [h for uid, h in acts.victims.held.items() if uid in facts.requests and uid not in acts.refusals]
         for held in sorted(ready, key=lambda held: facts.requests[held.gang.uid].order):
-            if held.gang.uid not in acts.held:
+            if held.gang.uid not in acts.victims.held:
                 continue  # one that came before took it over
             gang, request = held.gang, held.request
             if not stands_aside(facts, held, ledger.now, ledger.charged) and stands_aside(
@@ -141,6 +142,10 @@ class _Cycle:
                 acts.refusals[gang.uid] = behind
             elif not self._decide(gang, request, turns) and self.policy.behind_head == "none":
                 behind = Refusal("BehindHead", text=f"waits behind {gang.name}, which comes first and cannot start")
+        for start in acts.withdrawn:  # more may be added meanwhile
+            if start.gang.uid not in acts.starts:
+                del acts.refusals[start.gang.uid]
+                self._decide(start.gang, start.request)
 
     def _pass_over(self, entries: list[Waiting], limit: Order | None) -> bool:
         """Refuse and take off those at the end of a list, up to `limit`, whose turns would change nothing: they need
@@ -159,7 +164,7 @@ class _Cycle:
         return False
 
     def _decide(self, gang: Gang, request: Request, turns: Line | None = None) -> bool:
-        """Start a gang, or make room for it, or give it a promise; tell whether it starts."""
+        """Start a gang, or make room for it, or give it a promise; tell whether it starts, or may in a later turn."""
         outcome = self.futile.why(gang, request)
         if outcome is None:
             until = gone_by(gang, self.facts.snapshot.now)
@@ -167,13 +172,22 @@ class _Cycle:
             found = self._attempt(gang, request, until, binding)
             if not isinstance(found, Refusal):
                 option, step, place, amounts = found
+                if turns is not None and turns.postponed(gang, request, option):
+                    return True
                 self.acts.start_at(gang, request, option, step, place, amounts)
                 self.futile.changed()
                 if turns is not None:
                     turns.placed(request.queue, amounts)
                 return True
-            if self.policy.evicts and self._make_room(gang, request, binding):
+            freed = self._freed(gang, request, binding) if self.policy.evicts else None
+            if freed is not None:
+                if turns is not None and turns.postponed(gang, request, freed.option):
+                    return True
                 self.futile.changed()
+                victims = self.acts.withdraw(gang, freed)
+                if not victims:
+                    return self._decide(gang, request, turns)
+                self.acts.hold(gang, request, freed, victims)
                 return False
             outcome = found
         self.acts.refusals[gang.uid] = outcome
@@ -253,21 +267,19 @@ class _Cycle:
         )
         return 0 if found is None else found[0]
 
-    def _make_room(self, gang: Gang, request: Request, binding: Bound) -> bool:
-        """Ask others to leave, if the gang is entitled to and that is enough for it to start."""
+    def _freed(self, gang: Gang, request: Request, binding: Bound) -> Freed | None:
+        """Whom to ask to leave, if the gang is entitled to and that is enough for it to start."""
         key = (request, gang.priority)
         if key in self._helpless or not self.evictions.may_ask(gang, request):
-            return False
+            return None
         self._helpless.add(key)
         for option, least in zip(request.shape.options, request.least, strict=True):
             if self.ledger.staying.allows(request.queue, least) and self._fits_later(request, option, binding):
-                return False  # it fits once those who are leaving have left: nobody else has to
+                return None  # it fits once those who are leaving have left: nobody else has to
         freed = self.evictions.room_for(gang, request)
-        if freed is None:
-            return False
-        self._helpless.clear()
-        self.acts.hold(gang, request, freed)
-        return True
+        if freed is not None:
+            self._helpless.clear()
+        return freed
 
     def _fits_later(self, request: Request, option: Option, binding: Bound) -> bool:
         """Tell whether the minimum fits once those who are leaving have left."""
@@ -298,7 +310,7 @@ class _Cycle:
                     self.acts.restart_at(start, found[0], *found[1])
                 else:
                     self.ledger.take(start.taken)
-        for growth in growing(self.facts, self.ledger, self.promises, wanted, self.acts.asked):
+        for growth in growing(self.facts, self.ledger, self.promises, wanted, self.acts.victims.asked):
             self.acts.grow(growth)
 
     # -- 7

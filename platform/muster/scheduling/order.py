@@ -4,8 +4,9 @@ Between queues, at each level of the tree: whose next gang is within its leaf's 
 within the guarantee of the child at this level, then the smallest share of decayed usage, then the name. In a leaf:
 priority high to low, first submit time, uid; but a gang that is larger than the leaf's whole guarantee and hence must
 borrow in any case does not hide those behind it that are within it: a borrower of another queue would start, and they
-would reclaim from it at once. Shares and guarantees shift while a plan places gangs, so the tree is a tree of heaps:
-only the path of the gang just decided is ordered again.
+would reclaim from it at once. A gang counts by the best of its flavors until it turns out in which one it would be
+placed; if it is entitled to less there, its turn comes later. Shares and guarantees shift while a plan places gangs, so
+the tree is a tree of heaps: only the path of the gang just decided is ordered again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from muster.model import Usage
+from muster.model import Gang, Usage
 from muster.quota import Amounts, QueueTree
-from muster.scheduling.entitle import Entitlement
+from muster.scheduling.entitle import Entitlement, Within
 from muster.scheduling.leaves import IN_LEAF, Leaf, Order, Waiting
 from muster.scheduling.policy import Policy
+from muster.scheduling.shape import Request
 
 SHARE_TICK_S = 60.0
 """A gang placed by a plan counts at once with so many seconds of its request: one share tick."""
@@ -36,6 +38,11 @@ class Line(Protocol):
 
     def placed(self, queue: int, amounts: Amounts) -> None:
         """The gang that was last handed out got room."""
+        ...
+
+    def postponed(self, gang: Gang, request: Request, option: int) -> bool:
+        """Tell whether the gang that was last handed out comes too early to be placed in this option: then it comes
+        again, in the turn of a gang of that option."""
         ...
 
 
@@ -73,6 +80,10 @@ class FlatLine:
     def placed(self, queue: int, amounts: Amounts) -> None:
         """Nothing shifts."""
 
+    def postponed(self, gang: Gang, request: Request, option: int) -> bool:
+        """Never: options make no difference."""
+        return False
+
 
 class FairLine:
     """Down the queue tree by guarantee and share."""
@@ -96,6 +107,8 @@ class FairLine:
             if entitled or borrowers:
                 self._leaves[queue] = _Leaf(entitled, borrowers)
         self._shifted = False  # did the last gang handed out get room?
+        self._again = False  # was it postponed?
+        self._option: dict[str, int] = {}  # in which gangs that were postponed would be placed, by uid
         self._heaps: dict[int, list[tuple[tuple[int, float, str], int]]] = {}
         inside: dict[int, set[int]] = {-1: set()}  # queues with somebody below, by the queue above; -1: above the roots
         for queue in self._leaves:
@@ -116,7 +129,12 @@ class FairLine:
             before = len(leaf.entitled) + len(leaf.borrowers)
             self._pass(leaf)
             if before == len(leaf.entitled) + len(leaf.borrowers):
-                yield self._next(leaf).pop()
+                entries = self._next(leaf)
+                waiting = entries.pop()
+                yield waiting
+                if self._again:  # its leaf waits with it: who comes behind it would use up what it is entitled to
+                    entries.append(waiting)
+                    self._again = False
                 self._pass(leaf)
             self._reorder(queue)
 
@@ -133,6 +151,17 @@ class FairLine:
         """Count the gang that was last handed out towards the shares of its queues."""
         self._shares.add(queue, amounts, SHARE_TICK_S)
         self._shifted = True
+
+    def postponed(self, gang: Gang, request: Request, option: int) -> bool:
+        """It was handed out for the best of its options; is it entitled to less in this one, at some level?"""
+        if len(request.shape.options) == 1 or option <= self._option.get(gang.uid, -1):
+            return False
+        turn, placed = self._within(gang, request), (self._entitlement.of(request)[option],)
+        if all(_rank(placed, place) <= _rank(turn, place) for place in range(len(self._tree.path[request.queue]))):
+            return False
+        self._option[gang.uid] = option
+        self._again = True
+        return True
 
     def _reorder(self, leaf: int) -> None:
         """Give the path of a leaf, which is at the top of every heap, its new place."""
@@ -168,18 +197,29 @@ class FairLine:
         first = leaf.entitled[-1]
         if first.order < leaf.borrowers[-1].order:
             return leaf.entitled
-        within = any(option & 1 for option in self._entitlement.of(first.request))
-        return leaf.entitled if within else leaf.borrowers
+        return leaf.borrowers if _rank(self._within(first.gang, first.request), 0) else leaf.entitled
+
+    def _within(self, gang: Gang, request: Request) -> Within:
+        """The guarantees that a gang is within: in each of its options, or in the one it was postponed for."""
+        within = self._entitlement.of(request)
+        option = self._option.get(gang.uid)
+        return within if option is None else (within[option],)
 
     def _key(self, queue: int, head: Waiting) -> tuple[int, float, str]:
-        request, rank = head.request, 2
-        place = len(self._tree.path[request.queue]) - len(self._tree.path[queue])
-        for option in self._entitlement.of(request):
-            if option & 1:
-                rank = 0
-            elif rank == 2 and option >> place & 1:
-                rank = 1
+        place = len(self._tree.path[head.request.queue]) - len(self._tree.path[queue])
+        rank = _rank(self._within(head.gang, head.request), place)
         return rank, self._shares.of[queue], self._tree.queues[queue].name
+
+
+def _rank(within: Within, place: int) -> int:
+    """The best of some options: 0 within the leaf's guarantee, 1 within that of the queue at this place of the path."""
+    rank = 2
+    for option in within:
+        if option & 1:
+            return 0
+        if option >> place & 1:
+            rank = 1
+    return rank
 
 
 @dataclass(slots=True)

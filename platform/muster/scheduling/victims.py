@@ -2,16 +2,18 @@
 
 Inside a leaf a strictly higher priority may take over. Across queues a gang that stays within a guarantee on its path
 takes back what others use above theirs; priority plays no part there. Of those who may be asked, elastic gangs shrink
-first, then the lowest priority leaves, then the least lost work, the newest, by uid.
+first, then the lowest priority leaves, then the least lost work, the newest, by uid. Who was to start in the same plan
+may be asked like those who run: it has lost nothing and is the newest.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -34,7 +36,8 @@ Reason = Literal["Reclaimed", "Preempted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
-    """A gang that leaves, shrinks to `kept`, or loses a hold (`stay` is None); `freed` is what it gives up."""
+    """A gang that leaves, shrinks to `kept`, or, where `stay` is None, loses a hold or is not started after all;
+    `freed` is what it gives up."""
 
     gang: Gang
     freed: Departure
@@ -42,6 +45,10 @@ class Victim:
     kept: Placement
     lost_work_s: float
     key: tuple[bool, int, float, float, str]
+
+
+Member: TypeAlias = Stay | Held | Victim
+"""Who may be asked to leave: who runs, holds room, or (as a victim already) starts in this plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +100,9 @@ class Rights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Several:
-    """Some who run or hold room, together."""
+    """Some who run, hold room or start, together."""
 
-    members: Sequence[Stay | Held]
+    members: Sequence[Member]
 
     def amounts(self) -> dict[int, int]:
         """What they charge, by cell."""
@@ -113,12 +120,15 @@ class Several:
 
 @dataclass(slots=True)
 class Victims:
-    """Everyone who runs or holds room, by queue, each queue in the order to ask; made when first asked for."""
+    """Everyone who runs, holds room or starts in this plan, by queue, each queue in the order to ask; made when first
+    asked for."""
 
     facts: Memo
-    held: Mapping[str, Held]  # as it is now; by uid
-    asked: Collection[str]  # uids of those who leave or shrink already, as it is now
-    _members: dict[int, list[Stay | Held]] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)  # holds that stand, by uid of the gang
+    asked: set[str] = field(default_factory=set)  # uids of those who leave or shrink
+    starting: dict[str, Victim] = field(default_factory=dict)  # those who start, by uid
+    _members: dict[int, list[Member]] = field(default_factory=dict)
+    _started: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, those who do not start after all too
     _holders: dict[int, list[Held]] | None = None
     _grace_s: float | None = None
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
@@ -131,9 +141,30 @@ class Victims:
         shrink, once to leave."""
         own = [rights.queue] if self.anybody(rights.queue) else []
         for victim in merge(*(self._queue(q) for q in (*own, *queues)), key=_key):
-            uid = victim.gang.uid
-            if uid not in self.asked and (victim.stay is not None or uid in self.held) and rights.over(victim):
+            if victim.gang.uid not in self.asked and self._is_there(victim) and rights.over(victim):
                 yield victim
+
+    def _is_there(self, victim: Victim) -> bool:
+        """Tell whether somebody still runs, holds its room or is to start."""
+        if victim.stay is not None or self.starting.get(victim.gang.uid) is victim:
+            return True
+        held = self.held.get(victim.gang.uid)
+        return held is not None and held.taken is victim.freed
+
+    def start(self, gang: Gang, taken: Departure) -> None:
+        """A gang starts in this plan: it loses nothing if it does not."""
+        key = (True, gang.priority, 0.0, -self.facts.snapshot.now, gang.uid)
+        queue, victim = taken.queue, Victim(gang, taken, None, (), 0.0, key)
+        self.starting[gang.uid] = victim
+        self._started.setdefault(queue, []).append(victim)
+        if queue in self._members:
+            self._members[queue].append(victim)
+        if queue in self._sorted:
+            insort(self._sorted[queue], victim, key=_key)
+        if self._lowest_priority is not None:
+            self._lowest_priority[queue] = min(gang.priority, self._lowest_priority.get(queue, gang.priority))
+        for known in [known for known in self._lower if known[0] == queue]:
+            del self._lower[known]
 
     def reclaimable(self, rights: Rights, version: int) -> tuple[int, ...]:
         """Queues in which somebody is, from which the gang may take back what they use above their guarantees.
@@ -167,19 +198,20 @@ class Victims:
         return known[1]
 
     def anybody(self, queue: int) -> bool:
-        """Tell whether somebody runs, or held room when the plan began, in a queue."""
+        """Tell whether somebody runs, held room when the plan began, or was to start in it, in a queue."""
         if self._lowest_priority is None:
             self._lowest_priority = self._find_lowest()
         return queue in self._lowest_priority
 
-    def members(self, queue: int) -> Sequence[Stay | Held]:
-        """Who runs, or holds room, in a queue."""
+    def members(self, queue: int) -> Sequence[Member]:
+        """Who runs, holds room, or was to start, in a queue."""
         found = self._members.get(queue)
         if found is None:
             crowd = self.facts.departures
             uids = crowd.uids[(crowd.queue == queue) & crowd.settled].tolist()
             holders = self._holders_of().get(queue, ())
-            found = self._members[queue] = [*(self.facts.stays[uid] for uid in uids), *holders]
+            started = self._started.get(queue, ())
+            found = self._members[queue] = [*(self.facts.stays[uid] for uid in uids), *holders, *started]
         return found
 
     def _holders_of(self) -> Mapping[int, Sequence[Held]]:
@@ -203,6 +235,8 @@ class Victims:
         np.minimum.at(lowest, crowd.queue[crowd.settled], crowd.priority[crowd.settled])
         for queue, holders in self._holders_of().items():
             lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))
+        for queue, victims in self._started.items():
+            lowest[queue] = min(int(lowest[queue]), *(victim.gang.priority for victim in victims))
         return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < FAR}
 
     def lower(self, queue: int, priority: int) -> Several | None:
@@ -223,9 +257,9 @@ class Victims:
             found = self._sorted[queue] = sorted(victims, key=_key)
         return found
 
-    def _victims(self, member: Stay | Held) -> Iterator[Victim]:
-        if isinstance(member, Held):
-            yield _holder(member)
+    def _victims(self, member: Member) -> Iterator[Victim]:
+        if not isinstance(member, Stay):
+            yield _holder(member) if isinstance(member, Held) else member
             return
         stay = member
         smallest = self.shrunk(stay, None, None)
@@ -262,14 +296,16 @@ class Victims:
         return _victim(stay, part, kept, self.facts.snapshot.now)
 
 
-def _gang(member: Stay | Held) -> Gang:
-    return member.gang if isinstance(member, Held) else member.running.gang
+def _gang(member: Member) -> Gang:
+    return member.running.gang if isinstance(member, Stay) else member.gang
 
 
-def _given(member: Stay | Held) -> Departure:
+def _given(member: Member) -> Departure:
     """What somebody gives up who leaves."""
     if isinstance(member, Held):
         return member.taken
+    if isinstance(member, Victim):
+        return member.freed
     assert member.later is not None
     return member.later
 
