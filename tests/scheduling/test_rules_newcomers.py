@@ -1,5 +1,5 @@
-"""Nobody who runs leaves for what the same plan starts in its queue: which flavor a gang is entitled through, and whom a
-plan takes room from first."""
+"""Nobody who runs leaves for what the same plan starts in its queue: which flavor a gang is entitled through, and whom
+a plan takes room from first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import wait_of
 from tests.scheduling.random_worlds import worlds
-from tests.scheduling.worlds import GPU, carried_out, evicted, gang, held, on, queue, rack, run, started, world
+from tests.scheduling.worlds import GPU, evicted, gang, held, on, queue, rack, run, started, world
 
 from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Queue, Quota, Resize, Running, Snapshot, Usage
 from muster.scheduling import MUSTER, plan
@@ -139,7 +139,7 @@ def two_flavors(seed: int) -> Snapshot:
             size = draw.choice([size for size in (4, 8) if size <= left])
             left -= size
             one = gang(f"r{len(running)}", f"q{draw.randrange(3)}", size=size, priority=draw.choice((0, 0, 1)))
-            place = on([node.name], flavor=node.flavor)
+            place = on([node.name], flavor=node.flavor or "")
             running.append(Running(one, place, float(draw.randint(0, 900)), started_at=0.0))
     waiting = []
     for i in range(draw.randint(2, 7)):
