@@ -5,7 +5,8 @@ thread writes them while training goes on. That thread talks to the other ranks 
 sharing the training's would mix up the order of collectives. A disk that fills up costs this checkpoint: it is removed,
 said, and the one before stays.
 
-Loading: tensors are read by name and cut to this run's shards, so the world size, and FSDP or DDP, may change.
+Loading: first every file is compared with the digest that was taken while it was written, by all ranks together. Then
+tensors are read by name and cut to this run's shards, so the world size, and FSDP or DDP, may change.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, cast
@@ -20,13 +22,15 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from muster_components.trainer.beats import Reporter
+from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
+from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, verify, with_digests
 from muster_components.trainer.checkpoint_store import DESCRIPTION, Candidate, CheckpointStore, describe_mismatch
 from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.models import Transformer
@@ -68,14 +72,15 @@ class Checkpointer:
         if not self._agreed(self._begin(step)):
             return
         stager = DefaultStager(StagingOptions(False, False, False, False))
+        writer = HashingWriter(self._store.temporary(step))
         written = async_save(
             self._state(),
-            storage_writer=FileSystemWriter(self._store.temporary(step), single_file_per_rank=True),
+            storage_writer=writer,
             process_group=self._group,
             async_stager=stager,
         )
         assert isinstance(written, Future)  # an AsyncSaveResponse comes with asynchronous stagers only
-        self._saving = self._publisher.submit(self._complete, step, written) if self._first else written
+        self._saving = self._publisher.submit(self._complete, step, written, writer) if self._first else written
 
     def finish(self) -> None:
         """Wait until what was begun is published, or given up."""
@@ -96,13 +101,13 @@ class Checkpointer:
         if not candidates:
             return 0
         for candidate in candidates:
-            mismatch, failure = self._read_description(candidate)
+            mismatch, files, failure = self._read_description(candidate)
             if mismatch:
                 raise InputError(
                     f"checkpoint {candidate.path} does not fit this run: {'; '.join(mismatch)}. "
                     "Use the old values, another --output, or --resume never"
                 )
-            failure = failure or self._load(candidate)
+            failure = failure or self._load(candidate, files)
             if failure is None:
                 self._reporter_once(
                     "resumed", f"resumed after step {candidate.step} from {candidate.path}", candidate.step
@@ -132,18 +137,18 @@ class Checkpointer:
         dist.broadcast_object_list(went_well, src=0, group=self._group)
         return went_well[0]
 
-    def _complete(self, step: int, written: Future[Any]) -> None:
+    def _complete(self, step: int, written: Future[Any], writer: HashingWriter) -> None:
         """Publish once all ranks have written, or remove what there is."""
         try:
             written.result()
-            self._publish(step)
+            self._publish(step, writer.files)
         except _FAILURES as error:  # whatever a storage raises must not stop training
             self._store.abandon(step)
             self._failed(step, error)
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int, files: tuple[FileDigest, ...]) -> None:
         at = time.time()
-        if self._store.publish(step, {"step": step, **self._must_agree}, at):
+        if self._store.publish(step, with_digests({"step": step, **self._must_agree}, files), at):
             self.saved_step, self.saved_at = step, at
             self._reporter.event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, say=False)
         else:
@@ -172,22 +177,34 @@ class Checkpointer:
         assert isinstance(found[0], list)
         return found[0]
 
-    def _read_description(self, candidate: Candidate) -> tuple[list[str], BaseException | None]:
-        """Rank 0 reads, all get: what does not fit, or why it cannot be read."""
-        result: list[object] = [None]
+    def _read_description(
+        self, candidate: Candidate
+    ) -> tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None]:
+        """Rank 0 reads, all get: what does not fit, the files (None: without digests), or why it cannot be read."""
+        result: list[Any] = [None]
         if self._first:
             try:
                 described = json.loads((candidate.path / DESCRIPTION).read_bytes())
-                result = [(describe_mismatch(described, self._must_agree), None)]
-            except (OSError, ValueError, AttributeError) as error:
-                result = [([], TrainerError(f"{DESCRIPTION}: {error}"))]
+                result = [(describe_mismatch(described, self._must_agree), digests_of(described), None)]
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                result = [([], None, TrainerError(f"{DESCRIPTION}: {error}"))]
         dist.broadcast_object_list(result, src=0, group=self._group)
-        return cast(tuple[list[str], BaseException | None], result[0])
+        return cast(tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None], result[0])
 
-    def _load(self, candidate: Candidate) -> BaseException | None:
+    def _load(self, candidate: Candidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
+        """Verify all files, then load them; why that failed, alike on all ranks."""
+        failure = self._verify(candidate, files)
+        if failure is not None:
+            return failure
+        metadata: list[Metadata] = []
+        names = None if files is None else {file.name for file in files}
+        failure = self._everywhere(lambda: metadata.append(read_metadata(candidate.path, names)))
+        if failure is not None:
+            return failure
         state = self._state()
+        reader = CheckedReader(candidate.path, metadata[0])
         try:
-            load(state, storage_reader=FileSystemReader(candidate.path), process_group=self._group)
+            load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
         except _FAILURES as error:  # a corrupt file surfaces as whatever its reader trips over
             return TrainerError(str(_root_cause(error)))
         # Flags win over what the checkpoint remembers of them; the learning rate is set in every step anyway.
@@ -199,6 +216,31 @@ class Checkpointer:
             group.update(options)
         self.begun_step = self.saved_step = candidate.step
         return None
+
+    def _verify(self, candidate: Candidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
+        """Each rank reads its part of the files; with as many ranks as wrote them, its own."""
+        if files is None:
+            self._reporter_once(
+                "checkpoint_unverified",
+                f"checkpoint {candidate.path} has no digests of its files (an earlier version of Muster saved it); "
+                "it is loaded without verification",
+                candidate.step,
+            )
+            return None
+        mine = files[dist.get_rank() :: dist.get_world_size()]
+        return self._everywhere(lambda: verify(candidate.path, mine))
+
+    def _everywhere(self, act: Callable[[], None]) -> TrainerError | None:
+        """Every rank acts; the failure of the first rank that failed, for all."""
+        failure: str | None = None
+        try:
+            act()
+        except Exception as error:  # a damaged pickle can raise anything
+            failure = _root_cause(error)
+        failures: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(failures, failure, group=self._group)
+        first = next(((rank, text) for rank, text in enumerate(failures) if text is not None), None)
+        return None if first is None else TrainerError(f"rank {first[0]}: {first[1]}")
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)

@@ -1,0 +1,187 @@
+"""Write the files of a checkpoint with their digests, and load them without running code from them.
+
+torch.distributed.checkpoint stores its metadata (`.metadata`) and those values of a state dict that are no tensors (an
+optimizer's options) as pickles. torch 2.11 to 2.15 loads both without restrictions, and only tensors with
+`weights_only=True`. Here the metadata may name nothing but torch's metadata classes, and all values are loaded with
+`weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
+
+METADATA: Final = ".metadata"
+_LARGE: Final = 1 << 20  # bytes: below that, handing over to another thread costs more than to hash
+
+
+class HashingWriter(FileSystemWriter):
+    """Writes one file a rank and hashes it meanwhile; after `finish`, on rank 0, `files` holds those of all ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, single_file_per_rank=True)
+        self.fs = self._hashing = _HashingFileSystem()
+        self.files: tuple[FileDigest, ...] = ()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """As torch's; the digests of this rank's files travel to rank 0 behind its results."""
+        written: list[Any] = [*super().write_data(plan, planner).value(), *self._hashing.digests.values()]
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(written)
+        return future
+
+    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0, once all have written: take the digests out of the results and let torch write its metadata."""
+        everything: list[Any] = [result for of_rank in results for result in of_rank]
+        digests = [result for result in everything if isinstance(result, FileDigest)]
+        super().finish(metadata, [[result for result in everything if not isinstance(result, FileDigest)]])
+        self.files = (*digests, self._hashing.digests[METADATA])
+
+
+class CheckedReader(FileSystemReader):
+    """Reads shards by metadata that has been read and checked already."""
+
+    def __init__(self, folder: Path, metadata: dcp.Metadata) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
+
+    def read_metadata(self) -> dcp.Metadata:  # no keywords: there is no metadata of one rank
+        """The metadata given."""
+        return self._metadata
+
+
+class CheckedPlanner(DefaultLoadPlanner):
+    """Loads values that are no tensors without running code from them."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """torch's own loads any pickle: it gets one that was written here. Raises UnpicklingError."""
+        trusted = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), trusted)
+        trusted.seek(0)
+        super().load_bytes(read_item, trusted)
+
+
+def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
+    """`.metadata` of a checkpoint, whose shards must be among `files` (None: any file in the folder).
+
+    Raises OSError, UnpicklingError for what it may not name, ValueError for what it must not say.
+    """
+    with (folder / METADATA).open("rb") as stream:
+        metadata = _MetadataUnpickler(stream).load()
+    if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
+        raise ValueError(f"{METADATA} holds no metadata of a checkpoint")
+    for stored in metadata.storage_data.values():
+        name = stored.relative_path if isinstance(stored, _StorageInfo) else None
+        if not isinstance(name, str) or not is_file_name(name) or (files is not None and name not in files):
+            raise ValueError(f"{METADATA} refers to {name!r}, which is no file of this checkpoint")
+    return metadata
+
+
+class _HashingFileSystem(FileSystem):
+    """Local files; `digests` holds, by name, those of the files that were written through it."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, FileDigest] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        if mode != "wb":
+            raise io.UnsupportedOperation(f"mode must be 'wb'; got {mode!r}")
+        with ThreadPoolExecutor(max_workers=1) as pool, _HashingStream(io.FileIO(path, "wb"), pool) as stream:
+            yield stream
+            if not stream.closed:  # torch before 2.15 syncs its metadata without a flush
+                stream.flush()
+                os.fsync(stream.fileno())
+        name = Path(path).name
+        self.digests[name] = FileDigest(name, stream.size, stream.sha256.hexdigest())
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        name = Path(new_path).name
+        self.digests[name] = replace(self.digests.pop(Path(path).name), name=name)
+
+
+class _HashingStream(io.BufferedWriter):
+    """A new file whose bytes are hashed in the order in which they are written."""
+
+    def __init__(self, raw: io.FileIO, pool: Executor) -> None:
+        """`pool` hashes what is large while it is written."""
+        super().__init__(raw)
+        self._pool = pool
+        self.sha256 = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if size < _LARGE:
+            self.sha256.update(data)
+            super().write(data)
+        else:
+            hashing = self._pool.submit(self.sha256.update, data)
+            super().write(data)
+            hashing.result()
+        self.size += size
+        return size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise io.UnsupportedOperation("a file that is being hashed is written from its beginning to its end")
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Unpickles torch's metadata of a checkpoint; refuses whatever else a pickle may name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _METADATA_TYPES.get((module, name))
+        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            found = getattr(torch, name)
+        if found is None:
+            raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is no metadata of a checkpoint")
+        return found
+
+
+def _layout(name: str) -> torch.layout:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.layout):
+        raise pickle.UnpicklingError(f"{METADATA} names {name!r}, which is no layout of a tensor")
+    return found
+
+
+_METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
+    **{
+        (of.__module__, of.__qualname__): of
+        for of in (
+            dcp.Metadata,
+            dcp.MetadataIndex,
+            dcp.StorageMeta,
+            dcp.TensorStorageMetadata,
+            dcp.BytesStorageMetadata,
+            dcp.ChunkStorageMetadata,
+            dcp.TensorProperties,
+            dcp._MEM_FORMAT_ENCODING,
+            _StorageInfo,
+        )
+    },
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _layout,
+    # Where it was written to, which nobody reads.
+    ("pathlib", "PosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PurePosixPath,
+}

@@ -1,0 +1,81 @@
+"""What a checkpoint consists of: the name, size and SHA-256 of each file, kept in its `muster.json`.
+
+They detect damage (a disk, an interrupted copy) and files of another checkpoint. They do not authenticate: whoever can
+write the folder can write matching digests, too. `checkpoint_files` makes sure that nothing in it runs as code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+_THREADS: Final = 4
+"""Files hashed at once by one rank; hashlib releases the interpreter lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """One file of a checkpoint: its name in the folder, its size in bytes, and its SHA-256 in hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def with_digests(description: Mapping[str, object], files: Sequence[FileDigest]) -> dict[str, object]:
+    """The content of `muster.json`: the description, the digests of all other files, and a digest of all that."""
+    listed = [{"name": file.name, "bytes": file.size, "sha256": file.sha256} for file in files]
+    content: dict[str, object] = {**description, "files": listed}
+    return {**content, "sha256": _digest(content)}
+
+
+def digests_of(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None:
+    """The files that `muster.json` lists; None for a checkpoint of a version that kept no digests.
+
+    Raises ValueError if it is not as it was written.
+    """
+    if "files" not in described and "sha256" not in described:
+        return None
+    content = {name: value for name, value in described.items() if name != "sha256"}
+    if described.get("sha256") != _digest(content):
+        raise ValueError("content does not match its own sha256")
+    try:
+        listed = cast(list[dict[str, Any]], content["files"])
+        files = tuple(FileDigest(str(file["name"]), int(file["bytes"]), str(file["sha256"])) for file in listed)
+    except (KeyError, TypeError) as error:
+        raise ValueError("files must be a list of name, bytes and sha256") from error
+    if outside := [file.name for file in files if not is_file_name(file.name)]:
+        raise ValueError(f"files must lie in the checkpoint's folder; got {outside[0]!r}")
+    return files
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` is that of a file in a folder, without a path to elsewhere."""
+    return name not in ("", ".", "..") and Path(name).name == name
+
+
+def verify(folder: Path, files: Sequence[FileDigest]) -> None:
+    """Read `files` and compare. Raises ValueError that names the first one that differs, OSError if one is missing."""
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
+        for _ in pool.map(lambda file: _verify(folder, file), files):
+            pass
+
+
+def _verify(folder: Path, file: FileDigest) -> None:
+    with (folder / file.name).open("rb") as stream:
+        size = stream.seek(0, 2)
+        if size != file.size:
+            raise ValueError(f"{file.name} has {size:,} bytes; its manifest says {file.size:,}")
+        stream.seek(0)
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != file.sha256:
+        raise ValueError(f"{file.name} has sha256 {found[:12]}...; its manifest says {file.sha256[:12]}...")
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

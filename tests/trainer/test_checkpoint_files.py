@@ -1,0 +1,221 @@
+"""What a checkpoint holds is verified before it is loaded, and nothing in it runs as code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
+from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, verify, with_digests
+from muster_components.trainer.errors import EXIT_OK
+
+from .conftest import Finished, Starter, events, losses
+
+SHARD = "__0_0.distcp"
+
+
+class Runs:
+    """Unpickled without restrictions, it makes a folder."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.marker),)
+
+
+def flip_byte(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+
+
+def redigest(checkpoint: Path) -> None:
+    """As somebody would who can write the folder: make the manifest fit the files again."""
+    described = json.loads((checkpoint / "muster.json").read_text())
+    files = [digest(checkpoint / file["name"]) for file in described.pop("files", [])]
+    described.pop("sha256", None)
+    (checkpoint / "muster.json").write_text(json.dumps(with_digests(described, files)))
+
+
+def digest(path: Path) -> FileDigest:
+    content = path.read_bytes()
+    return FileDigest(path.name, len(content), hashlib.sha256(content).hexdigest())
+
+
+def unreadable(run_dir: Path) -> list[str]:
+    return [event["message"] for event in events(run_dir, "checkpoint_unreadable")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_flipped_byte_and_a_file_of_another_checkpoint_are_named_and_the_checkpoint_before_is_used(
+    start: Starter, finished: Finished
+) -> None:
+    expected = losses(finished.run_dir)
+    checkpoints = finished.run_dir / "checkpoints"
+    damaged = checkpoints / "step-00000009" / "__1_0.distcp"
+    flip_byte(damaged, damaged.stat().st_size // 2)
+    foreign = checkpoints / "step-00000006" / SHARD
+    foreign.write_bytes((checkpoints / "step-00000003" / SHARD).read_bytes())
+
+    again = start(2, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK] * 2, again.said()
+    named = unreadable(finished.run_dir)
+    assert ["step-00000009" in named[0], "__1_0.distcp has sha256" in named[0]] == [True, True]
+    assert ["step-00000006" in named[1], f"{SHARD} has sha256" in named[1]] == [True, True]
+    assert [event["step"] for event in events(finished.run_dir, "resumed")] == [3]
+    assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_code_in_the_metadata_of_a_checkpoint_does_not_run_whatever_its_manifest_says(
+    start: Starter, finished: Finished, tmp_path: Path
+) -> None:
+    checkpoints = finished.run_dir / "checkpoints"
+    for step in (9, 6, 3):
+        (checkpoints / f"step-0000000{step}" / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
+    redigest(checkpoints / "step-00000006")
+    old = checkpoints / "step-00000003" / "muster.json"
+    described = {k: v for k, v in json.loads(old.read_text()).items() if k not in ("files", "sha256")}
+    old.write_text(json.dumps(described))
+
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [1], again.said()
+    assert not (tmp_path / "ran").exists()
+    assert [".metadata has" in unreadable(finished.run_dir)[0]] == [True]
+    assert ["mkdir" in message for message in unreadable(finished.run_dir)[1:]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_checkpoint_of_a_version_without_digests_is_loaded_and_an_event_says_so(
+    start: Starter, finished: Finished
+) -> None:
+    for manifest in finished.run_dir.glob("checkpoints/step-*/muster.json"):
+        described = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps({k: v for k, v in described.items() if k not in ("files", "sha256")}))
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK], again.said()
+    assert [event["step"] for event in events(finished.run_dir, "checkpoint_unverified")] == [9]
+    assert [event["step"] for event in events(finished.run_dir, "resumed")] == [9]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_lists_all_its_files_and_a_file_that_it_does_not_list_changes_nothing(
+    start: Starter, finished: Finished
+) -> None:
+    checkpoint = finished.run_dir / "checkpoints" / "step-00000009"
+    described = json.loads((checkpoint / "muster.json").read_text())
+    listed = {file["name"]: file["bytes"] for file in described["files"]}
+    assert listed == {path.name: path.stat().st_size for path in checkpoint.iterdir() if path.name != "muster.json"}
+    assert list(listed) == ["__0_0.distcp", "__1_0.distcp", ".metadata"]
+    (checkpoint / "__2_0.distcp").write_bytes(b"not of this checkpoint")
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK], again.said()
+    assert [event["step"] for event in events(finished.run_dir, "resumed")] == [9]
+
+
+def saved(folder: Path, state: dict[str, Any]) -> tuple[FileDigest, ...]:
+    writer = HashingWriter(folder)
+    save(state, storage_writer=writer, no_dist=True)
+    return writer.files
+
+
+def loaded(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    reader = CheckedReader(folder, read_metadata(folder, None))
+    load(state, storage_reader=reader, planner=CheckedPlanner(), no_dist=True)
+    return state
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_hashed_while_it_is_written_is_what_lies_there_and_it_loads_again(tmp_path: Path) -> None:
+    state = {"weights": torch.arange(100_000.0), "options": {"betas": (0.9, 0.95), "lr": 0.1, "fused": None}}
+    files = saved(tmp_path, state)
+    assert files == (digest(tmp_path / SHARD), digest(tmp_path / ".metadata"))
+    verify(tmp_path, files)
+    empty = {"weights": torch.zeros(100_000), "options": {"betas": (0.0, 0.0), "lr": 0.0, "fused": False}}
+    back = loaded(tmp_path, empty)
+    assert torch.equal(back["weights"], state["weights"])  # type: ignore[arg-type]
+    assert back["options"] == state["options"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_in_a_value_that_is_no_tensor_does_not_run(tmp_path: Path) -> None:
+    saved(tmp_path / "checkpoint", {"weights": torch.zeros(3), "options": {"lr": Runs(tmp_path / "ran")}})
+    with pytest.raises(BaseException, match="mkdir"):
+        loaded(tmp_path / "checkpoint", {"weights": torch.zeros(3), "options": {"lr": 0.1}})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_metadata_that_refers_to_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "other", {"weights": torch.zeros(3)})
+    folder = tmp_path / "checkpoint"
+    saved(folder, {"weights": torch.ones(3)})
+    metadata: Metadata = read_metadata(folder, {SHARD})
+    metadata.storage_meta = None
+    for elsewhere in ("../other/" + SHARD, str(tmp_path / "other" / SHARD), "__7_0.distcp"):
+        for stored in metadata.storage_data.values():
+            stored.relative_path = elsewhere
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        with pytest.raises(ValueError, match="is no file of this checkpoint"):
+            read_metadata(folder, {SHARD})
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", *map(pickle.dumps, ({"no": "metadata"}, io.BytesIO, torch.load))])
+def test_metadata_that_is_none_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".metadata").write_bytes(content)
+    with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
+        read_metadata(tmp_path, None)
+
+
+def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 5000)
+    (tmp_path / "b").write_bytes(b"y" * 5000)
+    files = (digest(tmp_path / "a"), digest(tmp_path / "b"))
+    verify(tmp_path, files)
+    flip_byte(tmp_path / "b", 4999)
+    with pytest.raises(ValueError, match="b has sha256"):
+        verify(tmp_path, files)
+    (tmp_path / "b").write_bytes(b"y" * 4999)
+    with pytest.raises(ValueError, match="b has 4,999 bytes; its manifest says 5,000"):
+        verify(tmp_path, files)
+    (tmp_path / "b").unlink()
+    with pytest.raises(FileNotFoundError):
+        verify(tmp_path, files)
+
+
+def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_known() -> None:
+    files = (FileDigest("a", 5, "0" * 64),)
+    described = json.loads(json.dumps(with_digests({"step": 3, "seed": 0, "lr": 0.1}, files)))
+    assert digests_of(described) == files
+    assert digests_of({"step": 3, "seed": 0}) is None
+    for change in ({"seed": 1}, {"files": []}, {"files": None}, {"sha256": "0"}, {"more": 1}):
+        with pytest.raises(ValueError, match="sha256"):
+            digests_of({**described, **change})
+    with pytest.raises(ValueError, match="sha256"):
+        digests_of({name: value for name, value in described.items() if name != "sha256"})
+    for wrong in ([{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3]):
+        with pytest.raises((ValueError), match="files must"):
+            digests_of(with_raw_files(wrong))
+
+
+def with_raw_files(files: object) -> dict[str, object]:
+    """A manifest with a right digest of wrong files."""
+    from muster_components.trainer.checkpoint_manifest import _digest
+
+    content: dict[str, object] = {"step": 3, "files": files}
+    return {**content, "sha256": _digest(content)}
