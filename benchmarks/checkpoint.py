@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint.py [--gb 4] [--folder DIR] [--repeat 3] [--json]
 
-Seconds, the median of `--repeat`: `plain` and `hashed` write the same tensors with torch's writer and with Muster's, both
-with fsync; `verify` reads the files and compares their SHA-256 (from the page cache, where they have just been written);
+Seconds, the median of `--repeat`: `plain` and `hashed` write the same tensors with torch's writer and with Muster's,
+both with fsync; `verify` reads the files and compares their SHA-256 (from the page cache: they have just been written);
 `load` loads them. In training a save runs in threads while the next steps are computed.
 """
 
