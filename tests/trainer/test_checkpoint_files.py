@@ -203,12 +203,14 @@ def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_know
     described = json.loads(json.dumps(with_digests({"step": 3, "seed": 0, "lr": 0.1}, files)))
     assert digests_of(described) == files
     assert digests_of({"step": 3, "seed": 0}) is None
-    for change in ({"seed": 1}, {"files": []}, {"files": None}, {"sha256": "0"}, {"more": 1}):
+    changes: list[dict[str, object]] = [{"seed": 1}, {"files": []}, {"files": None}, {"sha256": "0"}, {"more": 1}]
+    for change in changes:
         with pytest.raises(ValueError, match="sha256"):
             digests_of({**described, **change})
     with pytest.raises(ValueError, match="sha256"):
         digests_of({name: value for name, value in described.items() if name != "sha256"})
-    for wrong in ([{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3]):
+    wrongs: list[object] = [[{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3]]
+    for wrong in wrongs:
         with pytest.raises((ValueError), match="files must"):
             digests_of(with_raw_files(wrong))
 
