@@ -5,6 +5,7 @@
 #   make check    format, lint, types, who may import whom, what is generated and committed
 #   make fix      let the tools mend what they can
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
+#   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
 #   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
@@ -45,7 +46,7 @@ RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -106,6 +107,9 @@ fix: setup
 
 manifests: setup
 	@python tools/manifests.py
+
+pod-fields: setup
+	@python -m tools.pod_fields
 
 # Ends with the first failure, which hypothesis keeps and plays first the next time.
 fuzz: setup

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.amounts import parse_duration, parse_steps
-from muster.documents import Object, Placed, load_documents, load_placed
+from muster.cli.clusters import chosen
+from muster.cli.printing import aside
+from muster.documents import Object, Placed, load_placed
 from muster.documents.located import MAX_BYTES
 from muster.errors import InvalidSpec, Refused
 from muster.local.oversubscription import allowing
@@ -48,10 +50,16 @@ def read_objects(file: str) -> list[Object]:
 
 
 def _read(file: str) -> list[Placed]:
+    """Warns of fields that a cluster may know and this Muster does not; on this host they are refused."""
+    newer = chosen() is not None
     if file == "-":
-        return load_placed(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
-    with Path(file).open("rb") as stream:
-        return load_placed(stream.read(MAX_BYTES + 1), file)
+        found = load_placed(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", newer=newer)
+    else:
+        with Path(file).open("rb") as stream:
+            found = load_placed(stream.read(MAX_BYTES + 1), file, newer=newer)
+    for doubt in (doubt for placed in found for doubt in placed.doubts):
+        aside(f"warning: {doubt}")
+    return found
 
 
 @contextmanager
@@ -106,8 +114,7 @@ def _with(job: TrainingJob, overrides: Overrides) -> TrainingJob:
 def _checked(written: dict[str, Any]) -> TrainingJob:
     import json
 
-    (job,) = load_documents(
-        json.dumps({"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"} | written), "options"
-    )
+    text = json.dumps({"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"} | written)
+    job = load_placed(text, "options", newer=True)[0].item  # the file itself was checked before
     assert isinstance(job, TrainingJob)
     return job

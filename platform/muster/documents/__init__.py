@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from muster.documents.complaints import Complaint, explain, split_field, written
 from muster.documents.fields import unknown_fields
 from muster.documents.located import Located, parse_located
+from muster.documents.pod_fields import unknown_to_kubernetes
 from muster.errors import InvalidSpec
 from muster.nearest import meant
 from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
@@ -33,11 +34,13 @@ _SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "d
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An object, and where it is written."""
+    """An object, and where it is written. `doubts` are fields of Kubernetes that this Muster does not know, as
+    `source:line: field: sentence`."""
 
     item: Object
     source: str
     document: Located
+    doubts: tuple[str, ...] = ()
 
     def place(self, field: str) -> str:
         """`source:line` of a field, or of the nearest one above it that is written; without one, of the object."""
@@ -49,8 +52,11 @@ def load_documents(text: str | bytes, source: str = "input") -> list[Object]:
     return [placed.item for placed in load_placed(text, source)]
 
 
-def load_placed(text: str | bytes, source: str = "input") -> list[Placed]:
+def load_placed(text: str | bytes, source: str = "input", *, newer: bool = False) -> list[Placed]:
     """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
+
+    A field of a pod template that Kubernetes does not know, as far as this Muster knows Kubernetes, is an error; with
+    `newer`, where a newer cluster may know it, one of the object's `doubts`.
 
     Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
     `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
@@ -68,6 +74,13 @@ def load_placed(text: str | bytes, source: str = "input") -> list[Placed]:
             continue
         item, wrong = _validated(model, document)
         complaints += wrong
+        seen = {one.path for one in wrong}
+        doubts = [
+            Complaint(field.path, document.line(field.path), field.message)
+            for field in unknown_to_kubernetes(document.value)
+            if field.path not in seen
+        ]
+        complaints += [] if newer else doubts
         if item is None:
             continue
         key = (item.kind, item.metadata.namespace or "", item.metadata.name)
@@ -76,7 +89,7 @@ def load_placed(text: str | bytes, source: str = "input") -> list[Placed]:
             told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
             complaints.append(Complaint(("metadata", "name"), line, told))
         first_lines.setdefault(key, line)
-        found.append(Placed(item, source, document))
+        found.append(Placed(item, source, document, tuple(_told(doubts, source)) if newer else ()))
     if complaints:
         raise _invalid(complaints, source)
     if not found:
@@ -125,9 +138,13 @@ def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _told(complaints: list[Complaint], source: str) -> list[str]:
+    return [f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}" for item in complaints]
+
+
 def _invalid(complaints: list[Complaint], source: str) -> InvalidSpec:
     complaints = sorted(complaints, key=lambda item: item.line)
-    shown = [f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}" for item in complaints]
+    shown = _told(complaints, source)
     if len(shown) > _MOST_SHOWN:
         shown = [*shown[:_MOST_SHOWN], f"... and {len(complaints) - _MOST_SHOWN} more"]
     return InvalidSpec("\n".join(shown), field=complaints[0].field)

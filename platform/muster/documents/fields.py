@@ -2,13 +2,14 @@
 
 Our own objects refuse every unknown field. A pod template belongs to Kubernetes and keeps what we do not know, but a
 `resorces:` in it would run a job without the GPUs it asked for, so a near miss of a field that we read is refused too.
+All other unknown fields of a template are found by `pod_fields`.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -45,12 +46,17 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
         if key in known:
             yield from _below(known[key], item, (*path, key))
             continue
-        near = nearest(key, known, _TYPO if open_ended else _NEAR)
-        snake = next((name for name in known if name.lower() == key.replace("_", "").lower()), None)
-        if near or snake or not open_ended:
-            guess = snake or near
+        guess = meant_field(key, known, _TYPO if open_ended else _NEAR)
+        if guess or not open_ended:
             right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
             yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
+
+
+def meant_field(key: str, known: Iterable[str], alike: float = _NEAR) -> str | None:
+    """The known field that was probably meant: written in another case or with underscores, or most like it."""
+    names = list(known)
+    same = next((name for name in names if name.lower() == str(key).replace("_", "").lower()), None)
+    return same or nearest(str(key), names, alike)
 
 
 def _not_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from muster import spec
+from muster.documents.complaints import field_path
+from muster.documents.pod_fields import unknown_in
 from muster.errors import InvalidSpec
 from muster.local.programs import check_program
 from muster.local.submitter import interpreter_environment
@@ -35,6 +37,10 @@ def check_runs_here(job: spec.TrainingJob, base_environment: Mapping[str, str]) 
         )
     notices: list[str] = []
     for number, role in enumerate(job.spec.roles):
+        template = role.template.model_dump(by_alias=True, exclude_unset=True)
+        for unknown in unknown_in("PodTemplateSpec", template, ("spec", "roles", number, "template")):
+            field = field_path(unknown.path)
+            raise InvalidSpec(f"{field}: {unknown.message}", field=field)
         path = f"spec.roles[{number}].template.spec"
         for field, problem in _problems(role.template.spec):
             raise InvalidSpec(f"{path}.{field}: {problem}", field=f"{path}.{field}")

@@ -1,0 +1,57 @@
+"""Fields that Kubernetes does not know, at every depth of a pod template, an object's metadata and a toleration.
+
+The names come from the OpenAPI document of one version of Kubernetes (`pod_fields.json`, written by
+`tools/pod_fields.py`). A newer cluster may know newer fields: on one host an unknown field is an error, for a cluster
+it is a warning, and the API server decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from muster.documents.fields import UnknownField, meant_field
+from muster.documents.located import Path
+
+
+def unknown_to_kubernetes(document: Any) -> Iterator[UnknownField]:
+    """Every field of a TrainingJob, Queue or Flavor, as plain values, that would be passed on and that Kubernetes does
+    not know."""
+    yield from unknown_in("ObjectMeta", _part(document, "metadata"), ("metadata",))
+    spec = _part(document, "spec")
+    yield from unknown_in("Toleration", _part(spec, "tolerations"), ("spec", "tolerations"))
+    roles = _part(spec, "roles")
+    for index, role in enumerate(roles if isinstance(roles, list) else ()):
+        place = ("spec", "roles", index, "template")
+        yield from unknown_in("PodTemplateSpec", _part(role, "template"), place)
+
+
+def unknown_in(kind: str, value: Any, path: Path = ()) -> Iterator[UnknownField]:
+    """Every unknown field of a value, or a list of values, of a type of Kubernetes, e.g. Container."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from unknown_in(kind, item, (*path, index))
+    if not isinstance(value, dict):
+        return  # of the wrong type, which validation says
+    known = _pinned()["types"][kind]
+    for key, item in value.items():
+        if known.get(key):
+            yield from unknown_in(known[key], item, (*path, key))
+        elif key not in known:
+            guess = meant_field(key, known)
+            right = f"did you mean {guess!r}?" if guess else f"Kubernetes {_pinned()['kubernetes']} has no such field"
+            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field of {kind}; {right}")
+
+
+def _part(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+@cache
+def _pinned() -> Mapping[str, Any]:
+    """`kubernetes`: the version; `types`: by type, its fields, each with the type it is made of."""
+    pinned: Mapping[str, Any] = json.loads(files(__package__).joinpath("pod_fields.json").read_text())
+    return pinned

@@ -1,0 +1,10 @@
+"""The fields of a pod template that `muster submit` knows are those of the pinned Kubernetes."""
+
+from __future__ import annotations
+
+from tests.cluster.controlplane.plane import ControlPlane
+from tools.pod_fields import FILE, read_from
+
+
+def test_the_fields_of_a_pod_template_are_those_of_the_pinned_kubernetes(control_plane: ControlPlane) -> None:
+    assert read_from(control_plane.api) == FILE.read_text(), "run: make pod-fields"
