@@ -65,8 +65,8 @@ def _parsed(read: Callable[[str], T], text: str, field: str) -> T:
 
 def size(count: float) -> str:
     """Bytes: 512 B, 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if count < 1024 or unit == "EiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("the loop returns")

@@ -17,6 +17,7 @@ _SUFFIX = {
     "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+_UNITS = sorted(((int(unit), suffix) for suffix, unit in _SUFFIX.items() if unit > 1), reverse=True)
 _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
 FRACTIONAL = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
@@ -76,12 +77,12 @@ def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:
 
 
 def format_quantity(amount: int, resource: str) -> str:
-    """The shortest exact Kubernetes form: cpu 1500 -> "1500m", memory 2**30 -> "1Gi"."""
+    """An exact Kubernetes form: cpu 1500 -> "1500m"; of bytes in the largest unit, binary or decimal, of which they are
+    a whole number: 2**30 -> "1Gi", 10**18 -> "1E"."""
     if resource == "cpu":
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
-        for suffix in ("Ti", "Gi", "Mi", "Ki"):
-            unit = int(_SUFFIX[suffix])
+        for unit, suffix in _UNITS:
             if amount and amount % unit == 0:
                 return f"{amount // unit}{suffix}"
     return str(amount)

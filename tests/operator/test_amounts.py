@@ -98,5 +98,5 @@ def test_a_pod_that_the_api_server_makes_larger_than_anything_is_refused_with_it
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
     verdict = judged(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
     assert verdict.refusal == (
-        "as the API server completes the template, one pod asks for memory 7629394531250Mi, more than anything can have"
+        "as the API server completes the template, one pod asks for memory 8E, more than anything can have"
     )

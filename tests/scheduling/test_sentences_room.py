@@ -130,6 +130,36 @@ def test_nodes_that_do_not_accept_the_pods_are_told_apart_from_full_ones() -> No
     )
 
 
+def selecting(**labels: str) -> Gang:
+    wanted = job(1, gpu=8)
+    selector = {name.replace("_", "/"): value for name, value in labels.items()}
+    return replace(wanted, roles=tuple(replace(one, node_selector=tuple(selector.items())) for one in wanted.roles))
+
+
+def test_a_label_of_a_node_selector_that_no_node_has_is_named_with_the_nearest_one() -> None:
+    nodes = [replace(node, labels={"gpu/model": "h200", "zone": f"z{at}"}) for at, node in enumerate(TWO)]
+    needs = "needs 8 GPUs of h200; no node of h200 has "
+    assert said(selecting(gpu_model="h20"), nodes=nodes) == (
+        f"{needs}the label gpu/model=h20 of its nodeSelector; did you mean 'h200'?"
+    )
+    assert said(selecting(gpu_modl="h200"), nodes=nodes) == (
+        f"{needs}the label gpu/modl of its nodeSelector; did you mean 'gpu/model'?"
+    )
+    assert (
+        said(selecting(zone="west"), nodes=nodes)
+        == f"{needs}the label zone=west of its nodeSelector; nodes have z0, z1"
+    )
+    assert said(selecting(xyzzy="1"), nodes=nodes) == f"{needs}the label xyzzy of its nodeSelector"
+    other = [replace(nodes[0], labels={"gpu/model": "h100", "zone": "z0"}), nodes[1]]
+    assert said(selecting(gpu_model="h200", zone="z0"), nodes=other) == (
+        f"{needs}all labels of its nodeSelector: gpu/model=h200, zone=z0"
+    )
+
+
+def test_an_amount_of_memory_larger_than_any_is_told_in_digits() -> None:
+    assert said(job(1, gpu=1, memory=10**9)).startswith("needs 1 GPU of h200; no node has 1000000000 GiB of memory")
+
+
 def test_of_several_roles_the_one_without_room_is_named() -> None:
     roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
     snapshot = world(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])

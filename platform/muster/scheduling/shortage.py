@@ -10,6 +10,7 @@ import numpy as np
 from muster.model import Role
 from muster.scheduling.nodes import BoolArray, FlavorNodes
 from muster.scheduling.room import PodKind, Room
+from muster.scheduling.selectors import unmatched
 from muster.scheduling.units import amount_of, headline, noun_of, number_of, pods_of
 
 Barren: TypeAlias = dict[tuple[PodKind, int], tuple[bool, str]]
@@ -60,7 +61,10 @@ class Shortage:
         if span.start == span.stop:
             return False, f"there is no node of {self.pod.flavor}"
         if not accepted.any():
-            return False, f"no node of {self.pod.flavor} accepts its pods: see taints, node selector and affinity"
+            nodes = self.room.table.nodes[span.start : span.stop]
+            lacks = unmatched(self.role.node_selector, nodes)
+            told = f"has {lacks}" if lacks else "accepts its pods: see taints, node selector and affinity"
+            return False, f"no node of {self.pod.flavor} {told}"
         if not up.any():
             total = int(accepted.sum())
             return False, f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or blamed"

@@ -23,7 +23,10 @@ def number_of(resource: str, amount: int) -> str:
     """An amount without its unit, for the second and later numbers of a sentence."""
     if resource == "cpu":
         return f"{amount / 1000:g}"
-    return f"{amount / GIB:.4g}" if resource in _BYTES else str(amount)
+    if resource not in _BYTES:
+        return str(amount)
+    gib = amount / GIB
+    return f"{gib:.4g}" if gib < 10_000 else f"{gib:.0f}"
 
 
 def noun_of(resource: str) -> str:
