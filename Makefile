@@ -8,6 +8,7 @@
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
 #   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
+#   make dist     the wheel and the source distribution in dist/, the same for the same commit
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
 #   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane while everything breaks; SEED=, JOBS=, NODES=, MINUTES=
@@ -26,7 +27,7 @@ JOBS ?= 1000
 NODES ?= 4
 GPUS ?= 8
 IMAGE_TORCH ?= $(TORCH)
-VERSION ?= 0.1.0
+VERSION ?= $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 TORCHES ?= 2.11 2.12 2.13 2.14 2.15
 TORCHXES ?= 0.7.0 nightly
 
@@ -46,7 +47,7 @@ RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -87,6 +88,9 @@ demo-cluster: setup
 images:
 	@python3 tools/images.py --tag $(VERSION) --torch $(IMAGE_TORCH) $(if $(BASE),--base $(BASE)) $(if $(ARCHIVES),--archives $(ARCHIVES))
 
+dist: setup
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} python -m hatchling build -d dist
+
 check: setup
 	$(call section,format)
 	@ruff format --check .
@@ -100,6 +104,8 @@ check: setup
 	@python tools/manifests.py --check
 	$(call section,what is committed)
 	@python tools/committed.py
+	$(call section,which version)
+	@python tools/version.py --check
 
 fix: setup
 	@ruff check --fix .

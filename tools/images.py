@@ -17,6 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `python tools/images.py`
+from tools.version import version
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"operator": ROOT / "operators" / "Containerfile", "trainer": ROOT / "components" / "Containerfile"}
 USUAL_BASE = "docker.io/library/python:3.11-slim"
@@ -212,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tools/images.py", description="Build the container images.")
     parser.add_argument("names", nargs="*", help="operator, trainer; default: both")
     parser.add_argument("--base", default="", help=f"default: {USUAL_BASE}, or a Debian made here without a registry")
-    parser.add_argument("--tag", default="0.1.0")
+    parser.add_argument("--tag", default=version(), help="default: the version of pyproject.toml")
     parser.add_argument(
         "--torch", default="2.13", help="of constraints/images/torch-*.txt, for the trainer; none: without"
     )

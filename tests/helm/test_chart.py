@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.helm.conftest import CHART, ROOT, Render, Run
+from tools.version import version
 
 from muster.spec import Flavor, Queue
 from muster_operator.settings import parse
@@ -120,7 +121,7 @@ def test_probes_and_services_meet_the_port_the_operator_listens_on(render: Rende
 @pytest.mark.parametrize(
     ("values", "image"),
     [
-        ((), "registry.example.com/operator:0.1.0"),
+        ((), f"registry.example.com/operator:{version()}"),
         (("image.tag=v2",), "registry.example.com/operator:v2"),
         ((f"image.digest=sha256:{'a' * 64}", "image.tag=v2"), f"registry.example.com/operator@sha256:{'a' * 64}"),
     ],
@@ -201,7 +202,7 @@ def test_the_operator_understands_what_the_chart_says_of_collectors(render: Rend
     store = ("collector.store.url=s3://traces/muster", "collector.store.secretName=traces")
     settings = parse(operator(render(COLLECTOR, "collector.everySeconds=7", *store))["args"])
     choices = settings.collectors.choices
-    assert (choices.image, choices.pull_policy) == ("registry.example.com/trainer:0.1.0", "IfNotPresent")
+    assert (choices.image, choices.pull_policy) == (f"registry.example.com/trainer:{version()}", "IfNotPresent")
     assert (choices.store, choices.store_secret) == ("s3://traces/muster", "traces")
     assert choices.resources["requests"] == choices.resources["limits"] == {"cpu": "250m", "memory": "256Mi"}
     assert (settings.collectors.every_s, settings.progress_s) == (7.0, 60.0)

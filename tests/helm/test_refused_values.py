@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.helm.conftest import CHART, Render, Run
+from tools.version import version
 
 from muster_operator.settings import parse
 
@@ -122,7 +123,7 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
     items = render(*values, "serviceMonitor.enabled=true", "prometheusRule.enabled=true", *(f"{p}=null" for p in taken))
     (deployment,) = (item for item in items if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert parse(container["args"]).collectors.choices.image == "registry.example.com/trainer:0.1.0"
+    assert parse(container["args"]).collectors.choices.image == f"registry.example.com/trainer:{version()}"
 
 
 @pytest.mark.parametrize(
