@@ -389,17 +389,15 @@ def test_a_quota_of_a_flavor_that_does_not_exist_is_refused() -> None:
 # ---- notices of an apply
 
 
-@pytest.mark.parametrize("parent", [None, "default"])
-def test_a_limit_of_what_nobody_guarantees_is_noticed(parent: str | None) -> None:
+def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
     default = queue("default", resources=[{"flavor": "h200", "guaranteed": {"pods": 110}}])
     below = [queue("other", "default")]
-    told = apply_notices([queue("small", parent, resources=gpus(limit=8))], [default, *below])
-    whom = "it" if parent is None else "it or queue 'default'"
+    told = apply_notices([queue("small", "default", resources=gpus(limit=8))], [default, *below])
     (notice,) = told.pop("small")
     assert told == {}
     assert notice == (
         "spec.resources[0].limit: nvidia.com/gpu of h200: neither this queue nor one above it guarantees any, so that"
-        f" it can use 0; give {whom} a guaranteed"
+        " it can use 0; give it a guaranteed, or queue 'default' a guaranteed or a limit"
     )
 
 
@@ -419,3 +417,11 @@ def test_a_quota_that_can_be_used_is_not_noticed() -> None:
     company = [queue("top", resources=gpus(guaranteed=8, limit=8)), queue("none", "top", resources=gpus(limit=0))]
     assert apply_notices([*company, queue("small", "top", resources=gpus(limit=1))], []) == {}
     assert apply_notices([queue("a", "new"), queue("new")], []) == {}
+    alone = queue("alone", resources=gpus(limit=8))
+    assert apply_notices([alone, queue("below", "alone", resources=gpus(limit=4))], []) == {}
+
+
+def test_a_root_with_a_limit_alone_takes_jobs_up_to_it() -> None:
+    queues = [queue("a", resources=gpus(limit=8))]
+    check_size(gang(8, 1, "a"), queues)
+    assert "queue a can never have more than 8:" in refused("LargerThanQuota", check_size, gang(9, 1, "a"), queues)

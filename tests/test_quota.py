@@ -71,6 +71,28 @@ def test_an_inner_queues_guarantee_counts_as_at_least_its_childrens_sum() -> Non
     assert tree.guaranteed[0][tree.cells[CELL]] == 16
 
 
+def test_a_root_with_a_limit_and_no_guarantee_has_what_it_is_limited_to() -> None:
+    assert avail([queue("root", limit=24)], {"root": 8}) == {"root": 16}
+
+
+def test_queues_below_a_root_with_a_limit_alone_borrow_the_rest_of_it() -> None:
+    tree = [queue("root", limit=24), queue("a", "root", 8), queue("b", "root")]
+    assert avail(tree, {"b": 4}) == {"root": 20, "a": 20, "b": 20}
+
+
+def test_what_a_queue_below_a_root_with_a_limit_alone_keeps_is_not_lent_to_others() -> None:
+    tree = [queue("root", limit=24), queue("a", "root", 8, lend=0), queue("b", "root")]
+    assert avail(tree, {"b": 10}) == {"root": 6, "a": 14, "b": 6}
+
+
+def test_a_root_that_guarantees_nothing_in_so_many_words_has_nothing_whatever_its_limit() -> None:
+    assert avail([queue("root", guaranteed=0, limit=24)], {}) == {"root": 0}
+
+
+def test_a_limit_alone_gives_nothing_to_a_queue_below_another_one() -> None:
+    assert avail([queue("root", guaranteed=0), queue("a", "root", limit=24)], {})["a"] == 0
+
+
 def test_avail_is_negative_when_over_admitted() -> None:
     assert avail([queue("root", guaranteed=8)], {"root": 11})["root"] == -3
 
@@ -97,7 +119,10 @@ class Words:
         return next(iter(self.by[name].quotas), Quota("h200", GPU))
 
     def guaranteed(self, name: str) -> int:
-        return max(self.quota(name).guaranteed or 0, sum(self.guaranteed(child) for child in self.children[name]))
+        own = self.quota(name).guaranteed
+        if own is None and self.by[name].parent is None:
+            own = self.quota(name).limit
+        return max(own or 0, sum(self.guaranteed(child) for child in self.children[name]))
 
     def _total(self, name: str) -> int:
         own = max(0, self.guaranteed(name) - sum(self.guaranteed(child) for child in self.children[name]))
@@ -133,7 +158,8 @@ class Words:
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[Queue], dict[str, int]]:
     """A tree of up to four levels with random quotas, and what its leaves use."""
-    queues = [queue("q0", None, draw(st.integers(0, 40)))]
+    whole = draw(st.integers(0, 40))
+    queues = [queue("q0", None, limit=whole) if draw(st.booleans()) else queue("q0", None, whole)]
     depth = {"q0": 0}
     for i in range(1, draw(st.integers(1, 9))):
         parent = draw(st.sampled_from([q.name for q in queues if depth[q.name] < 3]))

@@ -13,7 +13,8 @@ Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's 
 and never more than L - all usage below any queue above q: what a queue keeps for itself does not count towards the U
 of those above, but it does count towards their limits (docs/decisions/0011).
 
-Absent: G = 0, L unlimited, K = T. An inner queue's G counts as at least its children's sum. A cell that no queue on
+Absent: G = 0, L unlimited, K = T; but a root with a limit and without a guarantee has G = L: it borrows from nobody, so
+that what it may use is its own. An inner queue's G counts as at least its children's sum. A cell that no queue on
 the path from a leaf to its root names is neither limited nor charged there.
 """
 
@@ -94,7 +95,8 @@ def queue_tree(queues: Sequence[Queue]) -> QueueTree:
         for quota in queue.quotas:
             cell = cells[quota.flavor, quota.resource]
             own[q].add(cell)
-            guaranteed[q][cell] = quota.guaranteed or 0
+            own_guarantee = quota.limit if quota.guaranteed is None and parent[q] < 0 else quota.guaranteed
+            guaranteed[q][cell] = own_guarantee or 0
             limit[q][cell] = UNLIMITED if quota.limit is None else quota.limit
             lend[q][cell] = UNLIMITED if quota.lend is None else quota.lend
     named = tuple(frozenset(cell for above in path[q] for cell in own[above]) for q in range(len(queues)))

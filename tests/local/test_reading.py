@@ -218,6 +218,12 @@ def test_rows_tell_what_a_queue_uses_borrows_and_may_still_take() -> None:
     assert (b["share"], a["share"]) == (16.0, 0.0)
 
 
+def test_a_root_with_a_limit_alone_has_all_of_it_and_borrows_nothing() -> None:
+    snapshot = model.Snapshot(0.0, (), (), (), (), (running("j", "a", 8),))
+    (row,) = queue_rows([queue("a", limit=24)], snapshot, {})
+    assert amounts(row) == {"guaranteed": "24", "limit": "24", "used": "8", "borrowed": "0", "available": "16"}
+
+
 def test_what_is_available_respects_the_limit_of_a_queue_above() -> None:
     tree = [queue("root", guaranteed=100), queue("team", "root", guaranteed=10, limit=10)]
     tree += [queue("keeps", "team", guaranteed=10, lend=0), queue("other", "team")]

@@ -33,6 +33,8 @@ def cluster(draw: Random) -> tuple[Node, ...]:
 def queue_tree(draw: Random, capacity: int) -> tuple[Queue, ...]:
     """A root, up to two departments, two to five leaves; all name h200, some a100."""
     queues = [queue("co", None, draw.choice((0, capacity // 2, capacity)))]
+    if draw.random() < 0.2:
+        queues = [queue("co", limit=capacity)]
     if draw.random() < 0.4:
         extra = queue("co", None, draw.choice((8, 24)), flavor="a100")
         queues[0] = replace(queues[0], quotas=queues[0].quotas + extra.quotas)

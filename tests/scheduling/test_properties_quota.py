@@ -18,7 +18,7 @@ FAR = 1 << 60
 
 
 class Tree:
-    """own = max(0, G - sum of the children's G); T = own + sum of lent; lent = min(K, T); kept = T - lent;
+    """G = L of a root without G; own = max(0, G - sum of the children's G); T = own + sum of lent; lent = min(K, T); kept = T - lent;
     U(inner) = sum of max(0, U(child) - kept(child)); avail(root) = T - U;
     avail(q) = min(L - all usage below q, max(0, kept - U) + avail(parent)), and no more than any limit above leaves."""
 
@@ -35,7 +35,10 @@ class Tree:
         return self.says.get(q, Quota("", ""))
 
     def g(self, q: str) -> int:
-        return max(self.says_of(q).guaranteed or 0, sum(self.g(child) for child in self.below[q]))
+        own = self.says_of(q).guaranteed
+        if own is None and self.parent[q] is None:
+            own = self.says_of(q).limit
+        return max(own or 0, sum(self.g(child) for child in self.below[q]))
 
     def t(self, q: str) -> int:
         own = max(0, self.g(q) - sum(self.g(child) for child in self.below[q]))

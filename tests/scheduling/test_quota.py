@@ -20,6 +20,13 @@ def test_a_flavor_that_no_queue_on_the_path_names_cannot_be_used() -> None:
     assert wait["g"].message == ("needs nodes of flavor h200, but the queue may use none of them (queue q names a100)")
 
 
+def test_a_root_with_a_limit_alone_is_used_up_to_it() -> None:
+    gangs = [gang(uid, at=float(i)) for i, uid in enumerate("abc")]
+    result = plan(world(rack("r1", 4), [queue("q", limit=16)], gangs))
+    assert list(started(result)) == ["a", "b"]
+    assert refused(result)["c"].message == "needs 8 GPUs of h200; queue q has 0 of 16 left and may borrow 0"
+
+
 def test_pods_that_still_terminate_are_charged() -> None:
     stopping = run(gang("old"), ["r1-0"], state="leaving")
     snapshot = world(rack("r1", 2), [queue("q", guaranteed=8)], [gang("new")], [stopping])

@@ -1,7 +1,7 @@
 """What is right, and still hardly meant: told at `muster apply`, refused nowhere.
 
-A quota that can never be used looks like one that can: a queue with a limit alone may borrow, but only what a queue of
-its tree guarantees. Pure: objects in, sentences out.
+A quota that can never be used looks like one that can: a queue with a parent and a limit alone may borrow, but only what
+a queue of its tree has. Pure: objects in, sentences out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def apply_notices(documents: Sequence[_Object], existing: Iterable[_Object]) -> 
 
 
 def guaranteed_to_nobody(tree: QueueTree, queue: int, cell: int) -> bool:
-    """Whether no queue of this queue's tree guarantees any of a cell that its path names: then it can use none."""
+    """Whether no queue of this queue's tree has any of a cell that its path names: then it can use none."""
     return cell in tree.named[queue] and not tree.guaranteed[tree.root(queue)][cell]
 
 
@@ -48,10 +48,9 @@ def _of_limits(queue: Queue, tree: QueueTree) -> list[str]:
             place, what = f"spec.resources[{index}].limit", f"{resource} of {entry.flavor}"
             guaranteed = tree.guaranteed[number][cell]
             if limit and guaranteed_to_nobody(tree, number, cell):
-                above = "it" if root == queue.metadata.name else f"it or queue {root!r}"
                 told.append(
                     f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
-                    f" give {above} a guaranteed"
+                    f" give it a guaranteed, or queue {root!r} a guaranteed or a limit"
                 )
             elif root == queue.metadata.name and 0 < guaranteed < limit:
                 most = format_quantity(guaranteed, resource)

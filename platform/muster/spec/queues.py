@@ -17,7 +17,7 @@ class QueueResources(Strict):
     flavor: ObjectName
     """The kind of node."""
     guaranteed: Quantities = {}
-    """The queue's own, by resource. Left out: none."""
+    """The queue's own, by resource. Left out: none; in a queue without a parent: its limit, if there is one."""
     limit: Quantities = {}
     """The most it may use, borrowed included. Left out: no limit."""
     lend: Quantities = {}

@@ -1,6 +1,7 @@
 """The five formulas of quota, written down a second time: slowly, straight from their definition.
 
-Per (flavor, resource), with G, L, K = guaranteed, limit, lend; absent: G = 0, L and K without bound:
+Per (flavor, resource), with G, L, K = guaranteed, limit, lend; absent: G = 0 (of a root: L, if it has one), L and K
+without bound:
 
     own = max(0, G - sum of the children's G)     T = own + sum of the children's lent
     lent = min(K, T), kept = T - lent             G of an inner queue is at least its children's sum
@@ -70,8 +71,10 @@ class Tree:
         return [queue.key for queue in self.queues.values() if queue.parent == name]
 
     def _guaranteed(self, name: str, cell: Cell) -> int:
-        written = self.queues[name].cells.get(cell, (None, None, None))[0] or 0
-        return max(written, sum(self._guaranteed(child, cell) for child in self._children(name)))
+        written, limit, _ = self.queues[name].cells.get(cell, (None, None, None))
+        if written is None and self.queues[name].parent is None:
+            written = limit
+        return max(written or 0, sum(self._guaranteed(child, cell) for child in self._children(name)))
 
     def _limit(self, name: str, cell: Cell) -> int:
         limit = self.queues[name].cells.get(cell, (None, None, None))[1]
