@@ -41,7 +41,9 @@ def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryC
 
 def test_apply_warns_of_a_quota_that_can_never_be_used(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
-    file.write_text(f"{QUEUE_YAML}spec: {{resources: [{{flavor: local, guaranteed: {{{GPU}: 4}}, limit: {{{GPU}: 8}}}}]}}\n")
+    file.write_text(
+        f"{QUEUE_YAML}spec: {{resources: [{{flavor: local, guaranteed: {{{GPU}: 4}}, limit: {{{GPU}: 8}}}}]}}\n"
+    )
     ended = muster("apply", str(file))
     assert (ended.code, ended.out) == (0, "queue research created\n")
     assert ended.err.startswith("warning: queue 'research': spec.resources[0].limit: nvidia.com/gpu of local: 8 is")
