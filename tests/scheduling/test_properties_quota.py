@@ -18,8 +18,8 @@ FAR = 1 << 60
 
 
 class Tree:
-    """G = L of a root without G; own = max(0, G - sum of the children's G); T = own + sum of lent; lent = min(K, T); kept = T - lent;
-    U(inner) = sum of max(0, U(child) - kept(child)); avail(root) = T - U;
+    """G = L of a root without G; own = max(0, G - sum of the children's G); T = own + sum of lent;
+    lent = min(K, T); kept = T - lent; U(inner) = sum of max(0, U(child) - kept(child)); avail(root) = T - U;
     avail(q) = min(L - all usage below q, max(0, kept - U) + avail(parent)), and no more than any limit above leaves."""
 
     def __init__(self, snapshot: Snapshot, cell: Cell, used: Counter[str]) -> None:

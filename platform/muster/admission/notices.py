@@ -1,7 +1,7 @@
 """What is right, and still hardly meant: told at `muster apply`, refused nowhere.
 
-A quota that can never be used looks like one that can: a queue with a parent and a limit alone may borrow, but only what
-a queue of its tree has. Pure: objects in, sentences out.
+A quota that can never be used looks like one that can: a queue below another one that has a limit alone may borrow, but
+only what a queue of its tree has. Pure: objects in, sentences out.
 """
 
 from __future__ import annotations

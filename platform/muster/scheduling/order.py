@@ -202,8 +202,9 @@ class FairLine:
     def _within(self, gang: Gang, request: Request) -> Within:
         """The guarantees that a gang is within: in each of its options, or in the one it was postponed for."""
         within = self._entitlement.of(request)
-        option = self._option.get(gang.uid)
-        return within if option is None else (within[option],)
+        if gang.uid not in self._option:
+            return within
+        return (within[self._option[gang.uid]],)
 
     def _key(self, queue: int, head: Waiting) -> tuple[int, float, str]:
         place = len(self._tree.path[head.request.queue]) - len(self._tree.path[queue])
