@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from muster.documents import load_documents
 from muster.documents.complaints import field_path, split_field
+from muster.documents.located import MAX_DOCUMENTS
 from muster.errors import InvalidSpec
 from muster.spec import Flavor, Queue, TrainingJob
 
@@ -105,6 +106,19 @@ def test_an_alias_bomb_is_refused_without_being_built() -> None:
     bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
     error = refusal(bomb)
     assert (error.reason, "aliases expand to more than" in str(error)) == ("TooLarge", True)
+
+
+def test_the_number_of_documents_is_bounded_empty_ones_included() -> None:
+    assert len(load_documents("---\n" * (MAX_DOCUMENTS - 1) + "---\n" + QUEUE)) == 1
+    error = refusal("---\n" * 40 + "---\n" * MAX_DOCUMENTS + QUEUE)
+    assert (error.reason, str(MAX_DOCUMENTS) in str(error)) == ("TooLarge", True)
+    assert str(error).startswith(f"jobs.yaml:{MAX_DOCUMENTS + 1}: ")
+
+
+def test_what_aliases_stand_for_counts_over_all_documents_of_a_text() -> None:
+    values = [f"a: &a [{', '.join(['x'] * 1000)}]\nb: [{', '.join(['*a'] * 300)}]\n"] * 2
+    assert "aliases expand to more than" not in str(refusal(values[0]))
+    assert refusal("---\n".join(values)).reason == "TooLarge"
 
 
 def test_an_honest_alias_and_a_merge_are_read() -> None:

@@ -17,7 +17,8 @@ from muster.errors import InvalidSpec
 from muster.spec.depth import MAX_DEPTH
 
 MAX_BYTES = 4 * 2**20
-MAX_VALUES = 400_000
+MAX_DOCUMENTS = 1000
+MAX_VALUES = 400_000  # of all documents of a text together
 
 Path: TypeAlias = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -51,12 +52,17 @@ class Located:
 def parse_located(text: str | bytes, source: str) -> list[Located]:
     """The documents of a text. Raises `InvalidSpec` (MalformedYaml, TooLarge) with source, line and column."""
     text = _decoded(text, source) if isinstance(text, bytes) else text
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
-        raise InvalidSpec(f"{source}: {size} bytes; at most {MAX_BYTES} are read, split the file", reason="TooLarge")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise InvalidSpec(f"{source}: must have at most {MAX_BYTES} bytes; split it", reason="TooLarge")
     try:
-        _check_depth(text, source)
-        return [_located(node, source) for node in yaml.compose_all(text, Loader=_Loader)]
+        _check_bounds(text, source)
+        located: list[Located] = []
+        left = MAX_VALUES
+        for node in yaml.compose_all(text, Loader=_Loader):
+            builder = _Builder(source, left)
+            located.append(Located(builder.build(node, ()), builder.lines))
+            left = builder.left
+        return located
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -96,10 +102,17 @@ def _tab_hint(text: str, mark: Any) -> str:
     return ""
 
 
-def _check_depth(text: str, source: str) -> None:
-    depth = 0
+def _check_bounds(text: str, source: str) -> None:
+    """Depth and number of the documents, before anything is built of them."""
+    depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > MAX_DOCUMENTS:
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                message = f"{source}:{line}: must have at most {MAX_DOCUMENTS} documents; split it"
+                raise InvalidSpec(message, reason="TooLarge")
+        elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
                 line = event.start_mark.line + 1 if event.start_mark else 1
@@ -109,25 +122,20 @@ def _check_depth(text: str, source: str) -> None:
             depth -= 1
 
 
-def _located(node: yaml.Node, source: str) -> Located:
-    builder = _Builder(source)
-    return Located(builder.build(node, ()), builder.lines)
-
-
 class _Builder:
-    """Builds one document's values and the lines of their paths."""
+    """Builds one document's values and the lines of their paths; `left` values may still be built."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, left: int) -> None:
         self.source = source
+        self.left = left
         self.lines: dict[Path, int] = {}
         self.scalars = yaml.constructor.SafeConstructor()
-        self.built = 0
         self.open: set[int] = set()  # nodes being built: one that contains itself has no end
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
-        self.built += 1
-        if self.built > MAX_VALUES:
+        self.left -= 1
+        if self.left < 0:
             message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
             raise self.refusal(node, message, reason="TooLarge")
         if id(node) in self.open:
