@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tracing.kineto import Event, kernel, launch, step, write_trace
+from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
 from muster.tracing.analysis import TraceSummary, summarise
 from muster.tracing.events import Trace
@@ -90,6 +91,82 @@ def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) 
 def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: Work) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation(name, 1, 2), op("aten::mul", 1, 1)])
     assert work_ms(summary) == {kind: 2.0, Work.OTHER: 2.0}
+
+
+def test_forward_and_backward_that_run_in_a_closure_of_the_optimizer_are_compute(traced: Traced) -> None:
+    """10 ms in Optimizer.step: forward 2, zero_grad 1, backward 3 (with frames), clipping and update 2; 2 of Python,
+    of which the part after the backward pass is the optimizer's."""
+    summary = traced.summary(
+        [
+            a_step(1, 0, 10),
+            annotation("Optimizer.step#AdamW.step", 0, 10),
+            op("aten::linear", 0, 2),
+            annotation("Optimizer.zero_grad#AdamW.zero_grad", 2, 1),
+            op("autograd::engine::evaluate_function: AddmmBackward0", 4, 2),
+            op("AddmmBackward0", 4, 2),
+            op("aten::mm", 4, 2),
+            op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 6, 1),
+            op("aten::add_", 6, 1),
+            op("aten::linalg_vector_norm", 7, 0.5),
+            op("aten::lerp_", 8, 1.5),
+        ]
+    )
+    assert work_ms(summary) == {Work.COMPUTE: 5.0, Work.OPTIMIZER: 4.0, Work.OTHER: 1.0}
+
+
+def test_an_annotation_around_the_backward_pass_in_a_closure_ends_before_the_optimizer_begins(traced: Traced) -> None:
+    """Frameworks annotate their calls: the annotation goes on after the last of autograd's events."""
+    summary = traced.summary(
+        [
+            a_step(1, 0, 10),
+            annotation("Optimizer.step#Wrapped.step", 0, 10),
+            annotation("Optimizer.step#AdamW.step", 0, 9),
+            annotation("[pl][profile]Strategy.backward", 1, 4),
+            op("autograd::engine::evaluate_function: MmBackward0", 1, 2),
+            op("aten::mm", 1, 2),
+            op("aten::lerp_", 6, 3),
+        ]
+    )
+    assert work_ms(summary) == {Work.COMPUTE: 2.0, Work.OPTIMIZER: 5.0, Work.OTHER: 3.0}
+
+
+def test_an_optimizer_that_steps_within_the_backward_pass_is_the_optimizer(traced: Traced) -> None:
+    summary = traced.summary(
+        [
+            a_step(1, 0, 10),
+            op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 4),
+            annotation("Optimizer.step#SGD.step", 1, 3),
+            op("aten::add_", 1, 3),
+            op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 4, 4),
+            annotation("Optimizer.step#SGD.step", 5, 3),
+            op("aten::add_", 5, 3),
+        ]
+    )
+    assert work_ms(summary) == {Work.OPTIMIZER: 6.0, Work.OTHER: 4.0}
+
+
+def test_on_a_device_what_a_closure_launches_is_compute_and_what_follows_it_the_optimizer(traced: Traced) -> None:
+    summary = traced.summary(
+        [
+            annotation("Optimizer.step#AdamW.step", 0, 10),
+            launch(1, 1 * MS),
+            op("autograd::engine::evaluate_function: MmBackward0", 2, 2, thread=2),
+            replace(launch(2, 3 * MS), thread=2),
+            launch(3, 6 * MS),
+            kernel("gemm", 10 * MS, 1 * MS, launch=1),
+            kernel("gemm", 11 * MS, 2 * MS, launch=2),
+            kernel("multi_tensor_apply_kernel", 13 * MS, 3 * MS, launch=3),
+        ]
+    )
+    assert work_ms(summary) == {Work.COMPUTE: 3.0, Work.OPTIMIZER: 3.0}
+
+
+def test_a_run_of_lightning_computes_more_than_it_spends_in_the_optimizer() -> None:
+    """Its forward and backward passes run in the closure that it hands to `optimizer.step`."""
+    summary = summarise(read(DATA / "lightning.json.gz"))
+    assert [number for number, _ in summary.steps] == [5, 6, 7]
+    assert summary.share(Work.COMPUTE) > summary.share(Work.OPTIMIZER) > 0
+    assert summary.share(Work.DATA) > 0.2
 
 
 def test_communication_inside_the_optimizer_stays_communication(traced: Traced) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -38,6 +38,7 @@ COMMUNICATION = re.compile(
     r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
 )
 # torch's own annotations, and the plain words that training loops (ours too) put around the same work.
+AUTOGRAD = re.compile(r"autograd::engine::evaluate_function")
 OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
 DATA = re.compile(r"enumerate\(DataLoader\)#|data$")
 # Annotations are frames around work, and so are these: what runs directly in them is Python.
@@ -137,7 +138,7 @@ def _device_lanes(trace: Trace, work: Events) -> Lanes:
     types = kernel_types(trace, work)
     spans = work.spans
     computing = types == KernelType.COMPUTE
-    optimizer = computing & _launched_in(trace, work, _annotated(trace, OPTIMIZER))
+    optimizer = computing & _launched_in(trace, work, _annotated(trace, OPTIMIZER, without_closures(trace)))
     return Lanes(
         {
             Work.COMPUTE: union(spans[computing & ~optimizer]),
@@ -145,15 +146,40 @@ def _device_lanes(trace: Trace, work: Events) -> Lanes:
             Work.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
             Work.MEMORY: union(spans[types == KernelType.MEMORY]),
             # Loading data on the CPU costs the device only while it has nothing to do, and there it comes last.
-            Work.DATA: union(_annotated(trace, DATA)),
+            Work.DATA: union(_annotated(trace, DATA, trace.annotations)),
         }
     )
 
 
-def _annotated(trace: Trace, pattern: re.Pattern[str]) -> Spans:
-    wanted = _matching(trace, pattern)
-    annotations = trace.annotations
-    return union(annotations.spans[wanted[annotations.name]]) if len(annotations) else EMPTY
+def without_closures(trace: Trace) -> Events:
+    """Operators and annotations; those of an optimizer begin where the closure that it called has ended.
+
+    `optimizer.step(closure)` (Lightning calls it so, and LBFGS needs it) runs forward and backward inside the
+    optimizer's annotation. Forward passes have no mark of their own, but what autograd runs has: all up to the end of
+    the last of it, and of the call around it, is the closure. Where a closure is called several times, what the
+    optimizer does in between counts as closure, too.
+    """
+    events = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
+    annotation = events.kind == Kind.ANNOTATION
+    optimizers = np.flatnonzero(annotation & _matching(trace, OPTIMIZER)[events.name]) if len(events) else ()
+    backward = events[_matching(trace, AUTOGRAD)[events.name]] if len(events) else events
+    backward = backward[np.argsort(backward.start, kind="stable")]
+    start = events.start.copy()
+    for i in optimizers:
+        first, behind = np.searchsorted(backward.start, (events.start[i], events.end[i]))
+        if first == behind:
+            continue
+        ended = int(backward.end[first:behind].max())
+        around = (events.thread == events.thread[i]) & (events.start > events.start[i]) & (events.start < ended)
+        calls = events.end[around & (events.end > ended)]
+        start[i] = min(int(calls.max(initial=ended)), int(events.end[i]))
+    return replace(events, start=start)
+
+
+def _annotated(trace: Trace, pattern: re.Pattern[str], events: Events) -> Spans:
+    """When one of the annotations among `events` that match was open."""
+    wanted = (events.kind == Kind.ANNOTATION) & _matching(trace, pattern)[events.name] if len(events) else ()
+    return union(events.spans[np.flatnonzero(wanted)])
 
 
 def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
@@ -168,7 +194,7 @@ def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
 
 def _cpu_lanes(trace: Trace) -> Lanes:
     own = _own_kinds(trace)
-    events = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
+    events = without_closures(trace)
     parts: dict[Work, list[Spans]] = {kind: [] for kind in Work}
     for row in np.unique(events.thread):
         here = events[events.thread == row]
