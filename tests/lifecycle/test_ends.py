@@ -22,7 +22,7 @@ from tests.lifecycle.cases import (
 from muster import spec
 from muster.cluster import Beat, DeletePod, PodView, RemoveJob
 from muster.lifecycle import find, moves
-from muster.lifecycle.conditions import with_fields
+from muster.lifecycle.conditions import is_finished, with_fields
 from muster.model import Placement, RolePlacement, Wait
 
 DONE: Any = "Succeeded"
@@ -79,6 +79,23 @@ def test_max_runtime_bounds_the_stay_restarts_included() -> None:
     assert condition(verdict.status, "Failed") == ("True", "MaxRuntimeExceeded")
     ended = look(one, pods_of(one), now=NOW + 100)
     assert deleted(ended) == [pod.name for pod in pods_of(one)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "broken", "later_s"),
+    [
+        ({"cancel": True}, False, 0),
+        ({"maxRuntimeSeconds": 100}, False, 100),
+        ({"failurePolicy": {"maxRestarts": 0}}, True, 0),
+    ],
+)
+def test_no_pod_of_a_job_that_has_ended_counts_as_ready(fields: Any, broken: bool, later_s: float) -> None:
+    one = running(job())
+    assert one.status.pods_ready == 3
+    one = one.model_copy(update={"spec": job(**fields).spec})
+    pods = pods_of(one)
+    ended = look(one, (failed(pods[0]), *pods[1:]) if broken else pods, now=NOW + later_s).status
+    assert (is_finished(ended), ended.pods_ready, ended.pods_wanted) == (True, 0, 3)
 
 
 def test_max_runtime_starts_anew_after_a_requeue() -> None:

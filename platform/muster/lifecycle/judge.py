@@ -92,7 +92,7 @@ def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds:
     message = f"all {wanted} essential pods exited with code 0" if wanted > 1 else "the pod exited with code 0"
     status = _started(case, case.status)
     status = moves.finish(status, COMPLETE, "Completed", message, now)
-    return Ruling(with_fields(status, {"pods_ready": 0}), ("Normal", "Completed", message))
+    return Ruling(status, ("Normal", "Completed", message))
 
 
 def _edited(case: _Case) -> Ruling | None:

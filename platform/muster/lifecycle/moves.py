@@ -163,6 +163,7 @@ def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now:
         "requeue_after": None,
         "queue_position": None,
         "estimated_start": None,
+        "pods_ready": 0,
     }
     status = set_condition(with_fields(status, fields), kind, True, reason, message, now)
     if find(status, PODS_READY) is not None:
