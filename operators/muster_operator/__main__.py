@@ -29,6 +29,7 @@ from muster_operator.kube.api import Api, ApiError, Limits
 from muster_operator.kube.connect import Endpoint, connect
 from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import Claim, Election
+from muster_operator.kube.outages import Outages
 from muster_operator.lasting import lasting
 from muster_operator.logs import log_to_stderr
 from muster_operator.manifests.pods import PodChoices
@@ -266,13 +267,23 @@ async def operate(settings: Settings, endpoint: Endpoint) -> None:
     """Run the operator until SIGTERM or SIGINT."""
     metrics, stop = Metrics(), asyncio.Event()
     async with AsyncExitStack() as stack:
-        election = None
+        election, outages = None, Outages()
         if settings.lease_times is not None:
-            lease_api = await stack.enter_async_context(Api(endpoint, _LEASE_CALLS, count=metrics.count_call))
+            lease_api = await stack.enter_async_context(
+                Api(endpoint, _LEASE_CALLS, count=metrics.count_call, outages=outages)
+            )
             claim = Claim(settings.identity, settings.lease_times)
             election = Election(lease_api, settings.namespace, settings.lease_name, claim)
         fence = Fence(election)
-        api = await stack.enter_async_context(Api(endpoint, settings.limits, may_write=fence, count=metrics.count_call))
+        api = await stack.enter_async_context(
+            Api(
+                endpoint,
+                settings.limits,
+                may_write=lambda: fence() and outages.current(),
+                count=metrics.count_call,
+                outages=outages,
+            )
+        )
         operator = Operator(settings, api, fence, metrics)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

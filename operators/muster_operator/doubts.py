@@ -45,6 +45,7 @@ _jobs = msgspec.json.Decoder(_Jobs)
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     write: Write | None  # None: the object needs to be read only
+    wanted: Callable[[], bool]
     since: float
 
 
@@ -57,19 +58,19 @@ class Doubts:
     clock: Callable[[], float] = time.monotonic
     _open: dict[str, _Doubt] = field(default_factory=dict)
 
-    async def watch_over(self, path: str, write: Write) -> bytes:
+    async def watch_over(self, path: str, write: Write, wanted: Callable[[], bool] = lambda: True) -> bytes:
         """Make a write of the object at `path`. Raises what the write raises, and remembers it if there was no answer,
-        or the object if it may be another than the one we know."""
+        or the object if it may be another than the one we know. It is made again only while it is `wanted`."""
         try:
             return await write()
         except Fenced:
             raise  # it was not begun
         except ApiError as error:
             if error.code == 409 or error.code >= 500:
-                self._open[path] = _Doubt(None, self.clock())
+                self._open[path] = _Doubt(None, wanted, self.clock())
             raise
         except ClusterError:
-            self._open[path] = _Doubt(write, self.clock())
+            self._open[path] = _Doubt(write, wanted, self.clock())
             raise
 
     async def settle(self) -> None:
@@ -86,7 +87,7 @@ class Doubts:
     async def _settle(self, path: str) -> None:
         doubt = self._open[path]
         try:
-            if doubt.write is not None and self.clock() - doubt.since < _LATE_S:
+            if doubt.write is not None and doubt.wanted() and self.clock() - doubt.since < _LATE_S:
                 await doubt.write()
         except Fenced:
             raise

@@ -81,6 +81,7 @@ class Leader:
         self._writer.refusals.end_pauses()  # nobody remembers when they end
         try:
             while self._may_write():
+                await self._until_current()
                 self.changed.clear()
                 began = time.monotonic()
                 pause_s = await self._round(term)
@@ -112,11 +113,16 @@ class Leader:
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
     async def _decide_and_write(self, term: Term) -> Outcome:
+        outages = self._writer.api.outages
         await self._writer.doubts.settle()
+        seen_at = outages.count
         began = time.monotonic()
         self._accounts.round_began = time.time()
         world = self._sight.observe()
         round_ = await asyncio.to_thread(term.engine.decide, world)
+        if outages.count != seen_at:
+            term.engine.recheck()
+            raise Fenced("aborted: the API server could not be reached while this was decided")
         decided = time.monotonic()
         self._metrics.rounds.add()
         self._metrics.plan_s.observe(decided - began)
@@ -195,8 +201,24 @@ class Leader:
             term.engine.recheck(uids)
             self.changed.set()
 
+    async def _until_current(self) -> None:
+        """Until all is listed again, after an outage say, or the Lease is lost."""
+        outages, began, logged_after_s = self._writer.api.outages, time.monotonic(), _LOOK_S
+        while self._may_write() and not outages.current():
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await outages.wait_until_current()
+            except TimeoutError:
+                waited_s = time.monotonic() - began
+                if waited_s >= logged_after_s:
+                    logged_after_s = waited_s * 2.0
+                    _LOG.warning("nothing is decided until all is listed again", extra={"missing": outages.missing()})
+
     def _in_trouble(self, term: Term, error: ClusterError) -> float:
         """What was not written is decided again, after a pause that grows."""
+        if not self._writer.api.outages.current():
+            _LOG.warning("round ended early", extra={"why": str(error)})
+            return 0.0
         term.troubles += 1
         least, most = _TROUBLE_S
         pause_s = min(most, least * 2.0 ** min(term.troubles - 1, 10))

@@ -142,7 +142,9 @@ class Staffing:
         path, body = PODS.path(known.namespace), msgspec.json.encode(manifest)
         try:
             answer = await self.doubts.watch_over(
-                PODS.path(known.namespace, write.name), lambda: self.api.post(path, body, accept=METADATA_ONLY)
+                PODS.path(known.namespace, write.name),
+                lambda: self.api.post(path, body, accept=METADATA_ONLY),
+                lambda: self.sight.jobs.known(known.uid) is not None,  # or it was deleted meanwhile
             )
         except ApiError as error:
             if error.reason == "AlreadyExists":

@@ -148,6 +148,24 @@ def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read
     assert server.calls == ["POST", "GET"]
 
 
+def test_what_is_not_wanted_any_more_is_only_read() -> None:
+    server = Server(lost=1)
+
+    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+        seen.jobs.put(job_seen())
+        with pytest.raises(ClusterError):
+            await doubts.watch_over(
+                POD,
+                lambda: api.post("/api/v1/namespaces/team/pods", b"{}"),
+                lambda: seen.jobs.known("uid-llama") is not None,
+            )
+        seen.jobs.drop(job_seen(version=2))
+        await doubts.settle()
+
+    play(server, story)
+    assert server.calls == ["POST", "GET"]
+
+
 def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
     server = Server(lost=3)
 

@@ -42,6 +42,7 @@ class Server:
 
     lists: list[tuple[int, list[bytes]]]
     watches: list[bytes] = field(default_factory=list)
+    refusals: list[int] = field(default_factory=list)  # of watches, before any is opened
     asked_from: list[str] = field(default_factory=list)
     listed: int = 0
 
@@ -53,6 +54,9 @@ class Server:
                 body=b'{"items":[%s],"metadata":{"resourceVersion":"%d"}}' % (b",".join(items), version)
             )
         self.asked_from.append(request.query["resourceVersion"])
+        if self.refusals:
+            code = self.refusals.pop(0)
+            return web.json_response({"code": code, "message": "refused"}, status=code)
         response = web.StreamResponse()
         await response.prepare(request)
         if self.watches:
@@ -160,3 +164,69 @@ def test_what_is_no_list_is_asked_for_again(caplog: pytest.LogCaptureFixture) ->
         play(server, seen, lambda: bool(server.asked_from))
     assert seen.jobs == {"a": 3}
     assert any("not a list" in str(vars(record).get("why")) for record in caplog.records)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that reflectors make; they take no time."""
+    made: list[float] = []
+
+    async def pause(reflector: Reflector[Job], pause_s: float) -> None:
+        made.append(pause_s)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Reflector, "_pause", pause)
+    return made
+
+
+def test_watches_that_end_as_soon_as_they_are_open_are_opened_again_after_pauses_that_grow(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server([(7, [])], [b""] * 12)
+    with caplog.at_level(logging.WARNING, "muster.operator"):
+        play(server, Seen(), lambda: len(server.asked_from) == 13)
+    assert len(pauses) == 11
+    assert 0.05 <= pauses[0] <= 0.1
+    assert all(5.0 <= pause_s <= 10.0 for pause_s in pauses[8:])
+    assert server.listed == 1
+    assert [str(vars(record)["why"]) for record in caplog.records] == ["the watch ended at once"] * 2
+
+
+def test_a_version_that_the_server_does_not_know_any_more_is_followed_by_a_list_without_a_pause(
+    pauses: list[float],
+) -> None:
+    server = Server([(7, []), (12, [plain("a", 3)])], refusals=[500] * 8 + [410])
+    seen = Seen()
+    play(server, seen, lambda: server.asked_from[-1:] == ["12"])
+    assert len(pauses) == 7, "none after the 410"
+    assert (server.listed, seen.jobs) == (2, {"a": 3})
+
+
+def test_versions_that_expire_again_and_again_are_followed_by_lists_after_pauses(pauses: list[float]) -> None:
+    server = Server([(7, [])], refusals=[410] * 4)
+    play(server, Seen(), lambda: len(server.asked_from) == 5)
+    assert (server.listed, len(pauses)) == (5, 2)
+
+
+def test_an_outage_that_another_call_notices_has_everything_listed_again() -> None:
+    server, seen = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])]), Seen()
+
+    async def main() -> None:
+        async def follow(api: Api) -> None:
+            reflector = Reflector(api, TRAINING_JOBS, Job, seen)
+            running = asyncio.create_task(reflector.run())
+            async with asyncio.timeout(60):
+                while server.asked_from != ["7"]:  # noqa: ASYNC110 - a condition of the server, not of ours
+                    await asyncio.sleep(0.01)
+                assert api.outages.current()
+                api.outages.lost()
+                assert not api.outages.current()
+                assert api.outages.missing() == ["trainingjobs"]
+                await api.outages.wait_until_current()
+                assert seen.jobs == {"a": 3}
+            running.cancel()
+
+        await serving(server, follow)
+
+    asyncio.run(main())
+    assert server.listed == 2

@@ -20,6 +20,7 @@ import msgspec
 from muster.errors import ClusterError
 from muster_operator.kube.bucket import TokenBucket
 from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.outages import Outages
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -71,7 +72,8 @@ Count = Callable[[str, str, str], None]
 
 
 class Api:
-    """Calls to one API server. An async context manager; `may_write` is asked right before every write."""
+    """Calls to one API server. An async context manager; `may_write` is asked right before every write. A
+    write that was asked for before an outage is not begun after it; `outages` may be shared with other clients."""
 
     def __init__(
         self,
@@ -80,10 +82,12 @@ class Api:
         *,
         may_write: Callable[[], bool] = lambda: True,
         count: Count = lambda verb, resource, code: None,
+        outages: Outages | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._may_write = may_write
         self._count = count
+        self.outages = outages or Outages()
         self._bucket = TokenBucket(limits.per_s, limits.burst)
         self._in_flight = asyncio.Semaphore(limits.in_flight)
         self._connections = limits.in_flight
@@ -137,7 +141,7 @@ class Api:
     async def stream(self, path: str, params: Mapping[str, str], quiet_s: float) -> AsyncIterator[aiohttp.StreamReader]:
         """The body of a watch as it comes. Raises ClusterError when nothing came for `quiet_s`, and as `read` does."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=quiet_s)
-        resource = _resource(path)
+        resource, answered = _resource(path), False
         try:
             await self._turn()
             async with self._http().get(
@@ -147,12 +151,16 @@ class Api:
                 timeout=timeout,
                 server_hostname=self._endpoint.server_name,
             ) as response:
+                answered = True
+                self.outages.answered()
                 self._count("WATCH", resource, str(response.status))
                 if response.status != 200:
                     raise _failed(response.status, await response.read())
                 yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count("WATCH", resource, "error")
+            if not answered:
+                self._unanswered(error)
             raise ClusterError(f"watch of {resource}: {_said(error)}") from error
 
     # ---- one call
@@ -160,12 +168,14 @@ class Api:
     async def _call(
         self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
     ) -> bytes:
-        resource, writes = _resource(path), _writes(verb, params)
+        resource, writes, outages = _resource(path), _writes(verb, params), self.outages.count
         for attempt in range(_RETRIES + 1):
             await self._turn()
             async with self._in_flight:
                 if writes:
                     self._fence(f"{verb} {path}")
+                    if self.outages.count != outages:
+                        raise Fenced(f"{verb} {path} aborted: it was decided before the API server was unreachable")
                 code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
             self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
             if 200 <= code < 300:
@@ -194,10 +204,17 @@ class Api:
                     trace_request_ctx=f"{verb} {path}" if _writes(verb, params) else None,
                 ) as response,
             ):
+                self.outages.answered()
                 return response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count(verb, _resource(path), "error")
+            self._unanswered(error)
             raise ClusterError(f"{verb} {path}: {_said(error)}") from error
+
+    def _unanswered(self, error: Exception) -> None:
+        """Note an outage, unless there was a connection and the answer only took too long."""
+        if isinstance(error, aiohttp.ClientError) or not isinstance(error, TimeoutError):
+            self.outages.lost()
 
     def _fence(self, call: str) -> None:
         if not self._may_write():

@@ -1,7 +1,8 @@
 """A resource of the API server, kept in memory: list once, then watch, for ever.
 
-A watch goes on from the version it has reached; when the server no longer knows that version (410), everything is
-listed again. What a list or a watch says goes to a `Sink`; whether that changed anything is the sink's business.
+A watch goes on from the version it has reached; when the server no longer knows that version (410), and after an outage
+(`outages`), everything is listed again. What a list or a watch says goes to a `Sink`; whether that changed anything is
+the sink's business.
 
 Anybody may write what is read here, and every replica reads it, after every restart. So nothing in one object ends a
 watch or hides another object: what no decoder follows down is read without its depths, what cannot be read is left out,
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +31,8 @@ _PAGE = 500
 _WATCH_S = (300, 600)  # each watch asks to be ended after some time in between
 _QUIET_S = 150.0  # bookmarks come about once a minute; a watch that is quieter is taken for dead
 _BACKOFF_S = (0.05, 10.0)
+_NEVER = -1
+_SHORT_S = 1.0  # a watch that ends sooner, however it ends, counts as one that failed
 _SLICE = 200  # events handled before others get their turn
 
 
@@ -89,6 +93,9 @@ class Reflector(Generic[T]):
         self._bookmark = msgspec.json.Decoder(_Bookmark)
         self._status = msgspec.json.Decoder(Status)
         self._version = 0
+        self._outages = api.outages
+        self._listed_at = _NEVER  # how many outages there had been when the newest list began
+        self._opened_at: float | None = None  # when the present watch was
         self._random = random.Random()
 
     @property
@@ -97,28 +104,50 @@ class Reflector(Generic[T]):
         return self._version
 
     async def run(self) -> None:
-        """List and watch until cancelled."""
-        listed, troubles = False, 0
+        """List and watch until cancelled. What fails is tried again after a backoff; a version that the server does not
+        know any more is followed by a list at once, unless the one before was."""
+        self._listed_at = _NEVER
+        failures = expired = 0
         while True:
+            self._opened_at = None
+            error: Exception
             try:
-                if not listed:
+                if self._listed_at != self._outages.count:
                     await self._list()
-                    listed = True
                     self.synced.set()
+                    continue
                 await self._watch()
-                troubles = 0
-            except Expired as error:
+                error = ClusterError("the watch ended at once")
+            except Expired as caught:
+                self._listed_at, expired, error = _NEVER, expired + 1, caught
                 _LOG.info("listing again", extra={"resource": self.resource.plural, "why": str(error)})
-                listed, troubles = False, troubles + 1
-            except ClusterError as error:
-                troubles += 1
-                if troubles in (2, 5) or troubles % 20 == 0:  # not every attempt of a long outage
-                    _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
-            except Exception:  # a bug that something met: everything else must go on being seen
+            except ClusterError as caught:
+                error = caught
+            except Exception as caught:  # a bug that something met: everything else must go on being seen
+                self._listed_at, error = _NEVER, caught
                 _LOG.exception("listing again", extra={"resource": self.resource.plural})
-                listed, troubles = False, troubles + 1
-            if troubles > 1:
-                await asyncio.sleep(self._backoff(troubles - 1))
+            lasted_s = 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
+            if lasted_s >= _SHORT_S and isinstance(error, ClusterError):
+                failures = expired = 0
+                continue
+            if isinstance(error, Expired) and expired == 1:
+                continue
+            failures += 1
+            if failures in (2, 5) or failures % 20 == 0:  # not every attempt of a long outage
+                _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
+            if failures > 1:
+                await self._pause(self._backoff(failures - 1))
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait, while the API server cannot be reached only until it can."""
+        if self._outages.reachable.is_set():
+            await asyncio.sleep(pause_s)
+            return
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._outages.reachable.wait()
+        except TimeoutError:
+            return
 
     def _backoff(self, troubles: int) -> float:
         least, most = _BACKOFF_S
@@ -127,6 +156,7 @@ class Reflector(Generic[T]):
     async def _list(self) -> None:
         """All objects, page by page, as of now: without a version the server answers from its store."""
         objects: list[T] = []
+        outages = self._outages.lists(self.resource.plural)
         params = {"limit": str(_PAGE)}
         while True:
             try:
@@ -149,9 +179,20 @@ class Reflector(Generic[T]):
             await asyncio.sleep(0)
         self._version = int(page.metadata.resource_version)
         self._replace(objects)
+        self._listed_at = outages
+        self._outages.listed(self.resource.plural, outages)
 
     async def _watch(self) -> None:
-        """What happens from our version on, until the server ends it."""
+        """What happens from our version on, until the server ends it. Raises Expired at an outage: see `Outages`."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                with self._outages.ends(scope):
+                    await self._follow()
+        except TimeoutError as error:
+            assert scope.expired(), "a watch that is too quiet raises ClusterError"
+            raise Expired("the API server could not be reached") from error
+
+    async def _follow(self) -> None:
         params = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -160,6 +201,7 @@ class Reflector(Generic[T]):
         }
         try:
             async with self._api.stream(self.resource.path(), params, _QUIET_S) as stream:
+                self._opened_at = time.monotonic()
                 rest, handled = b"", 0
                 async for chunk in stream.iter_any():
                     lines = (rest + chunk).split(b"\n")

@@ -263,6 +263,45 @@ def test_work_goes_on_after_the_api_server_was_away(pool: Pool, start: Start, pl
     assert operator.running
 
 
+def test_after_an_outage_no_pod_is_created_for_a_job_that_is_deleted_before_the_watches_are_back(
+    pool: Pool, start: Start, plane: ControlPlane
+) -> None:
+    operator = start()
+    taken = [foreign(pool, f"foreign-{number}", pool.node(number), 4) for number in range(4)]
+    pool.wait("they are bound", lambda: all(pod["spec"].get("nodeName") for pod in pool.pods()))
+    jobs = [f"small-{number}" for number in range(8)]
+    for name in jobs:
+        pool.submit(name, pods=1)
+    pool.wait("they wait for resources", lambda: all(pool.waits_for(name) for name in jobs))
+    plane.kill_apiserver()
+    failed = 'muster_api_calls_total{verb="%s",resource="%s",code="error"}'
+
+    def backoffs_are_long() -> bool:
+        """Of both watches: each has failed often."""
+        counts = [
+            [operator.metric(failed % (verb, of)) for verb in ("GET", "WATCH")] for of in ("pods", "trainingjobs")
+        ]
+        return all(sum(both) >= 8 for both in counts)
+
+    operator.wait("backoffs are long", backoffs_are_long)
+    plane.resume_apiserver()
+    for name in jobs:
+        pool.delete(name)
+    for name in taken:
+        pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/{name}", gracePeriodSeconds=0)
+    pool.submit("last", pods=1)
+    pool.wait_for_phase("last", "Running")
+    assert operator.metric('muster_api_calls_total{verb="POST",resource="pods",code="201"}') == 1
+
+
+def foreign(pool: Pool, name: str, node: str, gpus: int) -> str:
+    """A pod of somebody else on a node; its name."""
+    limits = {"resources": {"limits": {GPU: str(gpus)}}}
+    spec = {"nodeName": node, "containers": [{"name": "main", "image": "none", **limits}]}
+    pool.api.create(f"/api/v1/namespaces/{pool.namespace}/pods", {"metadata": {"name": name}, "spec": spec})
+    return name
+
+
 def test_two_operators_take_turns(pool: Pool, start: Start) -> None:
     first = start("first", *QUICK)
     first.wait("the first leads", lambda: first.leads)

@@ -1,0 +1,108 @@
+"""After an outage nothing is decided, and nothing that was decided before it is written, until all is listed again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from tests.operator.serving import Rounds, Server, serve, serving
+
+from muster.errors import ClusterError
+from muster_operator.kube.api import Api, ApiError, Fenced, Limits
+from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.outages import Outages
+
+
+def test_outages_are_over_once_all_resources_were_listed_since() -> None:
+    outages = Outages()
+    for resource in ("pods", "nodes"):
+        outages.listed(resource, outages.lists(resource))
+    assert outages.current()
+    began = outages.lists("pods")
+    assert outages.missing() == ["pods"]
+    outages.lost()
+    outages.listed("pods", began)
+    assert outages.missing() == ["pods", "nodes"], "that list is older than the outage"
+    outages.listed("nodes", outages.lists("nodes"))
+    assert not outages.current()
+    outages.listed("pods", outages.lists("pods"))
+    assert outages.current()
+
+
+def test_a_server_that_cannot_be_reached_is_an_outage_and_one_that_refuses_is_none() -> None:
+    async def story(api: Api) -> None:
+        with pytest.raises(ApiError):
+            await api.post("/api/v1/namespaces/team/pods", b"{}")
+        assert api.outages.count == 0
+        async with Api(
+            Endpoint("http://127.0.0.1:1", None, None, lambda: None), Limits(), outages=api.outages
+        ) as other:
+            with pytest.raises(ClusterError):
+                await other.read("/api/v1/pods")
+            assert (api.outages.count, api.outages.reachable.is_set()) == (1, False)
+            with pytest.raises(ClusterError):
+                async with other.stream("/api/v1/pods", {}, 60.0):
+                    pass
+            assert api.outages.count == 2
+        await api.read("/api/v1/pods")
+        assert api.outages.reachable.is_set()
+
+    serve(Server(refuses=[("POST", "pods", 500)]), story)
+
+
+def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster_operator.kube.api._TIMEOUT_S", 0.05)
+
+    class Slow:
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(60)
+            return web.Response()
+
+    async def story(api: Api) -> None:
+        with pytest.raises(ClusterError):
+            await api.read("/api/v1/pods")
+        assert api.outages.count == 0
+
+    asyncio.run(serving(Slow(), story))
+
+
+def test_a_write_that_was_asked_for_before_an_outage_is_not_begun_after_it() -> None:
+    class Busy:
+        calls = 0
+        api: Api
+
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            self.calls += 1
+            self.api.outages.lost()
+            return web.json_response({}, status=503, headers={"Retry-After": "0"})
+
+    busy = Busy()
+
+    async def story(api: Api) -> None:
+        busy.api = api
+        with pytest.raises(Fenced):
+            await api.post("/api/v1/namespaces/team/pods", b"{}")
+
+    asyncio.run(serving(busy, story))
+    assert busy.calls == 1
+
+
+def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        began = api.outages.lists("trainingjobs")
+        rounds.leader.changed.set()  # which a round that begins clears
+        leading = asyncio.create_task(rounds.leader.lead())
+        async with asyncio.timeout(60):
+            while rounds.leader.term is None:  # noqa: ASYNC110 - a condition of another part
+                await asyncio.sleep(0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert rounds.leader.changed.is_set()
+            api.outages.listed("trainingjobs", began)
+            while not rounds.leader._metrics.rounds.value(()):  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
+        leading.cancel()
+
+    serve(Server(), story)
