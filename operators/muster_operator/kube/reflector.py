@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class Reflector(Generic[T]):
         self._version = 0
         self._outages = api.outages
         self._listed_at = _NEVER  # how many outages there had been when the newest list began
-        self._opened_at: float | None = None  # when the present watch was
+        self._opened_at = math.inf  # when the present watch was; inf before it is
         self._random = random.Random()
 
     @property
@@ -109,7 +110,7 @@ class Reflector(Generic[T]):
         self._listed_at = _NEVER
         failures = expired = 0
         while True:
-            self._opened_at = None
+            self._opened_at = math.inf
             error: Exception
             try:
                 if self._listed_at != self._outages.count:
@@ -126,8 +127,7 @@ class Reflector(Generic[T]):
             except Exception as caught:  # a bug that something met: everything else must go on being seen
                 self._listed_at, error = _NEVER, caught
                 _LOG.exception("listing again", extra={"resource": self.resource.plural})
-            lasted_s = 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
-            if lasted_s >= _SHORT_S and isinstance(error, ClusterError):
+            if time.monotonic() - self._opened_at >= _SHORT_S and isinstance(error, ClusterError):
                 failures = expired = 0
                 continue
             if isinstance(error, Expired) and expired == 1:
@@ -188,8 +188,7 @@ class Reflector(Generic[T]):
             async with asyncio.timeout(None) as scope:
                 with self._outages.ends(scope):
                     await self._follow()
-        except TimeoutError as error:
-            assert scope.expired(), "a watch that is too quiet raises ClusterError"
+        except TimeoutError as error:  # a watch that is too quiet raises ClusterError
             raise Expired("the API server could not be reached") from error
 
     async def _follow(self) -> None:
