@@ -56,7 +56,7 @@ def install(plane: ControlPlane, chart: Path = CHART, *settings: str) -> str:
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of this file's own with the chart in it: CRDs that belong to a release belong to nobody else."""
     with start(tmp_path_factory.mktemp("chart")) as plane:
-        install(plane)
+        install(plane, CHART, "--set=admissionPolicy.enabled=true")
         for name in ("team-a", "team-b"):
             plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         plane.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", "--namespace=team-a")

@@ -267,6 +267,22 @@ def test_the_security_page_tells_every_right_of_the_operator(render: Render) -> 
     assert rows == {f"`{', '.join(rule['resources'])}`: {', '.join(rule['verbs'])}" for rule in given}
 
 
+def test_the_admission_policies_are_off_unless_asked_for_and_need_kubernetes_1_30(render: Render, helm: Run) -> None:
+    policy = "ValidatingAdmissionPolicy"
+    assert not kinds(render()) & {policy, f"{policy}Binding"}
+    enabled = "admissionPolicy.enabled=true"
+    done = helm("template", "--set=image.repository=x", f"--set={enabled}")
+    assert done.returncode != 0
+    assert "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got v1.29.0" in done.stderr
+    items = render(enabled, extra=("--kube-version=1.30.0",))
+    names = {kind: [item["metadata"]["name"] for item in items if item["kind"] == kind] for kind in kinds(items)}
+    assert names[policy] == names[f"{policy}Binding"] == ["m-muster-operator-pods", "m-muster-operator-secrets"]
+    account = one(items, "ServiceAccount")["metadata"]
+    user = f'request.userInfo.username == "system:serviceaccount:{account["namespace"]}:{account["name"]}"'
+    conditions = [item["spec"]["matchConditions"] for item in items if item["kind"] == policy]
+    assert {condition["expression"] for (condition,) in conditions} == {user}
+
+
 def test_traffic_out_of_the_operator_can_be_bounded_too_and_further_ways_left_open(render: Render) -> None:
     assert one(render(), "NetworkPolicy")["spec"]["policyTypes"] == ["Ingress"]
     policy = one(render("networkPolicy.egress.enabled=true"), "NetworkPolicy")["spec"]

@@ -58,6 +58,8 @@ def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
         ("collector.store.url=https://me:word@example.com/x", "url"),
         ("collector.store.secretName=A b", "secretName"),
         ("operator.extraArgs={no-lease}", "extraArgs"),
+        ("admissionPolicy.enabled=maybe", "enabled"),
+        ("admissionPolicy.allow.hostPaths=true", "hostPaths"),
         ("operator.resources.limits.cpu=much", "cpu"),
         ("operator.resources.limits.gpu=1", "gpu"),
         ("operator.tolerations[0].taint=x", "taint"),

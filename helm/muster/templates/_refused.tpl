@@ -16,6 +16,9 @@ value's name, what it is, and what would be right.
 {{- fail (printf "jobPods.priorityClass.name: %q is kept for Kubernetes itself; write a name without system-" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- include "muster.refuseFlags" . -}}
 {{- $own := include "muster.labels" . | fromYaml -}}
 {{- range $field, $keys := dict "operator.podLabels" .Values.operator.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
