@@ -33,6 +33,7 @@ class MemoryClient:
     logged: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest attempt that has a log
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
+    not_passed: list[str] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
@@ -49,6 +50,9 @@ class MemoryClient:
             row: dict[str, Any] = {"kind": item.kind, "namespace": None, "name": item.metadata.name, "result": result}
             rows.append(row | ({"notices": told[item.metadata.name]} if item.metadata.name in told else {}))
         return rows
+
+    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+        return self.not_passed
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         kept: dict[str, Any] = self.kept_queues if kind == "Queue" else self.kept_jobs

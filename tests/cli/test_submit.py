@@ -11,7 +11,9 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import FAILURE, JOB_YAML, QUEUE_YAML, job, queue, status
 
+from muster.cli.reading import environment_overrides
 from muster.cli.views.job_words import last_words
+from muster.errors import InvalidSpec
 
 
 @pytest.fixture
@@ -35,6 +37,54 @@ def test_submit_says_where_the_job_went_and_how_to_follow_it(file: Path, cluster
 def test_oversubscribe_is_noted_on_the_job(file: Path, muster: Muster) -> None:
     (row,) = muster("submit", str(file), "--oversubscribe", "--json").rows
     assert row["metadata"]["annotations"]["muster.dev/oversubscribe"] == "true"
+
+
+def test_variables_of_the_command_line_go_into_the_job_and_names_alone_are_noted(
+    file: Path, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "do-not-tell")
+    ended = muster("submit", str(file), "--env", "HF_TOKEN", "--env", "A=1", "--json")
+    (row,) = ended.rows
+    assert {"name": "A", "value": "1"} in row["spec"]["roles"][0]["template"]["spec"]["containers"][0]["env"]
+    assert row["metadata"]["annotations"]["muster.dev/pass-environment"] == "HF_TOKEN"
+    assert "do-not-tell" not in ended.out + cluster.kept_jobs["llama"].model_dump_json()
+
+
+@pytest.mark.parametrize("given", ["HF_TOKEN=do-not-tell", "NOT_SET_ANYWHERE", "a b"])
+def test_a_variable_that_cannot_be_given_is_refused_before_anything_is_submitted(
+    file: Path, cluster: MemoryClient, muster: Muster, given: str
+) -> None:
+    ended = muster("submit", str(file), "--env", given)
+    assert (ended.code, cluster.kept_jobs) == (2, {})
+    assert "--env" in ended.err
+    assert "do-not-tell" not in ended.err
+
+
+def test_secrets_are_not_written_into_a_job_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "do-not-tell")
+    monkeypatch.setenv("HF_HOME", "/hf")
+    with pytest.raises(InvalidSpec, match="secretKeyRef"):
+        environment_overrides(["HF_TOKEN"], on_host=False)
+    assert environment_overrides(["HF_HOME", "A=1"], on_host=False) == ([], {"HF_HOME": "/hf", "A": "1"})
+
+
+def test_what_is_not_passed_on_is_told_once_by_name(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    cluster.not_passed = [f"NAME_{number}" for number in range(14)]
+    (line,) = muster("submit", str(file)).err.splitlines()
+    assert "NAME_0, NAME_1" in line
+    assert "NAME_11 and 2 more" in line
+    cluster.kept_jobs.clear()
+    assert muster("submit", str(file), "--json").err == ""
+
+
+def test_json_hides_the_secrets_of_templates(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    template = "{spec: {containers: [{name: main, image: x, env: [{name: HF_TOKEN, value: do-not-tell}]}]}}"
+    text = "{apiVersion: muster.dev/v1alpha1, kind: TrainingJob, metadata: {name: s}, spec: {queue: research, roles: "
+    file.write_text(f"{text}[{{name: t, template: {template}}}]}}}}")
+    told = [muster("submit", str(file), "--json"), muster("describe", "s", "--json"), muster("jobs", "--json")]
+    told += [muster("cancel", "s", "--json"), muster("describe", "s")]
+    assert [ended.code for ended in told] == [0] * 5
+    assert all("do-not-tell" not in ended.out + ended.err for ended in told)
 
 
 def test_submit_as_json_prints_a_list_of_objects(file: Path, muster: Muster) -> None:

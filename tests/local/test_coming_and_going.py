@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -19,8 +20,9 @@ from muster.local.client import LocalClient
 from muster.local.connection import NobodyThere, request
 from muster.local.daemon import ALREADY_RUNS
 from muster.local.home import open_home
+from muster.local.job_environments import JobEnvironments
 from muster.local.pod_folder import PodFolder
-from muster.local.submitter import noted
+from muster.local.submitter import noted, passing
 
 pytestmark = pytest.mark.slow
 
@@ -31,19 +33,45 @@ def own(home: Path) -> LocalClient:
     return LocalClient.up(home, nodes="4x8", idle_s=60)
 
 
-def test_secrets_of_whoever_started_the_daemon_reach_neither_it_nor_a_replica(home: Path) -> None:
-    os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["NCCL_DEBUG"] = "do-not-tell", "WARN"
-    try:
-        client = LocalClient.up(home, idle_s=60)
-    finally:
-        del os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["NCCL_DEBUG"]
-    client.submit(shell_job("curious", "env; cat /proc/$PPID/environ /proc/$PPID/cmdline", env={"MINE": "a-b"}))
-    ended(client, "curious")
+def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_the_daemon(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("NCCL_DEBUG", "of-the-starter"), ("HF_TOKEN", "token-of-the-starter")):
+        monkeypatch.setenv(name, value)
+    client = LocalClient.up(home, idle_s=60)
+    daemon = client.status()["pid"]
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PYTHONPATH"):
+        monkeypatch.setenv(name, f"value-of-{name}")
+    job = shell_job("curious", "env; cat /proc/$PPID/environ /proc/$PPID/cmdline >&2", env={"MINE": "a-b"})
+    client.submit(passing(job, ["AWS_SECRET_ACCESS_KEY"]))
+    done = ended(client, "curious")
     seen = "\n".join(client.log_lines("curious", "default", "trainer", 0))
-    assert "do-not-tell" not in seen
-    assert {"MINE=a-b", "NCCL_DEBUG=WARN"} <= set(seen.splitlines())
-    assert b"do-not-tell" not in Path(f"/proc/{client.status()['pid']}/environ").read_bytes()
-    assert "a-b" not in Path(home, "daemon.log").read_text()
+    assert {
+        "MINE=a-b", "NCCL_DEBUG=WARN", "WANDB_API_KEY=value-of-WANDB_API_KEY", "PYTHONPATH=value-of-PYTHONPATH",
+        "AWS_SECRET_ACCESS_KEY=value-of-AWS_SECRET_ACCESS_KEY",
+    } <= set(seen.splitlines())  # fmt: skip
+    assert "value-of-GITHUB_TOKEN" not in seen
+    assert "of-the-starter" not in seen
+    assert b"of-the-starter" not in Path(f"/proc/{daemon}/environ").read_bytes().replace(
+        b"NCCL_DEBUG=of-the-starter", b""
+    )
+    kept = home / "pods" / done.metadata.uid / "environment.json"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    printed = done.model_dump_json() + json.dumps([client.events("curious"), client.pods("curious"), client.status()])
+    written = Path(home, "daemon.log").read_text() + printed + client.snapshot().decode()
+    assert "value-of-" not in written
+    assert all(b"value-of-" not in path.read_bytes() for path in home.glob("muster.db*"))
+    client.delete("TrainingJob", "curious")
+    eventually(lambda: not kept.exists())
+
+
+def test_what_a_killed_daemon_left_of_environments_without_a_job_is_removed_by_the_next(home: Path) -> None:
+    environments = JobEnvironments(open_home(home))
+    environments.keep("0123", {"PATH": "/bin", "HF_TOKEN": "t"})
+    LocalClient.up(home, idle_s=60)
+    assert environments.of("0123") is None
 
 
 def test_log_lines_can_be_asked_for_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
@@ -155,7 +183,7 @@ def test_no_tcp_port_is_opened_and_the_socket_is_for_its_user_alone(own: LocalCl
 
 
 def test_a_client_of_another_language_is_told(own: LocalClient, home: Path) -> None:
-    with pytest.raises(NotFound, match="this daemon speaks v1, not v9"):
+    with pytest.raises(NotFound, match="this daemon speaks v2, not v9"):
         request(home / "daemon.sock", "GET", "/v9/jobs")
 
 
@@ -206,7 +234,8 @@ def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Pa
 
 def test_a_submit_that_got_no_answer_is_known_when_it_comes_again(own: LocalClient, home: Path) -> None:
     body = noted(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
-    first, second = (request(home / "daemon.sock", "POST", "/v1/jobs", body) for _ in range(2))
+    sent = {"objects": [body], "environments": [{"PATH": os.environ["PATH"]}]}
+    (first,), (second,) = (request(home / "daemon.sock", "POST", "/v2/jobs", sent) for _ in range(2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]
 
 

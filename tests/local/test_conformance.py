@@ -18,6 +18,7 @@ from muster.engine import Engine
 from muster.lifecycle import LIVE_PHASES, Bounds
 from muster.local.cluster import LocalCluster
 from muster.local.home import open_home
+from muster.local.job_environments import JobEnvironments
 from muster.local.objects import Objects
 from muster.local.pod_folder import Live, PodFolder
 from muster.local.replicas import Replicas
@@ -44,7 +45,7 @@ class LocalHarness:
         gpus = tuple(str(number) for number in range(GPUS))
         self.replicas = Replicas(host, self.store, {node.name: gpus for node in nodes})
         self.cluster = LocalCluster(self.home, self.store, self.replicas, nodes)
-        self.objects = Objects(self.store, nodes, ENVIRONMENT, time.time)
+        self.objects = Objects(self.store, nodes, ENVIRONMENT, JobEnvironments(self.home), time.time)
         self.engine = Engine(self.cluster, bounds=Bounds(backoff_s=0.2))
         flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
         self.objects.apply([flavor, *queues()])

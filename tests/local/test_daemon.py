@@ -232,7 +232,7 @@ def test_deleting_a_job_stops_it_and_keeps_its_run_folder(client: LocalClient) -
 def test_only_suspend_and_cancel_can_be_changed_directly(client: LocalClient) -> None:
     client.submit(shell_job("fixed", "true", suspend=True))
     with pytest.raises(InvalidSpec, match="'bogus' cannot be set here"):
-        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs/default/fixed", {"queue": "bogus"})
+        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v2/jobs/default/fixed", {"queue": "bogus"})
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,12 @@ def test_a_request_that_is_no_object_is_refused_with_its_field(client: LocalClie
     body = json.loads(shell_job("x", "true").model_dump_json(by_alias=True))
     body["spec"]["roles"][0]["replicas"] = -3
     with pytest.raises(InvalidSpec, match="replicas"):
-        request(Path(client.status()["home"]) / "daemon.sock", "POST", "/v1/jobs", body)
+        request(
+            Path(client.status()["home"]) / "daemon.sock",
+            "POST",
+            "/v2/jobs",
+            {"objects": [body], "environments": [None]},
+        )
 
 
 def test_suspended_jobs_are_not_counted_as_waiting(client: LocalClient) -> None:

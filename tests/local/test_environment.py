@@ -13,7 +13,17 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
-from muster.local.environment import PodIdentity, Slot, command_line, daemon_environment, expand, kept, pod_environment
+from muster.local.environment import (
+    PodIdentity,
+    Slot,
+    command_line,
+    daemon_environment,
+    expand,
+    kept,
+    left_out,
+    pod_environment,
+    submitted_environment,
+)
 from muster.local.programs import named_data, named_script, unknown_to_launcher
 from muster.local.restrictions import check_runs_here
 from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
@@ -42,6 +52,37 @@ def test_only_what_is_named_is_passed_on() -> None:
     assert set(daemon_environment(environ, "/venv/bin")) - set(kept(environ, "/venv/bin")) == {
         "MUSTER_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES",
     }  # fmt: skip
+
+
+NEEDED = {
+    "HOME": "/h", "PYTHONPATH": "/p", "HF_HOME": "/hf", "HF_TOKEN": "t", "WANDB_API_KEY": "k", "WANDB_MODE": "offline",
+    "TRANSFORMERS_CACHE": "/t", "TORCH_LOGS": "x", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TRITON_CACHE_DIR": "/c",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_DEBUG": "INFO", "CUDA_LAUNCH_BLOCKING": "1",
+    "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4", "LD_LIBRARY_PATH": "/l", "VIRTUAL_ENV": "/v", "CONDA_PREFIX": "/c",
+    "TMPDIR": "/tmp", "LANG": "C.UTF-8", "LC_ALL": "C", "http_proxy": "http://u:p@h:1", "HTTPS_PROXY": "x",
+    "no_proxy": "y", "NO_PROXY": "z", "all_proxy": "a", "ALL_PROXY": "b",
+}  # fmt: skip
+DROPPED = {"AWS_SECRET_ACCESS_KEY": "s", "RANK": "3", "MASTER_ADDR": "h", "GITHUB_TOKEN": "g"}
+SESSION = {
+    "TERM": "xterm",
+    "SSH_AUTH_SOCK": "/s",
+    "MUSTER_HOME": "/m",
+    "PWD": "/",
+    "_": "/bin/x",
+    "XDG_RUNTIME_DIR": "/",
+}
+
+
+def test_a_job_gets_what_training_needs_of_its_submitters_environment() -> None:
+    environ = NEEDED | DROPPED | SESSION | {"PATH": "/bin:/venv/bin"}
+    found = submitted_environment(environ, "/venv/bin", ["AWS_SECRET_ACCESS_KEY"])
+    assert found == NEEDED | {"PATH": "/venv/bin:/bin", "AWS_SECRET_ACCESS_KEY": "s"}
+    assert left_out(environ, ["AWS_SECRET_ACCESS_KEY"]) == ["GITHUB_TOKEN", "MASTER_ADDR", "RANK"]
+
+
+def test_a_variable_that_is_asked_for_and_not_set_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match="NOT_SET"):
+        submitted_environment({"PATH": "/bin"}, "/venv/bin", ["NOT_SET"])
 
 
 def test_a_pod_gets_the_contract_of_the_run_folder() -> None:

@@ -14,6 +14,8 @@ from muster.errors import ClusterError, Conflict, MusterError, NotFound
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
+from muster.local.home import open_home
+from muster.local.job_environments import JobEnvironments
 from muster.local.objects import Objects
 from muster.local.shape import parse_shape, pretended_nodes
 from muster.local.store import Store, open_store
@@ -28,11 +30,11 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def objects(store: Store) -> Objects:
+def objects(store: Store, tmp_path: Path) -> Objects:
     times = iter(range(100, 10_000))
-    return Objects(
-        store, pretended_nodes(parse_shape("2x8")), {"PATH": "/usr/bin:/bin"}, lambda: float(next(times))
-    )  # fmt: skip
+    environments = JobEnvironments(open_home(tmp_path / "home"))
+    nodes = pretended_nodes(parse_shape("2x8"))
+    return Objects(store, nodes, {"PATH": "/usr/bin:/bin"}, environments, lambda: float(next(times)))
 
 
 def submitted(objects: Objects, *names: str) -> list[spec.TrainingJob]:
@@ -195,3 +197,34 @@ def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: Objects
     assert {"company", "research", "product"} <= set(store.queues)
     gone = objects.delete_all([("Queue", name, "default") for name in ("research", "company", "product")])
     assert [row["result"] for row in gone] == ["deleted"] * 3
+
+
+def kept_of(objects: Objects, store: Store) -> dict[str, dict[str, str] | None]:
+    """Environments by name of the job."""
+    return {job.metadata.name: objects._environments.of(job.metadata.uid) for job in store.jobs.values()}
+
+
+def test_jobs_keep_the_environment_that_they_were_sent_with(objects: Objects, store: Store) -> None:
+    here = {"PATH": "/bin", "HF_TOKEN": "t"}
+    objects.submit([shell_job("a", "true"), shell_job("b", "true")], dry_run=False, environments=[here, None])
+    objects.submit([shell_job("c", "true")], dry_run=True, environments=[here])
+    objects.apply([shell_job("d", "true")], [here])
+    objects.apply([shell_job("d", "true", priority=3)], [{"PATH": "/bin", "LATER": "x"}])
+    assert kept_of(objects, store) == {"a": here, "b": None, "d": here}
+
+
+def test_nothing_stays_of_an_environment_whose_job_was_not_accepted(
+    objects: Objects, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, names = store.put, []
+
+    def put_one(item: spec.TrainingJob) -> None:
+        names.append(item.metadata.name)
+        if len(names) > 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        put(item)
+
+    monkeypatch.setattr(store, "put", put_one)
+    with pytest.raises(ClusterError):
+        objects.submit([shell_job("a", "true"), shell_job("b", "true")], False, [{"PATH": "/bin"}, {"PATH": "/bin"}])
+    assert (names, list((tmp_path / "home" / "pods").rglob("*"))) == (["a", "b"], [])

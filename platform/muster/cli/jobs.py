@@ -47,6 +47,10 @@ def submit(
     ] = None,
     trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
     namespace: Namespace = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Pass on a variable of your environment, or NAME=VALUE. Repeatable."),
+    ] = None,
     oversubscribe: Annotated[
         bool, typer.Option("--oversubscribe", help="On this host: allow more processes than CPU cores or GPUs.")
     ] = False,
@@ -56,10 +60,13 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.reading import Overrides, placing, read_jobs
+    from muster.cli.clusters import chosen
+    from muster.cli.reading import Overrides, environment_overrides, placing, read_jobs
     from muster.cli.watch import watch_job
+    from muster.variables import not_passed
 
-    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe)
+    names, values = environment_overrides(env or [], on_host=chosen() is None)
+    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
     read = [job for file in files for job in read_jobs(file, overrides)]
     _check_named_once(read)
     if follow and len(read) != 1:
@@ -67,6 +74,8 @@ def submit(
     client = connect()
     with placing(read):
         accepted = client.submit_all([one.job for one in read], dry_run)
+    if not as_json and (left_out := client.left_out(accepted)):
+        aside(f"note: {not_passed(left_out)}; --env NAME passes one")
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:

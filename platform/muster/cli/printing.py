@@ -66,8 +66,12 @@ def _codes(filling: re.Match[str]) -> str:
 
 
 def print_json(rows: Sequence[Any]) -> None:
-    """Print a list of objects; field names as in the YAML, quantities and times as Kubernetes writes them."""
-    print(json.dumps([plain(row) for row in rows], indent=2))
+    """Print a list of objects; field names as in the YAML, quantities and times as Kubernetes writes them, values of
+    environment variables that hold secrets hidden."""
+    from muster.variables import without_secrets
+
+    values = [plain(row) for row in rows]
+    print(json.dumps([without_secrets(row) if isinstance(row, dict) else row for row in values], indent=2))
 
 
 def plain(value: BaseModel | Any) -> Any:

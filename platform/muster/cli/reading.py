@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from muster.documents import Object, Placed, load_placed
 from muster.documents.located import MAX_BYTES
 from muster.errors import InvalidSpec, Refused
 from muster.local.oversubscription import allowing
+from muster.local.submitter import passing
 from muster.spec import TrainingJob
+from muster.variables import is_secret, read_env
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,27 @@ class Overrides:
     trace_steps: str | None = None
     namespace: str | None = None
     oversubscribe: bool = False
+    pass_names: Sequence[str] = ()  # variables of the user's environment that pods on this host get, too
+    variables: Mapping[str, str] = field(default_factory=dict)  # over those of the templates
+
+
+def environment_overrides(given: Sequence[str], on_host: bool) -> tuple[list[str], dict[str, str]]:
+    """What `--env NAME` and `--env NAME=VALUE` mean: (names that the job gets from the user's environment, values that
+    are written into the job). On a cluster all are written into the job; secrets are refused there.
+
+    Raises `InvalidSpec` for what is neither, and for a name that is not set.
+    """
+    names, values = read_env(given, "--env")
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise InvalidSpec(f"--env {missing[0]}: must be set in your environment", field="--env")
+    if on_host:
+        return names, values
+    secret = next((name for name in names if is_secret(name)), None)
+    if secret is not None:
+        told = f"--env {secret}: would be readable in the job by others of its namespace; make a Secret, and name it in"
+        raise InvalidSpec(f"{told} the template: env[].valueFrom.secretKeyRef", field="--env")
+    return [], {name: os.environ[name] for name in names} | values
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +111,8 @@ def read_jobs(file: str, overrides: Overrides) -> list[Read]:
             )
             raise InvalidSpec(told, field="kind")
         job = _with(item, overrides)
-        jobs.append(Read(allowing(job) if overrides.oversubscribe else job, placed))
+        job = passing(allowing(job) if overrides.oversubscribe else job, overrides.pass_names)
+        jobs.append(Read(job, placed))
     return jobs
 
 
@@ -102,13 +127,21 @@ def _with(job: TrainingJob, overrides: Overrides) -> TrainingJob:
     if overrides.trace_steps is not None:
         start, steps = parse_steps(overrides.trace_steps, "--trace-steps")
         fields["trace"] = {"startStep": start, "steps": steps}
-    if not fields and overrides.namespace is None:
+    if not fields and overrides.namespace is None and not overrides.variables:
         return job
     written = job.model_dump(by_alias=True, mode="json", exclude_unset=True)
     written["spec"] |= fields
+    for role in written["spec"]["roles"]:
+        _set_variables(role["template"]["spec"]["containers"][0], overrides.variables)
     if overrides.namespace is not None:
         written["metadata"]["namespace"] = overrides.namespace
     return _checked(written)
+
+
+def _set_variables(container: dict[str, Any], variables: Mapping[str, str]) -> None:
+    others = [entry for entry in container.get("env") or [] if entry["name"] not in variables]
+    if variables:
+        container["env"] = others + [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _checked(written: dict[str, Any]) -> TrainingJob:

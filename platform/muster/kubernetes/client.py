@@ -84,6 +84,10 @@ class KubernetesClient:
         all is deleted again."""
         return submitting.submit_all(self._connection, jobs, dry_run)
 
+    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+        """Pods of a cluster get nothing of our environment, and nobody expects that: no names."""
+        return []
+
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs of a namespace, or of all, oldest first; those that can be read."""
         return self.listing(namespace).jobs

@@ -17,6 +17,7 @@ from muster.local.cluster import LocalCluster
 from muster.local.environment import kept
 from muster.local.first_objects import ensure_first_objects
 from muster.local.home import Home
+from muster.local.job_environments import JobEnvironments
 from muster.local.objects import Objects
 from muster.local.processes import boot_id, check_platform
 from muster.local.replicas import Replicas
@@ -58,7 +59,9 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Parts:
     replicas = Replicas(host, store, devices)
     cluster = LocalCluster(home, store, replicas, nodes)
     replicas.end_orphans()
-    objects = Objects(store, nodes, environment, time.time)
+    environments = JobEnvironments(home)
+    environments.forget_all_but(store.jobs)
+    objects = Objects(store, nodes, environment, environments, time.time)
     news = News()
     service = Service(home, store, cluster, objects, news)
     reports = Reports(store, cluster.run_dir, environment)

@@ -19,13 +19,14 @@ from muster.lifecycle import has_ended
 from muster.listing import Listing
 from muster.local.caller import Caller
 from muster.local.connection import NobodyThere
+from muster.local.environment import left_out
 from muster.local.home import Home, home_path, open_home
 from muster.local.logs import begin_of_last, byte_range, lines, log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.progress import all_beats
 from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt, newest_logs
 from muster.local.shape import HOST_AS_IT_IS, parse_shape
-from muster.local.submitter import noted
+from muster.local.submitter import environment_for, noted, passed
 from muster.local.version import API
 from muster.nearest import meant
 from muster.spec import Flavor, TrainingJob
@@ -91,8 +92,9 @@ class LocalClient:
     def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
         """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
         unchanged. A queue whose quota is hardly meant has `notices`, too."""
-        body = [_as_json(noted(item) if isinstance(item, TrainingJob) else item) for item in documents]
-        answer: list[dict[str, Any]] = self._daemon.ask("POST", f"/v{API}/apply", body, starts_stopped=True)
+        items = [noted(item) if isinstance(item, TrainingJob) else item for item in documents]
+        url = f"/v{API}/apply"
+        answer: list[dict[str, Any]] = self._daemon.ask("POST", url, _with_environments(items), starts_stopped=True)
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
@@ -113,10 +115,14 @@ class LocalClient:
         return self.submit_all([job], dry_run)[0]
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
-        """Submit jobs, all of them or none."""
+        """Submit jobs, all of them or none, with what they get of our environment."""
         url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
-        body = [_as_json(noted(job)) for job in jobs]
+        body = _with_environments([noted(job) for job in jobs])
         return [TrainingJob.model_validate(job) for job in self._daemon.ask("POST", url, body, starts_stopped=True)]
+
+    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+        """Names of the variables of our environment that none of these jobs gets."""
+        return left_out(os.environ, [name for job in jobs for name in passed(job)])
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""
@@ -269,6 +275,12 @@ class LocalClient:
 
 def _url(namespace: str, name: str) -> str:
     return f"/v{API}/jobs/{quote(namespace, safe='')}/{quote(name, safe='')}"
+
+
+def _with_environments(items: Sequence[Object]) -> dict[str, Any]:
+    """Objects as the daemon takes them; what jobs get of our environment goes beside them, not in them."""
+    environments = [environment_for(item) if isinstance(item, TrainingJob) else None for item in items]
+    return {"objects": [_as_json(item) for item in items], "environments": environments}
 
 
 def _as_json(item: Object) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What a replica finds in its environment, and the command line it is started with (pure).
 
-The daemon inherits the environment of whoever submitted first, tokens and passwords included. So nothing is passed on
-except by name: what programs need to run at all, tuning of NCCL and torch, the template's literal variables, and the
-contract of docs/run-folder.md.
+A replica gets variables of whoever submitted its job, not of whoever started the daemon: those that training programs
+read (a list of names and prefixes, or by name), the template's literal variables, and the contract of
+docs/run-folder.md. The daemon itself is started with less: no secret of anybody reaches it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster import spec
+from muster.errors import InvalidSpec
 
 _KEPT = frozenset((
     "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH",
     "VIRTUAL_ENV", "CC", "CXX", "CUDA_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
 ))  # fmt: skip
 _KEPT_PREFIXES = ("LC_", "NCCL_", "TORCH_", "NVSHMEM_")
+_OF_JOBS = _KEPT | {
+    "SHELL", "TMP", "TEMP", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "PYTHONPATH", "PYTHONHASHSEED",
+    "PYTHONFAULTHANDLER", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONUTF8", "CUDNN_PATH",
+    "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MUSTER_CACHE_DIR",
+    "http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy",
+    "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY",
+}  # fmt: skip
+_PREFIXES_OF_JOBS = (
+    *_KEPT_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_", "CUBLAS_",
+    "NVIDIA_", "NVTE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_",
+    "HIP_", "HSA_", "ROCR_", "MIOPEN_", "RCCL_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DIFFUSERS_",
+    "ACCELERATE_", "DEEPSPEED_", "TIKTOKEN_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "CONDA_",
+)  # fmt: skip
+_OF_SESSIONS = frozenset((
+    "_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "COLUMNS", "LINES",
+    "LS_COLORS", "LSCOLORS", "CLICOLOR", "NO_COLOR", "FORCE_COLOR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "PS1",
+    "PS2", "PROMPT_COMMAND", "MAIL", "EDITOR", "VISUAL", "PAGER", "MANPATH", "INFOPATH", "HOSTNAME", "HOSTTYPE",
+    "MOTD_SHOWN", "WINDOWID", "TMUX", "TMUX_PANE", "STY", "PYTHONUNBUFFERED", "DEBIAN_FRONTEND", "PYTEST_CURRENT_TEST",
+))  # fmt: skip
+_PREFIXES_OF_SESSIONS = ("MUSTER_", "XDG_", "SSH_", "DBUS_", "LESS", "HIST", "VSCODE_", "GNOME_", "GTK_", "QT_", "GPG_",
+                         "BASH_", "ZSH_")  # fmt: skip
 _DAEMON_ONLY = (
     "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
@@ -47,7 +69,8 @@ class PodIdentity:
 
 
 def kept(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
-    """The part of `environ` that replicas may see; PATH begins with `bin_folder`, so `python` is this interpreter."""
+    """The part of `environ` that the daemon gets, and jobs whose submitter is not known; PATH begins with `bin_folder`,
+    so that `python` is this interpreter."""
     names = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     folders = [folder for folder in (environ.get("PATH") or os.defpath).split(os.pathsep) if folder != bin_folder]
     return names | {"PATH": os.pathsep.join([bin_folder, *folders])}
@@ -56,6 +79,34 @@ def kept(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
 def daemon_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
     """What the daemon itself is started with: secrets do not even reach it."""
     return kept(environ, bin_folder) | {name: environ[name] for name in _DAEMON_ONLY if name in environ}
+
+
+def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Sequence[str] = ()) -> dict[str, str]:
+    """The part of its submitter's `environ` that a job gets, `names` included, on a PATH that begins with `bin_folder`.
+
+    Raises `InvalidSpec` for one of `names` that is not set.
+    """
+    missing = [name for name in names if name not in environ]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise InvalidSpec(f"env: {', '.join(missing)} {verb} not set in your environment; set it or leave it out")
+    found = {name: value for name, value in environ.items() if _is_of_jobs(name) or name in names}
+    return found | {"PATH": kept(environ, bin_folder)["PATH"]}
+
+
+def left_out(environ: Mapping[str, str], names: Sequence[str] = ()) -> list[str]:
+    """Names of the variables that a job does not get though its submitter may expect it: not those of a terminal or a
+    desktop session."""
+    return sorted(
+        name
+        for name in environ
+        if not (_is_of_jobs(name) or name in names or name == "PATH" or name in _OF_SESSIONS)
+        and not name.startswith(_PREFIXES_OF_SESSIONS)
+    )
+
+
+def _is_of_jobs(name: str) -> bool:
+    return name in _OF_JOBS or name.startswith(_PREFIXES_OF_JOBS)
 
 
 def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, slot: Slot) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
@@ -24,6 +26,7 @@ from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
+from muster.local.job_environments import JobEnvironments
 from muster.local.oversubscription import check_processes
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
@@ -54,11 +57,13 @@ class Objects:
         store: Store,
         nodes: Sequence[NodeView],
         environment: Mapping[str, str],
+        environments: JobEnvironments,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._nodes = nodes
-        self._environment = environment
+        self._environment = environment  # of jobs that come without one
+        self._environments = environments
         self._clock = clock
 
     def find(self, namespace: str, name: str) -> spec.TrainingJob:
@@ -69,22 +74,40 @@ class Objects:
             raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_nearest(name, known)}")
         return found
 
-    def submit(self, jobs: Sequence[spec.TrainingJob], dry_run: bool) -> list[spec.TrainingJob]:
-        """Accept new jobs, all or none. Raises `Refused` or `InvalidSpec` for whatever could only wait or fail."""
+    def submit(
+        self, jobs: Sequence[spec.TrainingJob], dry_run: bool, environments: Sequence[Mapping[str, str] | None] = ()
+    ) -> list[spec.TrainingJob]:
+        """Accept new jobs, all or none; `environments` of their submitter, one a job. Raises `Refused` or `InvalidSpec`
+        for whatever could only wait or fail."""
         _check_named_once(jobs)
-        checked = []
-        for job in jobs:
+        checked: list[tuple[spec.TrainingJob, list[str] | None]] = []
+        for job, environment in zip_longest(jobs, environments):
             try:
-                checked.append(self._check_new(job))
+                checked.append(self._check_new(job, environment))
             except MusterError as error:
                 error.job = f"{_namespace(job)}/{job.metadata.name}"
                 raise
         if dry_run:
             return [job for job, _ in checked]
-        with self._store.transaction():
-            return [self._add_job(job, notices) if notices is not None else job for job, notices in checked]
+        with self._adding():
+            return [
+                self._add_job(job, notices, environment) if notices is not None else job
+                for (job, notices), environment in zip_longest(checked, environments)
+            ]
 
-    def _check_new(self, job: spec.TrainingJob) -> tuple[spec.TrainingJob, list[str] | None]:
+    @contextmanager
+    def _adding(self) -> Iterator[None]:
+        """A transaction in which jobs may be added: when it fails, nothing stays of their environments either."""
+        try:
+            with self._store.transaction():
+                yield
+        except BaseException:
+            self._environments.forget_all_but(self._store.jobs)
+            raise
+
+    def _check_new(
+        self, job: spec.TrainingJob, environment: Mapping[str, str] | None
+    ) -> tuple[spec.TrainingJob, list[str] | None]:
         """The job as a server completes it, and notices; None where it is there already by the same submission."""
         namespace = _namespace(job)
         taken = self._find(namespace, job.metadata.name)
@@ -97,26 +120,29 @@ class Objects:
                 field="metadata.name",
                 reason="AlreadyExists",
             )
-        notices = check_runs_here(job, self._environment)
+        notices = check_runs_here(job, self._environment if environment is None else environment)
         self._check_fits(job)
         return self._new(job, namespace), notices
 
-    def apply(self, documents: Sequence[Object]) -> list[Result]:
-        """Create or change objects, all or none of them; queues with notices of what is hardly meant."""
+    def apply(self, documents: Sequence[Object], environments: Sequence[Mapping[str, str] | None] = ()) -> list[Result]:
+        """Create or change objects, all or none of them; queues with notices of what is hardly meant. `environments` of
+        whoever applies, one a document: jobs that are created get theirs."""
         known: list[Object] = [*self._store.flavors.values(), *self._store.queues.values()]
         check_apply(documents, known)
         _check_named_once(documents)
         queues = {queue.metadata.name: queue for queue in (*known, *documents) if isinstance(queue, spec.Queue)}
         flavors = {flavor.metadata.name: flavor for flavor in (*known, *documents) if isinstance(flavor, spec.Flavor)}
         notices: dict[tuple[str, str], list[str]] = {}  # by namespace and name
-        for document in documents:
+        sent = list(zip_longest(documents, environments))
+        for document, environment in sent:
             if isinstance(document, spec.TrainingJob):
-                notices[_namespace(document), document.metadata.name] = self._check_job(document, queues, flavors)
+                checked = self._check_job(document, environment, queues, flavors)
+                notices[_namespace(document), document.metadata.name] = checked
             else:
                 self._check_not_leaving(document)
         told = apply_notices(documents, known)
-        with self._store.transaction():
-            rows = [self._apply(document, notices) for document in documents]
+        with self._adding():
+            rows = [self._apply(document, notices, environment) for document, environment in sent]
         for row in rows:
             if row["kind"] == "Queue" and row["name"] in told:
                 row["notices"] = told[row["name"]]
@@ -184,7 +210,11 @@ class Objects:
         check_size(gang, all_queues, [to_flavor(flavor) for flavor in all_flavors], nodes)
 
     def _check_job(
-        self, job: spec.TrainingJob, queues: Mapping[str, spec.Queue], flavors: Mapping[str, spec.Flavor]
+        self,
+        job: spec.TrainingJob,
+        environment: Mapping[str, str] | None,
+        queues: Mapping[str, spec.Queue],
+        flavors: Mapping[str, spec.Flavor],
     ) -> list[str]:
         old = self._find(_namespace(job), job.metadata.name)
         if old is not None and old.metadata.deletion_timestamp is not None:
@@ -193,7 +223,9 @@ class Objects:
             check_edit(old, job)
             if old.spec == job.spec:
                 return []
-        notices = check_runs_here(job, self._environment)
+        if old is not None:
+            environment = self._environments.of(old.metadata.uid)  # what it was submitted with stays
+        notices = check_runs_here(job, self._environment if environment is None else environment)
         self._check_fits(job, queues, flavors)
         return notices
 
@@ -204,12 +236,17 @@ class Objects:
 
     # ---- writes; inside a transaction
 
-    def _apply(self, document: Object, notices: Mapping[tuple[str, str], list[str]]) -> Result:
+    def _apply(
+        self,
+        document: Object,
+        notices: Mapping[tuple[str, str], list[str]],
+        environment: Mapping[str, str] | None,
+    ) -> Result:
         old = self._stored(document)
         if old is None:
             if isinstance(document, spec.TrainingJob):
                 namespace = _namespace(document)
-                self._add_job(self._new(document, namespace), notices[namespace, document.metadata.name])
+                self._add_job(self._new(document, namespace), notices[namespace, document.metadata.name], environment)
             else:
                 self._store.put(self._new(document, None))
             return _result(document, "created")
@@ -225,7 +262,11 @@ class Objects:
         self._store.put(changed if old.spec == document.spec else _next_generation(changed))
         return _result(document, "configured")
 
-    def _add_job(self, job: spec.TrainingJob, notices: Sequence[str]) -> spec.TrainingJob:
+    def _add_job(
+        self, job: spec.TrainingJob, notices: Sequence[str], environment: Mapping[str, str] | None
+    ) -> spec.TrainingJob:
+        if environment is not None:
+            self._environments.keep(job.metadata.uid, environment)
         self._store.put(job)
         for notice in notices:
             self._store.add_event(Event(job.metadata.uid, self._clock(), "Normal", "Ignored", notice))

@@ -200,9 +200,9 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
         case ["GET", _, "jobs"]:
             return verbs.jobs(query.get("namespace"))
         case ["POST", _, "jobs"]:
-            one, dry_run = not isinstance(body, list), query.get("dryRun") == "true"
-            accepted = verbs.submit([TrainingJob.model_validate(job) for job in ([body] if one else body)], dry_run)
-            return accepted[0] if one else accepted
+            objects, environments = _sent(body)
+            jobs = [TrainingJob.model_validate(job) for job in objects]
+            return verbs.submit(jobs, query.get("dryRun") == "true", environments)
         case ["GET", _, "jobs", namespace, name]:
             return _watch(desk, namespace, name, query)
         case ["POST", _, "jobs", namespace, name]:
@@ -214,7 +214,8 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
         case ["GET", _, "jobs", namespace, name, "pods"]:
             return verbs.pods(namespace, name)
         case ["POST", _, "apply"]:
-            return verbs.apply([_document(item) for item in body or []])
+            objects, environments = _sent(body)
+            return verbs.apply([_document(item) for item in objects], environments)
         case ["DELETE", _, "objects", kind, namespace, name]:
             return verbs.delete(kind, namespace, name)
         case ["POST", _, "delete"]:
@@ -253,6 +254,34 @@ def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict
         if mark != query.get("after") or left <= 0 or desk.closed:
             return {"job": job, "mark": mark}
         desk.service.await_change(min(left, 1.0))
+
+
+def _sent(body: Any) -> tuple[list[Any], list[dict[str, str] | None]]:
+    """Objects, and the environments of their submitter that go with them. Raises `InvalidSpec` that shows no value."""
+    objects = body.get("objects") if isinstance(body, dict) else None
+    environments = body.get("environments") if isinstance(body, dict) else None
+    if not isinstance(objects, list):
+        raise InvalidSpec("objects: must be a list of objects", field="objects")
+    if (
+        not isinstance(environments, list)
+        or len(environments) != len(objects)
+        or not all(of is None or _is_environment(of) for of in environments)
+    ):
+        told = "environments: must be a list of objects of texts with a PATH, or nulls, one for each of the objects"
+        raise InvalidSpec(told, field="environments")
+    return objects, environments
+
+
+def _is_environment(value: Any) -> bool:
+    """Whether a process can be given it, and finds programs."""
+    return (
+        isinstance(value, dict)
+        and "PATH" in value
+        and all(
+            isinstance(text, str) and name and "=" not in name and "\0" not in name + text
+            for name, text in value.items()
+        )
+    )
 
 
 def _targets(body: Any) -> list[tuple[str, str, str]]:

@@ -51,10 +51,12 @@ class Service:
 
     # ---- jobs
 
-    def submit(self, jobs: Sequence[spec.TrainingJob], dry_run: bool) -> list[spec.TrainingJob]:
-        """Accept jobs, all or none, or say why one could never start."""
+    def submit(
+        self, jobs: Sequence[spec.TrainingJob], dry_run: bool, environments: Sequence[Mapping[str, str] | None] = ()
+    ) -> list[spec.TrainingJob]:
+        """Accept jobs, all or none, or say why one could never start. `environments`: of their submitter, one a job."""
         with self._cluster.lock:
-            stored = self._objects.submit(jobs, dry_run=True)
+            stored = self._objects.submit(jobs, dry_run=True, environments=environments)
             world = self._cluster.observe()
         for job in stored:
             verdict = assess(job, world)
@@ -65,7 +67,7 @@ class Service:
         if dry_run:
             return stored
         with self._cluster.lock:
-            return self._objects.submit(jobs, dry_run=False)
+            return self._objects.submit(jobs, dry_run=False, environments=environments)
 
     def jobs(self, namespace: str | None) -> list[spec.TrainingJob]:
         """All jobs, or those of one namespace, oldest first."""
@@ -125,10 +127,10 @@ class Service:
 
     # ---- queues, flavors, nodes
 
-    def apply(self, documents: Sequence[Object]) -> list[Result]:
-        """Create or change objects."""
+    def apply(self, documents: Sequence[Object], environments: Sequence[Mapping[str, str] | None] = ()) -> list[Result]:
+        """Create or change objects. `environments`: of whoever applies, one an object."""
         with self._cluster.lock:
-            return self._objects.apply(documents)
+            return self._objects.apply(documents, environments)
 
     def delete(self, kind: str, namespace: str, name: str) -> Result:
         """Delete an object."""

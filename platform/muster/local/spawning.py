@@ -13,6 +13,7 @@ from muster import spec
 from muster.local import shim
 from muster.local.environment import PodIdentity, Slot, command_line, pod_environment
 from muster.local.home import Home
+from muster.local.job_environments import JobEnvironments
 from muster.local.logs import log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.processes import Process
@@ -28,7 +29,7 @@ class Host:
 
     home: Home
     boot_id: str
-    environment: dict[str, str]  # what replicas may see of the daemon's
+    environment: dict[str, str]  # of jobs without one of their own, and of collectors
     umask: int
     collector: tuple[str, ...]  # command line, without its arguments
     drain_s: float = 60.0
@@ -40,6 +41,11 @@ class Host:
     def run_dir(self, job: spec.TrainingJob) -> Path:
         """The job's run folder."""
         return self.home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
+
+    def environment_of(self, job: spec.TrainingJob) -> dict[str, str]:
+        """What its submitter's environment gives the job. Raises OSError."""
+        own = JobEnvironments(self.home).of(job.metadata.uid)
+        return self.environment if own is None else own
 
     def log(self, pod: PodRecord, job: spec.TrainingJob) -> Path:
         """What the pod writes."""
@@ -76,12 +82,12 @@ def spawn(host: Host, pod: PodRecord, job: spec.TrainingJob) -> Watch:
 
 
 def what_to_run(host: Host, pod: PodRecord, job: spec.TrainingJob) -> dict[str, Any]:
-    """The shim's spec (shim.py tells its fields)."""
+    """The shim's spec (shim.py tells its fields). Raises OSError."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     container = role.template.spec.containers[0]
     slot = Slot(run_dir=str(host.run_dir(job)), devices=pod.devices or (), rank0_port=pod.port)
     identity = PodIdentity(pod.name, pod.role, pod.index, pod.replicas, pod.attempt)
-    environment = pod_environment(interpreter_environment(host.environment, job), job, identity, slot)
+    environment = pod_environment(interpreter_environment(host.environment_of(job), job), job, identity, slot)
     return {
         "pod": pod.name,
         "argv": command_line(container, environment),

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from muster import spec
+from muster.local.environment import submitted_environment
 
 WORKING_DIRECTORY = "muster.dev/working-directory"
 INTERPRETER = "muster.dev/interpreter"  # the folder of `python`
 SUBMISSION = "muster.dev/submission"  # the same for all tries of one submit, in case the daemon broke off
+PASSED = "muster.dev/pass-environment"  # names of variables, separated by commas, that the job gets besides the usual
 NOTES = frozenset({WORKING_DIRECTORY, INTERPRETER, SUBMISSION})
 
 
@@ -27,6 +29,24 @@ def noted(job: spec.TrainingJob) -> spec.TrainingJob:
     annotations = notes | job.metadata.annotations | {SUBMISSION: uuid.uuid4().hex}
     metadata = job.metadata.model_copy(update={"annotations": annotations})
     return job.model_copy(update={"metadata": metadata})
+
+
+def passing(job: spec.TrainingJob, names: Sequence[str]) -> spec.TrainingJob:
+    """The job with a note that it gets these variables of its submitter's environment, too."""
+    if not names:
+        return job
+    annotations = {**job.metadata.annotations, PASSED: ",".join(dict.fromkeys([*passed(job), *names]))}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
+
+
+def passed(job: spec.TrainingJob) -> list[str]:
+    """Names of the variables that the job is to get besides the usual ones."""
+    return [name for name in job.metadata.annotations.get(PASSED, "").replace(" ", "").split(",") if name]
+
+
+def environment_for(job: spec.TrainingJob) -> dict[str, str]:
+    """What the job gets of our own environment. Raises `InvalidSpec` for a variable that it asks for and is not set."""
+    return submitted_environment(os.environ, str(Path(sys.executable).parent), passed(job))
 
 
 def working_directory(job: spec.TrainingJob, container: spec.Container) -> str:

@@ -9,6 +9,7 @@ import json
 import re
 
 from muster.spec import MAX_JOB_NAME
+from muster.variables import is_name
 
 LONGEST_NAME = MAX_JOB_NAME
 
@@ -42,6 +43,15 @@ def read_list(text: str) -> list[str]:
             raise ValueError("holds something else than texts; write names such as h200,a100")
         return [str(entry) for entry in entries]
     return [entry.strip() for entry in re.split("[,;]", text) if entry.strip()]
+
+
+def read_names(text: str) -> list[str]:
+    """Names of environment variables, as `A;B`."""
+    names = read_list(text)
+    for name in names:
+        if not is_name(name):
+            raise ValueError("must be names of environment variables, such as A;B; values go into the component's env")
+    return names
 
 
 def read_json_list(text: str) -> list[object]:

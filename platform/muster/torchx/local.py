@@ -5,10 +5,8 @@ from __future__ import annotations
 import builtins
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
@@ -16,11 +14,10 @@ from torchx.version import TORCHX_IMAGE
 from muster.errors import DaemonError
 from muster.local.capacity import measure
 from muster.local.client import LocalClient
-from muster.local.environment import kept
 from muster.local.oversubscription import allowing, check_processes
 from muster.local.restrictions import check_runs_here
 from muster.local.shape import host_node
-from muster.local.submitter import noted
+from muster.local.submitter import environment_for, noted, passing
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
 from muster.torchx.accelerator import GPU, NodeSize, asks_for_nodes, with_accelerators
@@ -29,6 +26,7 @@ from muster.torchx.refusal import SubmissionRefused, refusing
 from muster.torchx.run_options import run_options
 from muster.torchx.scheduler import MusterScheduler, name_of, to_yaml
 from muster.torchx.settings import settings_of
+from muster.variables import not_passed
 
 BACKEND = "muster_local"
 logger = logging.getLogger(__name__)
@@ -48,18 +46,23 @@ class LocalScheduler(MusterScheduler):
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, CfgVal]) -> AppDryRunInfo:
         with refusing():
             nodes = self._node_sizes() if asks_for_nodes(app) else []
-            oversubscribe = bool(settings_of(cfg, app.metadata).get(".oversubscribe"))
+            settings = settings_of(cfg, app.metadata)
+            oversubscribe = bool(settings.get(".oversubscribe"))
             sized, notices = with_accelerators(app, nodes, oversubscribe)
             for notice in notices:
                 logger.warning(notice)
             job = training_job(_without_default_image(sized), name_of(sized), cfg, img_root=os.getcwd())
-            job = allowing(job) if oversubscribe else job
+            job = passing(allowing(job) if oversubscribe else job, settings.get(".env", []))
             self._check(job)
             return AppDryRunInfo(job, to_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         with refusing():
-            return self._was_submitted(self._client().submit(dryrun_info.request))
+            client, job = self._client(), dryrun_info.request
+            submitted = self._was_submitted(client.submit(job))
+            if names := client.left_out([job]):
+                logger.info("%s; -cfg env=NAME passes one", not_passed(names))
+            return submitted
 
     def _client(self, app_id: str | None = None) -> LocalClient:
         if self._connected is None:
@@ -75,7 +78,7 @@ class LocalScheduler(MusterScheduler):
         try:
             LocalClient.connect(self._home, start=False).submit(job, dry_run=True)
         except DaemonError:
-            check_runs_here(noted(job), kept(os.environ, str(Path(sys.executable).parent)))
+            check_runs_here(noted(job), environment_for(job))
             check_processes(job, [host_node(measure())])
 
     def _node_sizes(self) -> Sequence[NodeSize]:

@@ -16,6 +16,7 @@ from muster.spec import LastFailure, RoleSpec, TrainingJob
 from muster.terminal import plain
 from muster.torchx.appdef import REPLICA, app_id
 from muster.torchx.story import doing
+from muster.variables import shown
 
 _STATES = {
     "Pending": AppState.PENDING,
@@ -94,7 +95,7 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
         min_replicas=role.min_replicas,
         entrypoint=_as_written(container.command[0]) if container.command else "",
         args=[_as_written(arg) for arg in (*container.command[1:], *container.args)],
-        env={variable.name: _as_written(variable.value or "") for variable in container.env},
+        env={variable.name: shown(variable.name, _as_written(variable.value or "")) for variable in container.env},
         num_replicas=role.replicas,
         max_retries=max_restarts,
         metadata={"context": context} if context else {},

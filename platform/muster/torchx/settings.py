@@ -16,6 +16,7 @@ from muster.torchx.forms import (
     read_flag,
     read_json_list,
     read_list,
+    read_names,
     read_positive,
     read_ranks,
     read_topology,
@@ -24,7 +25,7 @@ from muster.torchx.forms import (
 from muster.torchx.refusal import SubmissionRefused
 
 PREFIX = "muster.dev/"
-_CLUSTER = "muster"
+_CLUSTER, _HOST = "muster", "muster_local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,14 @@ SETTINGS = (
         read_flag,
         "allow more processes than a node has CPU cores or a pod GPUs (default: false)",
         bool,
+    ),
+    Setting(
+        "env",
+        ".env",
+        read_names,
+        "variables of your environment that the pods get besides the usual ones, such as AWS_PROFILE;NETRC",
+        List[str],  # noqa: UP006
+        _HOST,
     ),
     Setting("priority_class", ".priority_class", str.strip, "PriorityClass whose value is the priority", str, _CLUSTER),
     Setting("service_account", ".service_account", str.strip, "service account of the pods", str, _CLUSTER),

@@ -1,0 +1,83 @@
+"""Environment variables by name: which of them hold secrets, and how an object is shown without the values of those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from muster.errors import InvalidSpec
+
+HIDDEN = "(hidden)"
+"""What is shown in the place of a secret."""
+_NAMED = 12
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT)$", re.IGNORECASE
+)
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret: WANDB_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD."""
+    return _SECRET.search(name) is not None
+
+
+def is_name(text: str) -> bool:
+    """Whether a variable can be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def not_passed(names: Sequence[str]) -> str:
+    """A sentence that names variables which a job does not get; without values."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"not passed to the job from your environment: {', '.join(names[:_NAMED])}{more}"
+
+
+def shown(name: str, value: str) -> str:
+    """The value as it may be printed: nothing of a secret, and a URL without its user and password."""
+    return HIDDEN if is_secret(name) else _USER_OF_URL.sub(f"{HIDDEN}@", value)
+
+
+def without_secrets(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A TrainingJob as JSON values, whatever its form, with the secrets in `env` of its templates hidden."""
+    return {key: _hidden(value) for key, value in document.items()}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_hidden(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _hidden(item) for key, item in value.items()}
+    if isinstance(found.get("env"), list):
+        found["env"] = [_variable(entry) for entry in found["env"]]
+    return found
+
+
+def _variable(entry: Any) -> Any:
+    if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("value"), str)):
+        return entry
+    return entry | {"value": shown(entry["name"], entry["value"])}
+
+
+def read_env(given: Sequence[str], option: str) -> tuple[list[str], dict[str, str]]:
+    """`NAME` and `NAME=VALUE` as (names whose values are in the environment, values by name).
+
+    Raises `InvalidSpec` for what is no name, and for a secret with its value: command lines can be read by others.
+    """
+    names, values = [], {}
+    for text in given:
+        name, has_value, value = text.partition("=")
+        if not is_name(name):
+            raise InvalidSpec(f"{option}: must be NAME or NAME=VALUE; got the name {name!r}", field=option)
+        if has_value and is_secret(name):
+            told = (
+                f"{option}: {name} holds a secret, and command lines can be read by others; set it in your environment"
+            )
+            raise InvalidSpec(f"{told} and write {option} {name}", field=option)
+        if has_value:
+            values[name] = value
+        else:
+            names.append(name)
+    return names, values

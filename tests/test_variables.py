@@ -1,0 +1,46 @@
+"""Which variables hold secrets, and that their values are not shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.errors import InvalidSpec
+from muster.variables import HIDDEN, is_secret, read_env, shown, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("WANDB_API_KEY", True), ("HF_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True), ("CLIENT_SECRET", True),
+        ("DB_PASSWORD", True), ("PGPASSWORD", True), ("TOKEN", True), ("hf_token", True), ("OPENAI_APIKEY", True),
+        ("TOKENIZERS_PARALLELISM", False), ("HF_HOME", False), ("KEYBOARD", False), ("PATH", False),
+    ],
+)  # fmt: skip
+def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
+    assert is_secret(name) is secret
+
+
+def test_a_url_is_shown_without_its_user_and_password() -> None:
+    assert shown("https_proxy", "http://me:word@proxy:3128/x@y") == f"http://{HIDDEN}@proxy:3128/x@y"
+    assert shown("URL", "http://proxy:3128/x@y") == "http://proxy:3128/x@y"
+    assert shown("NAME", "value") == "value"
+
+
+def test_an_object_is_shown_without_the_secrets_of_its_templates_whatever_its_form() -> None:
+    env = [{"name": "HF_TOKEN", "value": "t"}, {"name": "A", "value": "b"}, {"name": "X_KEY", "valueFrom": {}}, 3]
+    document = {"spec": {"roles": [{"template": {"spec": {"containers": [{"env": env}], "initContainers": None}}}]}}
+    shown_env = without_secrets(document)["spec"]["roles"][0]["template"]["spec"]["containers"][0]["env"]
+    assert shown_env == [{"name": "HF_TOKEN", "value": HIDDEN}, *env[1:]]
+    assert env[0] == {"name": "HF_TOKEN", "value": "t"}
+
+
+def test_variables_are_given_by_name_or_with_a_value() -> None:
+    assert read_env(["HF_HOME", "A=b=c", "EMPTY="], "--env") == (["HF_HOME"], {"A": "b=c", "EMPTY": ""})
+
+
+@pytest.mark.parametrize("text", ["HF_TOKEN=do-not-tell", "=do-not-tell", "a b=do-not-tell", "1A"])
+def test_no_name_and_secrets_with_their_values_are_refused_without_showing_those(text: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        read_env([text], "--env")
+    assert refused.value.field == "--env"
+    assert "do-not-tell" not in str(refused.value)
