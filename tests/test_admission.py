@@ -211,6 +211,20 @@ def test_a_priority_above_the_queues_maximum_is_refused() -> None:
     assert told == "spec.priority: 11 is above maxPriority 10 of queue 'a'; write 10 or less"
 
 
+def test_a_priority_class_that_does_not_exist_is_refused_where_the_classes_are_known() -> None:
+    wanted, queues = job(queue="a", priorityClassName="hihg"), [queue("a", maxPriority=10)]
+    told = refused("PriorityClassNotFound", check_submit, wanted, queues, (), None, {"high": 11, "low": 1})
+    assert told == "spec.priorityClassName: PriorityClass 'hihg' does not exist; did you mean 'high'?"
+    check_submit(wanted, queues)
+    check_submit(job(queue="a", priorityClassName="low"), queues, (), None, {"high": 11, "low": 1})
+
+
+def test_the_value_of_a_priority_class_counts_against_the_queues_maximum() -> None:
+    wanted = job(queue="a", priorityClassName="high")
+    told = refused("PriorityTooHigh", check_submit, wanted, [queue("a", maxPriority=10)], (), None, {"high": 11})
+    assert told.startswith("spec.priorityClassName: 11 is above maxPriority 10 of queue 'a'")
+
+
 def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
     tree = [queue("top", maxPriority=5), queue("a", "top", maxPriority=10), queue("b", "top", maxPriority=3)]
     told = refused("PriorityTooHigh", check_submit, job(queue="a", priority=6), tree)

@@ -290,6 +290,7 @@ WaitCode = Literal[
     "QueueInactive",
     "QueueNotAllowed",
     "PodRejected",
+    "PriorityClassNotFound",
     "PriorityTooHigh",
     "UnknownFlavor",
     "UnknownTopologyLevel",

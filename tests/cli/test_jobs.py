@@ -191,6 +191,19 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
         assert "\n  TooManyRestarts:" in out
 
 
+def test_the_priority_that_is_shown_is_the_value_of_the_priority_class(cluster: MemoryClient, muster: Muster) -> None:
+    seen = status("Running", priority=1000)
+    cluster.kept_jobs = {
+        "a": job("a", seen, priorityClassName="high"),
+        "b": job("b", status("Pending"), priorityClassName="high"),
+        "c": job("c", status("Pending"), priority=5),
+    }
+    rows = [line.split() for line in muster("jobs").out.splitlines()]
+    shown = rows[0].index("PRIO")
+    assert [row[shown] for row in rows[1:4]] == ["1000", "-", "5"]
+    assert "priority 1000" in muster("describe", "a").out
+
+
 # ---- describe
 
 

@@ -9,7 +9,7 @@ from muster import spec
 from muster.cluster import CreatePod, DeletePod, RecordEvent, RemoveJob, World, Write, WriteQueueStatus, WriteStatus
 from muster.engine import Engine, Round
 from muster.lifecycle import find
-from muster.model import Admit, Wait
+from muster.model import Admit, HoldRoom, Wait
 from muster.simulate import SimCluster, Work
 
 
@@ -295,6 +295,51 @@ def test_priority_classes_give_their_value() -> None:
     world = replace(cluster.observe(), priority_classes={"urgent": 1000})
     admits = [decision.gang for decision in engine.decide(world).decisions if isinstance(decision, Admit)]
     assert admits == [urgent]
+
+
+def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -> Round:
+    """A round in a cluster that has these priority classes."""
+    round_ = engine.decide(replace(cluster.observe(), priority_classes=classes))
+    cluster.apply(round_.writes)
+    return round_
+
+
+def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", 1, priorityClassName="urgent"), Work(10))
+    assert with_classes(engine, cluster, {"other": 5}).waits[uid].code == "PriorityClassNotFound"
+    status = cluster.job(uid).status
+    assert (status.phase, status.reason, status.priority) == ("Pending", "PriorityClassNotFound", None)
+    with_classes(engine, cluster, {"urgent": 1000})
+    assert cluster.job(uid).status.phase == "Admitted"
+
+
+def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    first = cluster.submit(job("a", 1, priorityClassName="urgent"), Work(1000))
+    with_classes(engine, cluster, {"urgent": 1000})
+    with_classes(engine, cluster, {"urgent": 1000})
+    assert (cluster.job(first).status.phase, cluster.job(first).status.priority) == ("Running", 1000)
+    second = cluster.submit(job("b", 1, priority=999), Work(1000))
+    decisions = with_classes(engine, cluster, {}).decisions
+    assert [(type(one), one.gang) for one in decisions if not isinstance(one, HoldRoom)] == [(Wait, second)]
+    assert cluster.job(first).status.phase == "Running"
+
+
+def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next_write() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    plain = cluster.submit(job("plain", 1, priority=7), Work(1000))
+    named = cluster.submit(job("named", 1, priorityClassName="low"), Work(10))
+    with_classes(engine, cluster, {"low": 1})
+    with_classes(engine, cluster, {"low": 1})
+    assert [cluster.job(uid).status.priority for uid in (plain, named)] == [7, 1]
+    assert statuses(with_classes(engine, cluster, {"low": 2})) == []
+    cluster.edit(named, suspend=True)
+    with_classes(engine, cluster, {"low": 2})
+    assert cluster.job(named).status.priority == 2
 
 
 def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away() -> None:

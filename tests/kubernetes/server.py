@@ -27,6 +27,7 @@ ALL_JOBS = "/apis/muster.dev/v1alpha1/trainingjobs"
 QUEUES = "/apis/muster.dev/v1alpha1/queues"
 FLAVORS = "/apis/muster.dev/v1alpha1/flavors"
 NODES = "/api/v1/nodes"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 _MARKS = ("uid", "resourceVersion")
 
 

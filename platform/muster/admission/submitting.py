@@ -19,18 +19,20 @@ def check_submit(
     queues: Iterable[Queue],
     flavors: Iterable[Flavor] = (),
     namespace_labels: Mapping[str, str] | None = None,
+    priority_classes: Mapping[str, int] | None = None,
 ) -> None:
     """Refuse a job that could not start as the objects are now; `check_size` compares it with quota and nodes.
 
-    `namespace_labels` None leaves the namespace unchecked. Raises `Refused`: QueueNotFound, QueueInactive,
-    QueueNotLeaf, QueueNotAllowed, PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
+    `namespace_labels` None leaves the namespace unchecked, `priority_classes` (values by name) None the job's class.
+    Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
+    PriorityTooHigh, UnknownFlavor, UnknownTopologyLevel.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
     _check_queue(job, by_name)
     if namespace_labels is not None:
         _check_namespace(job, by_name, namespace_labels)
-    _check_priority(job, by_name)
+    _check_priority(job, by_name, priority_classes)
     usable = usable_flavors(job.spec.queue, by_name)
     for place, names, topology in _wishes(job):
         _check_flavors(place, names, by_flavor, usable, job.spec.queue)
@@ -88,15 +90,23 @@ def _shown(selector: LabelSelector) -> str:
     return ", ".join(lines)
 
 
-def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
+def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Mapping[str, int] | None) -> None:
     """The lowest maxPriority on the path to the root counts, as in the planner."""
+    priority, field, named = job.spec.priority, "spec.priority", job.spec.priority_class_name
+    if named is not None and classes is not None:
+        field = "spec.priorityClassName"
+        if named not in classes:
+            told = f"{field}: PriorityClass {named!r} does not exist; {nearest(named, classes, 'PriorityClass')}"
+            raise NotFound(told, field=field, reason="PriorityClassNotFound")
+        priority = classes[named]
     path = path_to_root(job.spec.queue, by_name)
     caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
-    if caps and job.spec.priority > min(caps)[0]:
+    if caps and priority > min(caps)[0]:
         most, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
-        told = f"spec.priority: {job.spec.priority} is above maxPriority {most} of {whose}; write {most} or less"
-        raise Refused(told, field="spec.priority", reason="PriorityTooHigh")
+        right = f"write {most} or less" if named is None else "write a class with a lower value"
+        told = f"{field}: {priority} is above maxPriority {most} of {whose}; {right}"
+        raise Refused(told, field=field, reason="PriorityTooHigh")
 
 
 def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:

@@ -14,7 +14,7 @@ from typing import Any
 from muster.changes import Alarms, Changes
 from muster.cluster import Cluster, NodeView, ObjectWrites, Phase, World, Write
 from muster.engine.desk import Desk
-from muster.engine.drafts import in_phases
+from muster.engine.drafts import Rank, in_phases
 from muster.engine.news import News
 from muster.engine.refit import misfits
 from muster.engine.reports import flavor_writes, queue_writes
@@ -24,6 +24,7 @@ from muster.lifecycle import Bounds, from_status, is_admitted
 from muster.model import Decision, Snapshot, Wait
 from muster.scheduling import MUSTER, Policy, plan
 from muster.snapshot import Cache, build
+from muster.snapshot.jobs import priority_of
 from muster.spec import QueueSpec, TrainingJob, TrainingJobStatus
 
 NEWS_S = 60.0  # positions, estimates and usage are written at most this often
@@ -143,6 +144,7 @@ class Engine:
         desk.give_back(waits.values())
         news_at = self._tell(desk, waits, now)
         self._charge(desk, changed, now)
+        _note_priorities(desk, world.priority_classes)
         phases, afterwards = in_phases(desk.drafts.values())
         reports: list[Write] = []
         reports += queue_writes(world.queues, built.verdicts, self._shares, now, self._news.every_s)
@@ -232,6 +234,15 @@ class Engine:
             placement = from_status(status.placement) if is_admitted(status) else ()
             since = now if status.admitted_at is None else status.admitted_at
             self._shares.charge(uid, gang.queue, placement, gang.roles, since, now)
+
+
+def _note_priorities(desk: Desk, classes: Mapping[str, int]) -> None:
+    """With whatever is written of a job goes the priority that counts; not with an admission, which a pod may carry
+    (docs/decisions/0108)."""
+    for draft in desk.drafts.values():
+        priority = priority_of(draft.job.spec, classes)
+        if priority not in (None, draft.status.priority) and draft.rank is not Rank.ADMIT and draft.changed:
+            draft.status = draft.status.model_copy(update={"priority": priority})
 
 
 def _promises(status: TrainingJobStatus | None) -> bool:

@@ -107,7 +107,8 @@ def check_new(connection: Connection, job: TrainingJob, namespace: str, others: 
     placed = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
     check_readable(placed, tree, odd_queues, odd_flavors)
     named = [*kinds.values(), *map(_named_alone, odd_flavors)]
-    check_submit(placed, tree.values(), named, _labels(connection, namespace))
+    classes = None if job.spec.priority_class_name is None else _priority_classes(connection)
+    check_submit(placed, tree.values(), named, _labels(connection, namespace), classes)
     gang = to_gang(placed, time.time(), {}, to_roles(placed.spec))
     views = _first_nodes(connection)
     known = None if views is None else [to_node(view, list(kinds.values())) for view in views]
@@ -135,6 +136,14 @@ def _labels(connection: Connection, namespace: str) -> Mapping[str, str] | None:
     except Refused:
         return None
     return labels
+
+
+def _priority_classes(connection: Connection) -> Mapping[str, int] | None:
+    """The values of all priority classes by name; None where they may not be read."""
+    try:
+        return {item["metadata"]["name"]: item["value"] for item in connection.items(paths.PRIORITY_CLASSES)}
+    except Refused:
+        return None
 
 
 def _first_nodes(connection: Connection) -> list[NodeView] | None:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 PLURALS = {"TrainingJob": "trainingjobs", "Queue": "queues", "Flavor": "flavors"}
 NODES = "/api/v1/nodes"
 NAMESPACES = "/api/v1/namespaces"
+PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 GROUP = "/apis/muster.dev/v1alpha1"
 
 

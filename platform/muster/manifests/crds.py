@@ -64,7 +64,7 @@ KINDS = (
             Column("Position", ".status.queuePosition", "integer", "Place in the queue."),
             Column("Reason", ".status.reason", "string", "Why it waits, starts, leaves or has ended."),
             _AGE,
-            Column("Priority", ".spec.priority", "integer", wide=True),
+            Column("Priority", ".status.priority", "integer", "With the value of a PriorityClass.", wide=True),
             Column("Restarts", ".status.restarts", "integer", wide=True),
             Column("Estimated-Start", ".status.estimatedStart", wide=True),
             Column("Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True),

@@ -22,8 +22,8 @@ from muster.simulate.workload import Habits, Jobs, Workload, flavor_names, flavo
 from muster.snapshot import Cache, build
 
 NEVER = frozenset({
-    "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityTooHigh", "UnknownFlavor", "UnknownTopologyLevel",
-    "LargerThanQuota", "LargerThanCluster",
+    "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "UnknownFlavor",
+    "UnknownTopologyLevel", "LargerThanQuota", "LargerThanCluster",
 })  # fmt: skip
 """Why a job could not start even on the empty cluster."""
 

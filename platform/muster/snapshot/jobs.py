@@ -1,7 +1,7 @@
 """One job as the planner sees it: a gang that waits, one that takes up room, room held for it, or nothing at all.
 
 Suspended, finished, cancelled and backing-off jobs do not wait for the planner, nor does one whose old pods are still
-there. A job whose queue is missing or closed to its namespace gets its `Wait` here.
+there. A job whose queue is missing or closed to its namespace, or whose PriorityClass is missing, gets its `Wait` here.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Sur
 def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
     """The gang of a job; `roles` is what `to_roles` made of its spec."""
     meta, wanted, status = job.metadata, job.spec, job.status
-    named = wanted.priority_class_name
+    priority = priority_of(wanted, priorities)
     return Gang(
         uid=meta.uid,
         name=f"{namespace(job)}/{meta.name}",
         queue=wanted.queue,
-        priority=wanted.priority if named is None else priorities.get(named, 0),
+        priority=(status.priority or 0) if priority is None else priority,  # a class may be deleted under a running job
         submitted_at=status.submitted_at if status.submitted_at is not None else now,
         roles=roles,
         flavors=tuple(wanted.flavors),
@@ -99,6 +99,11 @@ def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], ro
         start_timeout_s=float(wanted.start_timeout_seconds),
         avoid=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
     )
+
+
+def priority_of(wanted: spec.TrainingJobSpec, classes: Mapping[str, int]) -> int | None:
+    """The priority that counts: the job's own, or the value of its PriorityClass. None: there is no such class."""
+    return wanted.priority if wanted.priority_class_name is None else classes.get(wanted.priority_class_name)
 
 
 def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
@@ -222,6 +227,9 @@ def _refused(job: spec.TrainingJob, around: Surroundings) -> Wait | None:
     if not around.allowed[queue, namespace(job)]:
         message = f"queue {queue} does not admit jobs of namespace {namespace(job)} (its namespaceSelector)"
         return Wait(job.metadata.uid, "QueueNotAllowed", message)
+    if priority_of(job.spec, around.priorities) is None:
+        message = f"spec.priorityClassName: PriorityClass {job.spec.priority_class_name!r} does not exist"
+        return Wait(job.metadata.uid, "PriorityClassNotFound", message)
     return None
 
 

@@ -144,6 +144,8 @@ class TrainingJobStatus(Observed):
     """Why, in one word, derived from the conditions too: what one line of a table has room for."""
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
     """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the end is decided."""
+    priority: int | None = None
+    """The priority that counts: that of the spec, or the value of its PriorityClass."""
     queue_position: int | None = None
     """How many gangs go first in the queue, plus one."""
     estimated_start: Time | None = None

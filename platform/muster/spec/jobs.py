@@ -136,7 +136,7 @@ class TrainingJobSpec(Strict):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
     """Higher goes first, within the queue only."""
     priority_class_name: ObjectName | None = None
-    """A PriorityClass whose value is the priority; instead of `priority`."""
+    """A PriorityClass whose value is the priority; instead of `priority`. The job waits until it exists."""
     max_runtime_seconds: Seconds | None = None
     """Bounds each stay, restarts included: then SIGTERM, grace, and the job has failed. Lets others start behind a
     reservation, and gives estimates."""

@@ -100,6 +100,20 @@ def test_a_namespace_that_the_queue_does_not_select_cannot_use_it(pool: Pool) ->
     pool.wait_for_phase("stranger", "Running")
 
 
+def test_a_priority_class_that_does_not_exist_is_waited_for_and_its_value_is_shown(pool: Pool) -> None:
+    pool.set_up()
+    classes, name = "/apis/scheduling.k8s.io/v1/priorityclasses", f"{pool.namespace}-high"
+    pool.submit("urgent", priorityClassName=name)
+    assert name in pool.wait_for_reason("urgent", "PriorityClassNotFound")
+    assert pool.pods() == []
+    pool.api.create(classes, {"metadata": {"name": name}, "value": 700})
+    try:
+        pool.wait_for_phase("urgent", "Running")
+        pool.wait("the priority is shown", lambda: pool.status("urgent").get("priority") == 700)
+    finally:
+        pool.api.delete(f"{classes}/{name}")
+
+
 def test_a_level_that_the_flavor_lacks_is_waited_for(pool: Pool) -> None:
     pool.set_up()
     pool.submit("choosy", topology={"required": "island"})

@@ -80,7 +80,9 @@ def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
 
 def _facts(story: JobStory) -> Table:
     job, spec, status, now = story.job, story.job.spec, story.job.status, story.now
-    rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {spec.priority}")]
+    rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {job_words.priority(job)}")]
+    if spec.priority_class_name is not None:
+        rows.append(("priority class", spec.priority_class_name))
     if spec.max_runtime_seconds:
         rows.append(("max runtime", duration(spec.max_runtime_seconds)))
     if spec.flavors:

@@ -95,7 +95,7 @@ def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
     return {
         "JOB": Text(job_words.label(job) if with_namespace else job.metadata.name),
         "QUEUE": Text(job_words.shortened(job.spec.queue, _LONGEST_QUEUE)),
-        "PRIO": Text(str(job.spec.priority)),
+        "PRIO": Text(job_words.priority(job)),
         "PHASE": Text(f"{job_words.MARKS[phase]} {phase}", style=job_words.STYLES[phase]),
         "PODS": Text(job_words.pods(job)),
         "AGE": Text("" if born is None else duration(now - born)),

@@ -49,6 +49,13 @@ def label(job: TrainingJob) -> str:
     return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
 
 
+def priority(job: TrainingJob) -> str:
+    """The priority that counts; `-` as long as the value of its PriorityClass is not known."""
+    if job.spec.priority_class_name is None:
+        return str(job.spec.priority)
+    return "-" if job.status.priority is None else str(job.status.priority)
+
+
 def condition(job: TrainingJob, kind: str) -> Condition | None:
     """The condition of that type; None when there is none."""
     return next((item for item in job.status.conditions if item.type == kind), None)
