@@ -89,7 +89,7 @@ def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -
         ),
         (
             {"template": {"spec": {"containers": [{"resources": {"requests": {"memory": "4E"}}}] * 3}}},
-            "replicas: 1 pod of memory 11444091796875Mi, all containers together, are more than anything can have",
+            "replicas: 1 pod of memory 12E, all containers together, are more than anything can have",
         ),
         (
             {
@@ -102,7 +102,7 @@ def test_a_job_that_shows_it_wrong_is_refused(spec: dict[str, Any], told: str) -
                     }
                 },
             },
-            "replicas: 100 pods of memory 1025390625000000Ki, all containers together, are more than anything can have",
+            "replicas: 100 pods of memory 1050P, all containers together, are more than anything can have",
         ),
     ],
 )

@@ -277,6 +277,28 @@ def test_a_finished_job_stays_as_it_was(api: Api, namespace: str, end: str) -> N
     api.patch(finished, {"metadata": {"labels": {"a": "b"}}})
 
 
+@pytest.mark.parametrize("end", ["Complete", "Failed", "Cancelled"])
+def test_of_a_finished_job_the_time_to_live_can_be_set_changed_and_taken_away(
+    api: Api, namespace: str, end: str
+) -> None:
+    finished = standing(api, namespace, end)
+    for ttl in (3600, 60, None):
+        check_edit(*edited(api.get(finished), {"ttlSecondsAfterFinished": ttl}))
+        assert (
+            api.patch(finished, {"spec": {"ttlSecondsAfterFinished": ttl}})["spec"].get("ttlSecondsAfterFinished")
+            == ttl
+        )
+    with pytest.raises(Refused, match=r"spec: .*the job is finished"):
+        api.patch(finished, {"spec": {"ttlSecondsAfterFinished": 5, "priority": 7}})
+
+
+def test_a_role_without_replicas_is_refused_without_a_word_of_arithmetic(api: Api) -> None:
+    pod = {"containers": [{"name": "main", "resources": {"requests": {"cpu": 1}}}]}
+    with pytest.raises(Refused) as refused:
+        try_to_create(api, job(role={"replicas": 0, "template": {"spec": pod}}))
+    assert "division" not in str(refused.value)
+
+
 def test_a_cancelled_job_is_cancelled_for_good(api: Api, admitted: str) -> None:
     api.patch(admitted, {"spec": {"cancel": True}})
     with pytest.raises(Refused, match=r"spec.cancel: .*cancelled for good"):

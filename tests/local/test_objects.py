@@ -82,6 +82,16 @@ def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled(
         objects.change("default", "over", fields)
 
 
+def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Objects, store: Store) -> None:
+    (job,) = submitted(objects, "over")
+    finished(store, job, COMPLETE)
+    ttl = {"ttl_seconds_after_finished": 60}
+    objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update=ttl)})])
+    assert objects.find("default", "over").spec.ttl_seconds_after_finished == 60
+    with pytest.raises(Conflict, match="job 'over' is finished"):
+        objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
+
+
 def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:
     submitted(objects, "stopped")
     cancelled = objects.change("default", "stopped", {"cancel": True})

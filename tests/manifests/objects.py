@@ -63,6 +63,7 @@ def _whole(replicas: int = 1, **resources: Object) -> Object:
     return job(role={"replicas": replicas}, pod={"resources": resources})
 
 
+_LABELLED = {"metadata": {"labels": {"a b": "x"}}, "spec": {"containers": [{}]}}
 _CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
 _ROLE = {"name": "a", "template": {"spec": {"containers": [{}]}}}
 _POD = "spec.roles[0].template.spec"
@@ -135,6 +136,8 @@ GOOD: tuple[Object, ...] = (
     flavor(),
     flavor(nodeLabels={"gpu.model": "h200"}, tolerations=[{"key": "gpu", "operator": "Exists"}]),
     _levels(("block", "example.com/block"), ("rack", "example.com/rack")),
+    flavor(nodeLabels={"a" * 63: "", "e" * 253 + "/A.b_c-d": "x" * 63, "a.b/c": "1"}),
+    flavor(tolerations=[{"key": "", "operator": "Exists"}, {"key": "example.com/a", "value": "B_c"}]),
 )
 
 BAD: tuple[Bad, ...] = (
@@ -337,6 +340,35 @@ BAD: tuple[Bad, ...] = (
         f"{_POD}.resourceClaims",
         "not charged",
         "not charged",
+    ),
+    Bad(
+        "no replicas of what asks for something",
+        job(role={"replicas": 0}, pod=_asks({"cpu": 1})),
+        "spec.roles[0].replicas",
+        "greater than or equal to 1",
+        "to 1",
+    ),
+    *(
+        Bad(f"an impossible label {what}", item, field, "label's name", "label's name")
+        for what, item, field in (
+            ("of a flavor", flavor(nodeLabels={"a b": "x"}), "spec.nodeLabels"),
+            ("with two slashes", flavor(nodeLabels={"a/b/c": "x"}), "spec.nodeLabels"),
+            ("that is long", flavor(nodeLabels={"a" * 64: "x"}), "spec.nodeLabels"),
+            ("of a node selector", job(pod={"containers": [{}], "nodeSelector": {"-a": "x"}}), "nodeSelector"),
+            ("of a template", job(role={"template": _LABELLED}), "template.metadata.labels"),
+            ("of a namespace", queue(namespaceSelector={"matchLabels": {"a_": "x"}}), "matchLabels"),
+        )
+    ),
+    *(
+        Bad(f"an impossible {what}", item, field, "should match", "should match")
+        for what, item, field in (
+            ("label of a level", _levels(("rack", "a b")), "spec.topology[0].nodeLabel"),
+            ("value of a label", flavor(nodeLabels={"a": "x y"}), "spec.nodeLabels.a"),
+            ("key of a toleration", flavor(tolerations=[{"key": "a b", "operator": "Exists"}]), "tolerations[0].key"),
+            ("value of a toleration", flavor(tolerations=[{"key": "a", "value": "-"}]), "tolerations[0].value"),
+            ("label of a line", _selects({"key": "a b", "operator": "Exists"}), "matchExpressions[0].key"),
+            ("value of a line", _selects({"key": "a", "operator": "In", "values": ["b c"]}), "values[0]"),
+        )
     ),
     Bad("a queue without weight", queue(weight=0), "spec.weight", "greater than 0", "greater than 0"),
     Bad(

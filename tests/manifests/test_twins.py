@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from tests.manifests.objects import BAD, GOOD, Bad, Object
 
 from muster.documents import KINDS
-from muster.manifests import AMOUNTS, RULES
+from muster.manifests import AMOUNTS, LABELS, RULES
 from muster.spec import Open, Strict
 
 
@@ -47,6 +47,10 @@ def test_what_is_wrong_is_refused(bad: Bad) -> None:
 
 def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
     assert sorted([*TWINS, *TOO_DEEP]) == VALIDATORS
+
+
+def test_every_map_of_labels_is_checked() -> None:
+    assert [rule.validator for rule in LABELS] == ["Labels"]
 
 
 def test_every_amount_has_a_bound() -> None:

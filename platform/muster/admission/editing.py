@@ -16,9 +16,11 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     """Refuse a change of a job that cannot be carried out.
 
     Raises `InvalidSpec` with the field: queue, roles, flavors and topology stay as they are while the job is admitted,
-    the roles' sizes aside; cancel is one way. Raises `Conflict` when the job is finished.
+    the roles' sizes aside; cancel is one way. Raises `Conflict` when the job is finished and more than
+    ttlSecondsAfterFinished differs.
     """
-    if old.spec == new.spec:
+    ttl = {"ttl_seconds_after_finished": None}
+    if old.spec.model_copy(update=ttl) == new.spec.model_copy(update=ttl):
         return
     name = old.metadata.name
     check_unfinished(old)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.documents.located import Located, Path
+from muster.spec.fields import LABEL_FORM, LABEL_KEY, LABEL_VALUE
 
 _KINDS = {"string": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
           "dict": "a mapping", "model": "a mapping"}  # fmt: skip
@@ -96,6 +97,10 @@ def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
         )
     if kind in ("less_than_equal", "less_than"):
         return f"{told} is too large; write {_number(context.get('le', context.get('lt')))} or less"
+    if kind == "string_pattern_mismatch" and context.get("pattern", "").endswith(LABEL_KEY):
+        return f"must be {LABEL_FORM}; got {told}"
+    if kind == "string_pattern_mismatch" and context.get("pattern") == LABEL_VALUE:
+        return f"must be a label's value: at most 63 letters, digits, '-', '_' and '.'; got {told}"
     if kind == "string_pattern_mismatch":
         return f"{told} is no name; {_NAME_FORM}"
     if kind == "string_too_long":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from muster.manifests.crds import KINDS, Kind, crd
 from muster.manifests.files import files
-from muster.manifests.rules import AMOUNTS, RULES, Rule
+from muster.manifests.rules import AMOUNTS, LABELS, RULES, Rule
 from muster.manifests.schema import object_schema
 
-__all__ = ["AMOUNTS", "KINDS", "RULES", "Kind", "Rule", "crd", "files", "object_schema"]
+__all__ = ["AMOUNTS", "KINDS", "LABELS", "RULES", "Kind", "Rule", "crd", "files", "object_schema"]

@@ -26,6 +26,7 @@ from muster.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
+from muster.spec.fields import LABEL_FORM, LABEL_KEY, MAX_LABEL_KEY
 from muster.spec.jobs import BESIDE_NAMES, MAX_POD_NAME
 from muster.spec.meta import SelectorLine
 from muster.spec.pods import NO_CLAIMS
@@ -129,6 +130,22 @@ AMOUNTS = (
 )
 """Of every map of quantities."""
 
+LABELS = (
+    Rule(
+        f"self.all(k, k.size() <= {MAX_LABEL_KEY} && k.matches('{LABEL_KEY}'))",
+        f"a name must be {LABEL_FORM}",
+        validator="Labels",
+    ),
+)
+"""Of every map of labels."""
+
+_EDITABLE_AT_THE_END = "ttl_seconds_after_finished"
+_SAME_BUT_TTL = " && ".join(
+    _same(field.alias or name, "self.spec", "oldSelf.spec")
+    for name, field in TrainingJobSpec.model_fields.items()
+    if name != _EDITABLE_AT_THE_END
+)
+
 RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
     TrainingJob: (
         Rule(
@@ -146,8 +163,8 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             validator="_pod_names_fit_into_host_names",
         ),
         Rule(
-            f"{_MOVES_ON} || !{_FINISHED} || self.spec == oldSelf.spec",
-            "the job is finished; submit it anew under another name",
+            f"{_MOVES_ON} || !{_FINISHED} || ({_SAME_BUT_TTL})",
+            "the job is finished; submit it anew under another name (only ttlSecondsAfterFinished can be changed)",
             "spec",
         ),
         _frozen_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
@@ -183,7 +200,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             validator="_min_within_replicas",
         ),
         Rule(
-            "self.replicas == 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
+            "self.replicas <= 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
             f"({_countable('r.limits')}) && ({_countable('r.requests')}))) && (!has(self.template.spec.resources) || "
             f"[self.template.spec.resources].all(r, ({_countable('r.limits')}) && ({_countable('r.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",

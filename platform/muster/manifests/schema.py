@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from muster.manifests.rules import AMOUNTS, RULES, Rule
+from muster.manifests.rules import AMOUNTS, LABELS, RULES, Rule
+from muster.spec.fields import LABEL_VALUE
 
 Schema = dict[str, Any]
 
@@ -83,6 +84,8 @@ class _Writer:
             out["additionalProperties"] = self.write(more)
             if more.get("x-kubernetes-int-or-string"):
                 rules = AMOUNTS
+            elif more.get("pattern") == LABEL_VALUE:
+                rules = LABELS
         if more is True and self._keep_unknown:
             out["x-kubernetes-preserve-unknown-fields"] = True
         if self._with_defaults and (default := self._default(node, out)) is not None:

@@ -6,6 +6,7 @@ written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -111,6 +112,33 @@ Quantities = Annotated[
 ]
 """Amounts by resource name, as Kubernetes writes them: 8, "500m", "16Gi". The API server takes a fraction only as a
 text: "0.5", or 500m."""
+
+
+LABEL_KEY = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+)
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+LABEL_FORM = "a label's name: at most 63 letters, digits, '-', '_' and '.', as in gpu.model or example.com/rack"
+MAX_LABEL_KEY = 317  # a DNS name of 253 characters, a slash, a name of 63
+MAX_LABELS = 64
+
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=MAX_LABEL_KEY)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
+
+
+def _check_label_keys(labels: Any) -> Any:
+    if isinstance(labels, dict):
+        refuse(
+            Wrong(f"{key}: must be {LABEL_FORM}; got {key!r}", key)
+            for key in labels
+            if isinstance(key, str) and (len(key) > MAX_LABEL_KEY or not re.fullmatch(LABEL_KEY, key))
+        )
+    return labels
+
+
+Labels = Annotated[dict[str, LabelValue], Field(max_length=MAX_LABELS), BeforeValidator(_check_label_keys)]
+"""Labels of Kubernetes, by name."""
 
 
 @dataclass(frozen=True, slots=True)

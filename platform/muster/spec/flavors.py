@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from muster.spec.fields import Keyed, Name
+from muster.spec.fields import Keyed, LabelKey, Labels, Name
 from muster.spec.meta import Condition, ObjectMeta, Observed, Strict
 from muster.spec.pods import Tolerations
 
@@ -16,14 +16,14 @@ class TopologyLevel(Strict):
 
     name: Name
     """The level's name, e.g. rack."""
-    node_label: Annotated[str, Field(min_length=1, max_length=317)]
+    node_label: LabelKey
     """The node label that tells the domain."""
 
 
 class FlavorSpec(Strict):
     """Which nodes are of this kind, what pods on them tolerate, how they are wired (widest level first)."""
 
-    node_labels: Annotated[dict[str, str], Field(max_length=64)] = {}
+    node_labels: Labels = {}
     """Nodes with all these labels are of this kind; left out: every node."""
     tolerations: Tolerations = []
     """What every pod placed here tolerates."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema, core_schema
 
-from muster.spec.fields import NamespaceName, ObjectName, Time
+from muster.spec.fields import LabelKey, Labels, LabelValue, NamespaceName, ObjectName, Time
 
 
 class Strict(BaseModel):
@@ -91,11 +91,11 @@ class Condition(Observed):
 class SelectorLine(Strict):
     """One requirement on a label."""
 
-    key: Annotated[str, Field(min_length=1, max_length=317)]
+    key: LabelKey
     """The label's name."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     """How the label is compared."""
-    values: Annotated[list[str], Field(max_length=256)] = []
+    values: Annotated[list[LabelValue], Field(max_length=256)] = []
     """With In and NotIn: the values. With Exists and DoesNotExist: none."""
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ class SelectorLine(Strict):
 class LabelSelector(Strict):
     """Both fields must match; an empty selector selects everything."""
 
-    match_labels: Annotated[dict[str, str], Field(max_length=64)] = {}
+    match_labels: Labels = {}
     """Labels and the values they must have."""
     match_expressions: Annotated[list[Annotated[dict[str, Any], Checked(SelectorLine)]], Field(max_length=64)] = []
     """Requirements on labels, all of which must hold."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from muster.spec.depth import check_depth
-from muster.spec.fields import Quantities
+from muster.spec.fields import LABEL_KEY, MAX_LABEL_KEY, LabelKey, Labels, LabelValue, Quantities
 from muster.spec.meta import Checked, Open
 
 NO_CLAIMS = (
@@ -20,11 +20,11 @@ _ABOVE_TEMPLATES = 4  # job, spec, roles, role
 class Toleration(Open):
     """A taint of nodes that the pod accepts."""
 
-    key: Annotated[str, Field(max_length=317)] = ""
+    key: Annotated[str, Field(pattern=f"^$|{LABEL_KEY}", max_length=MAX_LABEL_KEY)] = ""
     """The taint's key; empty with operator Exists: every taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
     """Equal compares `value`, Exists does not."""
-    value: str = ""
+    value: LabelValue = ""
     """The taint's value."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     """The taint's effect; left out: all three."""
@@ -44,7 +44,7 @@ Tolerations: TypeAlias = Annotated[
 class NodeRequirement(Open):
     """One requirement on a node."""
 
-    key: str
+    key: LabelKey
     """A label of the node, or a field of it."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
     """How it is compared."""
@@ -187,7 +187,7 @@ class PodSpec(Open):
     """The first one is the trainer; its exit code is the pod's."""
     init_containers: Annotated[list[Container], Field(max_length=32)] = []
     """Run before the others, one after another; with restartPolicy Always beside them."""
-    node_selector: dict[str, str] = {}
+    node_selector: Labels = {}
     """Labels that the node must have."""
     affinity: Annotated[dict[str, Any], Checked(Affinity)] = {}
     """Required node affinity is obeyed by the planner; the rest is Kubernetes' matter."""
@@ -229,7 +229,7 @@ class PodSpec(Open):
 class TemplateMeta(Open):
     """Labels and annotations of the pods."""
 
-    labels: dict[str, str] = {}
+    labels: Labels = {}
     """Labels beside those that Muster sets (muster.dev/...)."""
     annotations: dict[str, str] = {}
     """Annotations."""

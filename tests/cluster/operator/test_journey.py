@@ -76,6 +76,10 @@ def test_a_job_deleted_in_the_foreground_goes_after_its_pods(pool: Pool) -> None
 
 def test_a_finished_job_is_removed_when_its_time_is_over(pool: Pool) -> None:
     pool.set_up()
+    pool.submit("kept", does={"run_seconds": 0.1, "exit_code": 0})
+    pool.wait_for_phase("kept", "Succeeded")
+    pool.edit("kept", ttlSecondsAfterFinished=0)
+    pool.wait("the job whose time to live was set after its end is gone", lambda: pool.get("kept") is None)
     pool.submit("brief", does={"run_seconds": 0.1, "exit_code": 0}, ttlSecondsAfterFinished=2)
     pool.wait("it was removed", lambda: pool.get("brief") is None)
     pool.wait_for_event("brief", "Completed")
