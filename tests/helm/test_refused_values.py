@@ -80,6 +80,8 @@ def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
         ("serviceMonitor.interval=0s", "interval"),
         ("networkPolicy.from[0].pods=x", "from"),
         ("networkPolicy.egress.extra[0].from=x", "extra"),
+        ("networkPolicy.jobs.namespaces={Team A}", "namespaces"),
+        ("networkPolicy.jobs.namespaces={a,a}", "namespaces"),
         ("prometheusRule.runbookUrl=wiki", "runbookUrl"),
     ],
 )
