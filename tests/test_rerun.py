@@ -148,6 +148,20 @@ def test_the_fixtures_of_a_module_are_made_anew_for_the_second_attempt(project: 
     assert project.recorded() == {"flaky": ["one", "two"]}
 
 
+def test_a_folder_with_a_conftest_of_its_own_is_run_again(project: Project) -> None:
+    project.test("once", 1)
+    for name in ("one", "two"):  # pytest then calls hooks without some of its plugins, which it looks up in a set
+        folder = project.folder / name
+        folder.mkdir()
+        (folder / "conftest.py").write_text(
+            "def pytest_collection_modifyitems(): pass\n\ndef pytest_ignore_collect(): pass\n"
+        )
+        (folder / f"test_{name}.py").write_text("def test_passes(): pass\n")
+    done = project.run("-n", "2")
+    assert done.returncode == 0, done.stdout
+    assert project.recorded() == {"flaky": ["once"]}
+
+
 def test_a_worker_process_that_dies_counts_as_a_failure_of_its_test(project: Project) -> None:
     (project.folder / "test_it.py").write_text(
         "import os, pathlib\n"

@@ -23,7 +23,7 @@ _FAILURES = "MUSTER_RERUN_FAILURES"
 _SHOWN_LINES = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # pytest keeps plugins in sets
 class Failures:
     """The pytest plugin that writes down each failed test, in the process that collects the results of all workers."""
 
