@@ -14,6 +14,7 @@ from muster.torchx.appdef import app_id, split_app_id, training_job
 from muster.torchx.local import to_yaml
 from muster.torchx.readback import description
 from muster.torchx.refusal import SubmissionRefused
+from muster_components import train
 
 
 def app(**fields: object) -> AppDef:
@@ -96,6 +97,29 @@ def test_an_empty_option_takes_back_what_the_app_asks_for() -> None:
     described = app()
     described.metadata = {"muster.dev/trace-steps": "20:25"}
     assert training_job(described, "a", {"trace_steps": ""}).spec.trace is None
+
+
+def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() -> None:
+    described = dist.ddp("--lr", "0.1", script="train.py", j="1x2")
+    with pytest.raises(SubmissionRefused, match=re.escape("trace_steps: '20:25' would record nothing")) as refused:
+        training_job(described, "a", {"trace_steps": "20:25"})
+    for wanted in ("muster.train.script", "muster_components.trainer.attach", "role 'train'", "'bash'"):
+        assert wanted in str(refused.value)
+    assert training_job(described, "a", {"trace_steps": ""}).spec.trace is None
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        dist.ddp("train.py", "--lr", "0.1", m="muster_components.trainer.attach", j="1x2"),
+        app(args=["-m", "muster_components.trainer", "--model", "gpt:10m"]),
+        app(entrypoint="sh", args=["-c", "exec python -m muster_components.trainer.attach train.py"]),
+        train.script("--lr", "0.1", script="train.py"),
+        train.fsdp(model="gpt:10m", data="DIR"),
+    ],
+)
+def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: AppDef) -> None:
+    assert training_job(described, "a", {"trace_steps": "20:25"}).spec.trace == TraceRequest(start_step=20, steps=5)
 
 
 @pytest.mark.parametrize(

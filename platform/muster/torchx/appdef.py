@@ -27,6 +27,8 @@ APP_LABEL = "muster.dev/app"
 DEFAULT_NAMESPACE = "default"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _REPLICA_TOKEN = "\0replica\0"
+TRACE_STEPS = "trace_steps"
+_RECORDS = re.compile(r"\bmuster_components\.trainer\b")
 
 
 def training_job(
@@ -47,6 +49,8 @@ def training_job(
     if ".rules" in settings:
         spec["failurePolicy"]["rules"] = settings[".rules"]
     if (window := settings.get(".window")) is not None:
+        if cfg.get(TRACE_STEPS):
+            _refuse_untraced(roles, cfg[TRACE_STEPS])
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
     metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: kubernetes_name(app.name)}}
     return validated({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
@@ -90,6 +94,25 @@ def _make_elastic(roles: list[dict[str, Any]], least: int) -> None:
         names = ", ".join(role["name"] for role in roles)
         raise SubmissionRefused(f"min_replicas: the app has several roles ({names}); say it of one in the component")
     roles[0]["minReplicas"] = least
+
+
+def _refuse_untraced(roles: list[Role], steps: object) -> None:
+    """Traces are recorded by Muster's trainer, or beside a script by its `attach`. A component that asks for traces in
+    its own metadata knows what it starts; whoever adds the option to any component must be told when nothing would be
+    recorded. Raises SubmissionRefused."""
+    if any(_RECORDS.search(text) for role in roles for text in (role.entrypoint, *role.args)):
+        return
+    raise SubmissionRefused(
+        f"trace_steps: {steps!r} would record nothing: {_programs(roles)}; use the component muster.train.script, or "
+        "start the script through `python -m muster_components.trainer.attach SCRIPT args...` "
+        "(dist.ddp -m muster_components.trainer.attach -- SCRIPT args...)"
+    )
+
+
+def _programs(roles: list[Role]) -> str:
+    starts = ", ".join(f"role {role.name!r} starts {role.entrypoint!r}" for role in roles[:3])
+    more = f" and {len(roles) - 3} more" if len(roles) > 3 else ""
+    return f"{starts}{more}, without Muster's trainer or attach"
 
 
 def _said(fields: dict[str, Any]) -> dict[str, Any]:
