@@ -21,6 +21,7 @@ def main(run_dir: Path, job: str, parent: int) -> int:
     if os.getppid() != parent:
         return 1
     os.nice(10)
+    from muster.errors import InvalidTrace
     from muster.tracing.collect import collect_leftovers
     from muster.tracing.report import build
 
@@ -28,7 +29,11 @@ def main(run_dir: Path, job: str, parent: int) -> int:
         collect_leftovers(run_dir, time.time())
     except OSError as error:  # a full disk, perhaps: the report reads what nobody collected as well
         print(f"what dead collectors left behind stays where it is: {error}", file=sys.stderr)
-    build(run_dir, name=job, workers=len(os.sched_getaffinity(0)))
+    try:
+        build(run_dir, name=job, workers=len(os.sched_getaffinity(0)))
+    except (InvalidTrace, OSError) as error:
+        print(f"no report: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

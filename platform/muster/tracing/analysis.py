@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -162,14 +163,23 @@ def summarise_file(path: Path) -> TraceSummary | Unreadable:
 
 
 def summarise_files(paths: Sequence[Path], *, workers: int = 1) -> tuple[TraceSummary | Unreadable, ...]:
-    """The same for many files, in their order; with several workers each file is one process's, one at a time."""
+    """The same for many files, in their order; with several workers each file is one process's, one at a time.
+
+    Raises InvalidTrace if one of these processes is killed.
+    """
     if workers <= 1 or len(paths) <= 1:
         return tuple(summarise_file(path) for path in paths)
     # Not fork: the caller may have threads.
     with ProcessPoolExecutor(
         min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_end_with_parent
     ) as pool:
-        return tuple(pool.map(summarise_file, paths))
+        try:
+            return tuple(pool.map(summarise_file, paths))
+        except BrokenProcessPool as error:
+            raise InvalidTrace(
+                f"{paths[0].parent}: a process that read the traces was killed, perhaps for want of memory; "
+                "name fewer of them"
+            ) from error
 
 
 def _end_with_parent() -> None:

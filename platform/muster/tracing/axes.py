@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+LEAST = 1e-100  # of an axis: what is shorter has no marks that could be told apart
+
 
 def ticks(lo: float, hi: float, about: int, *, whole: bool = False) -> list[float]:
     """Round numbers that span [lo, hi], about so many; at least two."""
-    if not (math.isfinite(lo) and math.isfinite(hi)) or hi <= lo:
+    if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < LEAST:
         return [lo, lo + 1]
     rough = (hi - lo) / max(about - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))

@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -50,15 +51,32 @@ def build(
         raise InvalidTrace("no trace was named")
     first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
     read = read_selection(paths) if of_traces else read_run_folder(first)
-    report = analyse(read, name=name, workers=workers)
+    report = _in_utf8(analyse(read, name=name, workers=workers))
     target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
     written = target / f"{_name_of(paths) if of_traces else 'report'}.html"
     report = replace(report, page=str(written))
     owner = f"report-{os.getpid()}"  # the daemon and a user may build the same one at the same time
-    write_atomically(json_beside(written), msgspec.json.encode(report), owner=owner)
+    write_atomically(json_beside(written), msgspec.json.encode(_in_utf8(report)), owner=owner)
     write_atomically(written, page(report).encode(), owner=owner)
     return report
+
+
+def _in_utf8(report: Report) -> Report:
+    """The same in text that can be written: names of files and of events may hold what UTF-8 cannot."""
+    return msgspec.convert(_replaced(msgspec.to_builtins(report)), Report)
+
+
+def _replaced(value: Any) -> Any:
+    match value:
+        case str():
+            return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+        case dict():
+            return {_replaced(key): _replaced(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_replaced(item) for item in value]
+        case _:
+            return value
 
 
 def _name_of(traces: Sequence[Path]) -> str:

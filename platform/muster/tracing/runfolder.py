@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,14 +25,16 @@ from muster.tracing.spans import Int64
 
 Float64 = NDArray[np.float64]
 MOST_FILES = 1024
+BEYOND = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
 
 
 class MetricsLine(msgspec.Struct):
     """One step of one rank, as written."""
 
-    step: int
-    attempt: int = 0
+    step: Count
+    attempt: Count = 0
     step_time_s: float | None = None
     data_time_s: float | None = None
     loss: float | None = None
@@ -200,6 +202,7 @@ def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
 
     def column(name: str) -> Float64:
         values = np.array([getattr(line, name) for line in lines], dtype=np.float64)
+        values[np.abs(values) > BEYOND] = np.nan
         return values[last]
 
     return Metrics(

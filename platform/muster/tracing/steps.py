@@ -9,7 +9,7 @@ from statistics import median
 
 from muster.tracing.events import Kind, Trace
 
-STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)

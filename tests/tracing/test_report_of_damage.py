@@ -1,0 +1,123 @@
+"""Whatever a run folder or a trace holds, `build` gives a report or refuses with InvalidTrace or OSError."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.tracing.kineto import Event, trace_text, training_steps
+
+from muster.errors import InvalidTrace
+from muster.tracing import analysis
+from muster.tracing.report import Report, build, load, render_terminal
+
+SPOOLED = "traces/spool/rank-0.attempt-0.steps-20-23.json"
+
+
+def lines(**values: Any) -> str:
+    """Metrics of 30 steps, all with these values."""
+    usual = {"attempt": 0, "step_time_s": 0.1, "loss": 1.0}
+    return "".join(json.dumps({"step": step, **usual, **values}) + "\n" for step in range(1, 31))
+
+
+def written(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def shown(report: Report) -> str:
+    """What the terminal shows of the report that was written."""
+    assert report.page is not None
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    render_terminal(load(report.page), Console(file=out, width=100))
+    out.flush()
+    assert isinstance(out.buffer, io.BytesIO)
+    return out.buffer.getvalue().decode()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"step": 2**63},
+        {"step": 10**30},
+        {"attempt": 2**63},
+        {"attempt": -1},
+        {"loss": 10**400},
+        {"loss": "x"},
+        {"step": None},
+        {"step_time_s": None},
+    ],
+)
+def test_lines_of_metrics_that_make_no_sense_are_named_and_the_others_count(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    odd = {"step": 99, **values}
+    report = build(written(tmp_path, {"metrics/rank-0.jsonl": lines() + json.dumps(odd) + "\n"}))
+    assert report.facts.loss_to == 1.0
+    assert [s.file for s in report.skipped] == ([] if values == {"step_time_s": None} else ["metrics/rank-0.jsonl"])
+
+
+@pytest.mark.parametrize("value", [1.7e308, 5e-324, -3.0, 0.0, 1e300])
+def test_any_number_gives_a_page(tmp_path: Path, value: float) -> None:
+    odd = {"loss": value, "step_time_s": value, "tokens_per_s": value, "mfu": value, "trace_write_s": value}
+    text = lines(**odd) + lines(loss=-value, attempt=1).splitlines()[0]
+    assert "30 steps" in shown(build(written(tmp_path, {"metrics/rank-0.jsonl": text})))
+
+
+def traced(name: str) -> bytes:
+    return trace_text([*training_steps(), Event(name, 10, 20)])
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 30, "a\ud800b", "\udcff"])
+def test_any_name_of_an_event_gives_a_page(tmp_path: Path, name: str) -> None:
+    report = build(written(tmp_path, {SPOOLED: traced(name)}))
+    assert [number for number, _ in report.rows[0].trace.steps] == [20, 21, 22]
+    assert "rank 0" in shown(report)
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    report = build(written(folder, {"metrics/rank-0.jsonl": lines()}))
+    assert report.page == str(folder / "report" / "report.html")
+    assert "30 steps" in shown(report)
+
+
+NOTHING: dict[str, dict[str, str | bytes]] = {
+    "an empty folder": {},
+    "metrics without a line": {"metrics/rank-0.jsonl": ""},
+    "metrics that are no JSON": {"metrics/rank-0.jsonl": b"garbage\n\xff\n"},
+    "no ranks": {"metrics/readme.txt": "", "events.jsonl": ""},
+    "beats alone": {"beats/rank-0.json": '{"rank": 0, "step": 3}'},
+    "a trace without events": {SPOOLED: '{"traceEvents": []}'},
+    "a trace that is cut off": {SPOOLED: traced("aten::mm")[:600]},
+    "a manifest that is no JSON": {"traces/manifest-trainer-0.json": "{"},
+}
+
+
+@pytest.mark.parametrize("files", NOTHING.values(), ids=NOTHING.keys())
+def test_with_nothing_to_report_on_one_line_says_so(tmp_path: Path, files: dict[str, str | bytes]) -> None:
+    with pytest.raises(InvalidTrace, match="nothing to report on") as refused:
+        build(written(tmp_path, files))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_process_that_is_killed_while_it_reads_traces_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[str, str | bytes] = {SPOOLED.replace("rank-0", f"rank-{rank}"): traced("aten::mm") for rank in (0, 1)}
+    monkeypatch.setattr(analysis, "summarise_file", killed)
+    with pytest.raises(InvalidTrace, match="killed"):
+        build(written(tmp_path, files), workers=2)
+
+
+def killed(path: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
