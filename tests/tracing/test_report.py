@@ -214,6 +214,47 @@ def test_a_run_without_traces_is_reported_by_its_metrics(tmp_path: Path) -> None
     assert "Time per kind of work" not in page_of(report)
 
 
+PLANNED = {"kind": "trace_planned", "step": 200, "message": "steps 200:205 are to be traced"}
+MISSED = {"kind": "trace_missed", "step": 39, "message": "no trace of steps 200:205: the run ends with step 39"}
+FAILED = {"kind": "trace_failed", "step": 22, "message": "no trace of steps 20:23: No space left on device"}
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([PLANNED, MISSED], "No trace of steps 200:205: the run ends with step 39."),
+        ([{**PLANNED, "attempt": 1}, {**MISSED, "attempt": 0}], "No trace yet: steps 200:205 are to be traced, and"),
+        ([PLANNED], "No trace yet: steps 200:205 are to be traced, and the newest step is 40."),
+        ([PLANNED, FAILED], "No trace of steps 20:23: No space left on device."),
+    ],
+)
+def test_that_steps_were_not_traced_is_said_on_the_page_and_in_the_terminal(
+    tmp_path: Path, told: list[dict[str, object]], expected: str
+) -> None:
+    folder = run_folder(tmp_path / "run")
+    for path in (folder / "traces/spool").iterdir():
+        path.unlink()
+    (folder / "events.jsonl").write_text("".join(json.dumps({"attempt": 0, **event}) + "\n" for event in told))
+    report = build(folder)
+    assert [sentence for sentence in report.findings if sentence.startswith(expected)]
+    assert expected in "".join(Page(page_of(report)).texts)
+    assert expected in " ".join(text_of(report).replace("•", "").split())
+
+
+def test_where_there_are_traces_only_those_that_could_not_be_written_are_told(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (PLANNED, MISSED, FAILED)))
+    told = [sentence for sentence in build(folder).findings if sentence.startswith("No trace")]
+    assert told == ["No trace of steps 20:23: No space left on device."]
+
+
+def test_where_nothing_else_is_known_the_reason_why_steps_were_not_traced_is_told(tmp_path: Path) -> None:
+    (tmp_path / "beats").mkdir()
+    (tmp_path / "events.jsonl").write_text(json.dumps({**MISSED, "message": "no trace of steps 2:3: no step was seen"}))
+    with pytest.raises(InvalidTrace, match="no trace of steps 2:3: no step was seen"):
+        build(tmp_path)
+
+
 @pytest.mark.parametrize("left", [[], ["metrics/rank-0.jsonl"]])
 def test_a_folder_with_nothing_to_report_on_is_refused_by_name(tmp_path: Path, left: Sequence[str]) -> None:
     for name in left:

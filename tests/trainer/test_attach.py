@@ -55,6 +55,14 @@ def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start:
     assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
 
 
+def test_steps_that_a_script_never_makes_are_said_to_be_missed(start: Starter, tmp_path: Path) -> None:
+    ranks = start(1, "--trace_steps", "200:205", script(tmp_path, "print('no torch')"), module=ATTACH)
+    assert ranks.end() == [0]
+    (missed,) = events(ranks.run_dir, "trace_missed")
+    assert (missed["step"], missed["message"]) == (0, "no trace of steps 200:205: no step was seen")
+    assert ranks.said() == "no torch\nno trace of steps 200:205: no step was seen\n"
+
+
 @pytest.mark.parametrize("how", ["script", "module"])
 def test_a_scripts_traceback_shows_the_script_alone(start: Starter, tmp_path: Path, how: str) -> None:
     path = script(tmp_path, "def fail():\n    raise ValueError('no luck')\n\nfail()\n", "job.py")

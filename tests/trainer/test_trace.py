@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.errors import EXIT_OK
+from muster_components.trainer.errors import EXIT_OK, EXIT_STOPPED
 
 from .conftest import TINY, Starter, events, metrics
 
@@ -59,4 +60,19 @@ def test_steps_beyond_the_end_are_missed_with_a_word(start: Starter, text: Path)
     ranks = start(1, *TINY, "--data", str(text), "--steps", "2", "--trace_steps", "20:25")
     assert ranks.end() == [EXIT_OK]
     (missed,) = events(ranks.run_dir, "trace_missed")
-    assert missed["message"] == "no trace: steps 20:25 lie beyond the last step 2"
+    assert missed["message"] == "no trace of steps 20:25: the run ends with step 2"
+    assert ranks.said().count("no trace of steps 20:25") == 1
+
+
+def test_steps_after_the_one_in_which_a_run_is_stopped_are_missed_on_whichever_ranks(
+    start: Starter, text: Path
+) -> None:
+    ranks = start(
+        2, *TINY, "--data", str(text), "--steps", "100000", "--trace_steps", "90000:90002", "--trace_ranks", "1"
+    )
+    ranks.wait_until(lambda: ranks.steps_done() >= 2)
+    ranks.send(signal.SIGTERM)
+    assert ranks.end() == [EXIT_STOPPED] * 2
+    assert [event["step"] for event in events(ranks.run_dir, "trace_planned")] == [90000]
+    (missed,) = events(ranks.run_dir, "trace_missed")
+    assert missed["message"] == f"no trace of steps 90000:90002: this attempt ended after step {missed['step']}"

@@ -24,6 +24,7 @@ from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
 from muster_components.trainer.profile import StepTracer, Switch
 from muster_components.trainer.step import Launched, Stepper, StepResult
 from muster_components.trainer.stopping import StopRequest
+from muster_components.trainer.trace_window import TraceWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,11 @@ class Loop:
         self._beat("compile" if self._plan.compile else "train")
         if self._plan.compile:
             self._event("compiling", f"step {done + 1} compiles", say=False)
+        window = TraceWindow(self._plan.config.trace, self._context, self._reporter)
+        window.announce(done + 1, self._plan.config.steps)
         self._train(done)
         self._aside(lambda: self._tracer.close(self._ended))
+        window.ended(done + 1, self._ended, self._plan.config.steps)
         self._beat("checkpoint")
         saved = self._save_last()
         stopped = self._stopping and self._ended < self._plan.config.steps

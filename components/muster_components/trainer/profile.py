@@ -70,8 +70,6 @@ class StepTracer:
         """Training ended with step `last`; a trace that is still being recorded is written with the steps it has."""
         if self._profiler is not None:
             self._finish(last + 1)
-        elif not self._over and self._config.start > last:
-            self._missed(last)
         self._over = True
 
     def _start(self, step: int) -> None:
@@ -109,8 +107,7 @@ class StepTracer:
         if profiler is None:
             return
         if start is None or start >= end:
-            profiler.stop()
-            self._missed(end - 1)
+            profiler.stop()  # it warmed up, and no step followed
             return
         path = self._context.trace_path(start, end)
         try:
@@ -126,11 +123,6 @@ class StepTracer:
             )
             return
         self._reporter.event("trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, say=False)
-
-    def _missed(self, last: int) -> None:
-        steps = f"{self._config.start}:{self._config.end}"
-        message = f"no trace: steps {steps} lie beyond the last step {last}"
-        self._reporter.event("trace_missed", message, step=last, say=self._context.is_first)
 
     def _describe(self, profiler: profile, start: int, end: int) -> None:
         """Say in the trace whose it is, for tools that read several."""

@@ -23,11 +23,14 @@ from muster_components.trainer.beats import Beat, Metrics, Phase, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
+from muster_components.trainer.trace_window import TraceWindow
 
 if TYPE_CHECKING:
     from muster_components.trainer.profile import StepTracer, Switch
 
 OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
+FIRST_TRACED: Final = 2
+"""The first step that can be recorded: torch's hook runs at the end of a step."""
 
 
 class Watcher:
@@ -39,6 +42,7 @@ class Watcher:
         self._context = context
         self._trace = trace
         self._reporter = reporter
+        self._window = TraceWindow(trace, context, reporter)
         self._clock = clock or DeviceClock()
         self._counting: weakref.ref[object] | None = None
         self._tracer: StepTracer | None = None
@@ -49,6 +53,7 @@ class Watcher:
 
     def started(self) -> None:
         """The script is about to run."""
+        self._window.announce(FIRST_TRACED)
         self._beat("setup")
 
     def optimizer_stepped(self, optimizer: object, *_arguments: Any) -> None:
@@ -80,6 +85,7 @@ class Watcher:
         self._tell(self._clock.last())
         if self._tracer is not None:
             self._tracer.close(self._step)
+        self._window.ended(FIRST_TRACED, self._step)
         self._beat("done")
 
     def _tell(self, lines: Iterable[Metrics]) -> None:

@@ -13,6 +13,7 @@ from muster.tracing.pauses import Pause, told, usual
 from muster.tracing.rows import Row
 from muster.tracing.runfolder import RunFolder, Skipped, finite
 from muster.tracing.steps import Skew
+from muster.tracing.untraced import untraced
 from muster.tracing.work import Work
 
 # A difference between ranks worth a sentence: this part of the step. Smaller ones change from run to run.
@@ -40,6 +41,7 @@ def findings_of(
     """All sentences, the most general first."""
     traces = [row.trace for row in rows]
     sentences = [*_loss(folder), *_slow_steps(folder, pauses), *_pauses(folder, pauses), *_slow_rank(folder, pauses)]
+    sentences += untraced(folder)
     if of_one_job(folder, traces):
         sentences += [
             *_where_time_goes(traces),

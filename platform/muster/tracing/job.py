@@ -17,6 +17,7 @@ from muster.tracing.pauses import Pause, pauses_of, usual
 from muster.tracing.rows import Row, labelled, picture_step
 from muster.tracing.runfolder import Float64, Metrics, RunFolder, Skipped, Window
 from muster.tracing.steps import Skew, skew
+from muster.tracing.untraced import untraced
 
 LOSS_POINTS = 1200
 STEP_TIME_POINTS = 300
@@ -113,7 +114,8 @@ def _nothing(folder: RunFolder, unreadable: Sequence[Unreadable]) -> str:
         f"{s.file} ({s.reason})" for s in folder.skipped
     ]
     why = f"; unreadable: {', '.join(broken[:5])}" if broken else ""
-    return f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}"
+    untold = "".join(f"; {sentence[:1].lower()}{sentence[1:].removesuffix('.')}" for sentence in untraced(folder))
+    return f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}{untold}"
 
 
 def _relative(base: Path, source: str) -> str:

@@ -1,0 +1,65 @@
+"""What becomes of the steps that are to be traced, as events: a window that a run never reaches must not go unnoticed.
+
+Rank 0 writes the events for all ranks. Nothing here imports torch: a script may end without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster_components.trainer.beats import Reporter
+from muster_components.trainer.config import TraceConfig
+from muster_components.trainer.context import RunContext
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWindow:
+    """Call `announce` before the first step and `ended` after the last one."""
+
+    config: TraceConfig
+    context: RunContext
+    reporter: Reporter
+
+    def announce(self, first: int, last: int | None = None) -> None:
+        """The attempt begins; it could trace from step `first` on, and ends with `last` (None: not known).
+
+        Writes `trace_planned`, or `trace_missed` where it is known already that the steps will not be reached.
+        """
+        if not self._asked:
+            return
+        if (missed := self._out_of_reach(first, last)) is not None:
+            self._missed(missed, first - 1)
+            return
+        message = f"steps {self._steps} are to be traced"
+        self.reporter.event("trace_planned", message, step=self.config.start, say=False)
+
+    def ended(self, first: int, last: int, known_last: int | None = None) -> None:
+        """The attempt has ended after step `last`; the other two as they were announced. Writes `trace_missed` unless
+        one of the steps was done, or that was said before."""
+        if not self._asked or self._out_of_reach(first, known_last) is not None:
+            return
+        if self.config.start > last:
+            done = f"this attempt ended after step {last}" if last else "no step was seen"
+            self._missed(done, last)
+
+    @property
+    def _asked(self) -> bool:
+        return self.context.is_first and self.config.end > self.config.start
+
+    @property
+    def _steps(self) -> str:
+        return f"{self.config.start}:{self.config.end}"
+
+    def _out_of_reach(self, first: int, last: int | None) -> str | None:
+        """Why none of the steps can be traced."""
+        if not any(self.config.covers(rank) for rank in range(self.context.world_size)):
+            named = ",".join(map(str, self.config.ranks))
+            return f"--trace_ranks {named} names none of the ranks 0 to {self.context.world_size - 1}"
+        if self.config.end <= first:
+            return f"in this attempt, tracing can begin with step {first}"
+        if last is not None and self.config.start > last:
+            return f"the run ends with step {last}"
+        return None
+
+    def _missed(self, why: str, step: int) -> None:
+        self.reporter.event("trace_missed", f"no trace of steps {self._steps}: {why}", step=step)
