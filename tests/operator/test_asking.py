@@ -14,6 +14,7 @@ import pytest
 from tests.operator.conftest import LONG_S
 
 from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
+from muster.tracing.sharedfolder import SharedFolder
 from muster_operator.collectors import asking
 from muster_operator.collectors.asking import LARGEST_BYTES, Outcome, Target, ask_all
 from muster_operator.collectors.tokens import token_of
@@ -69,7 +70,7 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text('{"step": 7, "at": 3.0}')
     token = token_of(b"k" * 32, "u")
-    endpoint = Endpoint(Address("127.0.0.1", 0), token, now_of(Subject(tmp_path, "u", "p")), print)
+    endpoint = Endpoint(Address("127.0.0.1", 0), token, now_of(Subject(SharedFolder(tmp_path), "u", "p")), print)
     endpoint.start()
     try:
         port = endpoint.port(20.0)

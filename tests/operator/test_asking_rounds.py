@@ -15,6 +15,7 @@ from tests.operator.seeing import Knowing
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name
 from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
+from muster.tracing.sharedfolder import SharedFolder
 from muster_operator.collectors import rounds
 from muster_operator.collectors.asking import Answer, Outcome, Target
 from muster_operator.collectors.rounds import Asking
@@ -95,7 +96,8 @@ class Stage:
 def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
-    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), now_of(Subject(tmp_path, UID, POD)), print)
+    subject = Subject(SharedFolder(tmp_path), UID, POD)
+    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), now_of(subject), print)
     endpoint.start()
     try:
         port = endpoint.port(20.0)

@@ -26,6 +26,7 @@ from muster_operator.sight.known_pod import known_pod
 from muster_operator.sight.templates import Template
 
 IMAGE = CollectorChoices(image="registry.example.com/trainer:1")
+STORE = CollectorChoices(image="x", store="s3://traces/muster/", store_secret="keys")
 TRACE = {"startStep": 2, "steps": 3}
 CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
 
@@ -44,6 +45,10 @@ def sidecar(pod: dict[str, Any]) -> dict[str, Any]:
     (found,) = (one for one in pod.get("initContainers", ()) if one["name"] == "muster-collector")
     container: dict[str, Any] = found
     return container
+
+
+def run_mounts(container: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in container["volumeMounts"] if not one["name"].startswith("muster-collector-")]
 
 
 def with_sidecar(choices: CollectorChoices = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any) -> list[int]:
@@ -113,20 +118,23 @@ def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are(
     without = manifest(wanted, CollectorChoices(), trace=TRACE)
     pod = manifest(wanted, trace=TRACE)
     assert [one["name"] for one in pod["initContainers"]] == ["set-up", "muster-collector"]
-    assert pod | {"initContainers": pod["initContainers"][:-1]} == without
+    added = {"initContainers": pod["initContainers"][:-1], "volumes": pod["volumes"][:-1]}
+    assert pod | added == without
     assert sidecar(pod)["restartPolicy"] == "Always"
 
 
 def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_only() -> None:
     pod = manifest(trace=TRACE, index=1)
     container = sidecar(pod)
-    assert container["volumeMounts"] == [{"name": "muster-run", "mountPath": "/muster/run"}]
+    assert run_mounts(container) == [{"name": "muster-run", "mountPath": "/muster/run"}]
     assert container["args"] == [
         "--run-dir=$(MUSTER_RUN_DIR)",
+        "--mount=/muster/run",
         "--role=$(MUSTER_ROLE)",
         "--index=$(MUSTER_REPLICA)",
         "--address=$(MUSTER_POD_IP)",
         f"--port={PORT}",
+        "--token-file=/var/run/secrets/muster.dev/muster-collector-token/token",
         "--ending=/dev/termination-log",
         "--open-spool",
     ]
@@ -134,9 +142,32 @@ def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_o
     assert (variables["MUSTER_RUN_DIR"], variables["MUSTER_REPLICA"]) == ("/muster/run", "1")
     assert variables["MUSTER_POD"] == "llama-trainer-1-abcde"
     assert variables["MUSTER_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert not any("secretKeyRef" in (value or ()) for value in variables.values())
+
+
+def test_its_secrets_are_files_that_its_container_alone_mounts() -> None:
+    pod = manifest(choices=STORE, trace=TRACE)
     name = secret_name("llama", "uid-llama")
-    assert variables["MUSTER_COLLECTOR_TOKEN"] == {"secretKeyRef": {"name": name, "key": "token"}}
-    assert "MUSTER_COLLECTOR_TOKEN" not in str(pod["containers"])
+    assert [one for one in pod["volumes"] if "secret" in one] == [
+        {"name": "muster-collector-token", "secret": {"secretName": name, "defaultMode": 0o444}},
+        {"name": "muster-collector-store", "secret": {"secretName": "keys", "defaultMode": 0o444, "optional": True}},
+    ]
+    container = sidecar(pod)
+    assert [one for one in container["volumeMounts"] if one not in run_mounts(container)] == [
+        {"name": one, "mountPath": f"/var/run/secrets/muster.dev/{one}", "readOnly": True}
+        for one in ("muster-collector-token", "muster-collector-store")
+    ]
+    assert "envFrom" not in container
+    assert "muster-collector-" not in str(pod["containers"])
+
+
+@pytest.mark.parametrize("shared", ["shareProcessNamespace", "hostPID"])
+def test_where_the_trainer_sees_its_process_it_gets_no_credentials_of_a_store(shared: str) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        manifest(template(**{shared: True}), STORE, trace=TRACE)
+    assert refusal.value.field == shared
+    assert sidecar(manifest(template(**{shared: True}), IMAGE, trace=TRACE))
+    assert sidecar(manifest(template(**{shared: True}), STORE, stallTimeoutSeconds=60))
 
 
 def test_it_may_do_nothing_and_leaves_a_guaranteed_pod_what_it_is() -> None:
@@ -169,15 +200,13 @@ def test_it_is_the_user_that_the_trainer_is_as_far_as_the_template_says(
 
 
 def test_traces_go_to_a_folder_of_the_job_below_the_store_and_only_the_collector_knows_how_to_get_there() -> None:
-    choices = CollectorChoices(image="x", store="s3://traces/muster/", store_secret="keys")
-    pod = manifest(choices=choices, trace=TRACE)
+    pod = manifest(choices=STORE, trace=TRACE)
     container = sidecar(pod)
     assert f"--store=s3://traces/muster/{JOB_FOLDER}" in container["args"]
-    assert container["envFrom"] == [{"secretRef": {"name": "keys", "optional": True}}]
-    assert "keys" not in str(pod["containers"])
-    untraced = sidecar(manifest(choices=choices, stallTimeoutSeconds=60))
-    assert "envFrom" not in untraced
-    assert not any(one.startswith("--store") for one in untraced["args"])
+    assert "--store-credentials=/var/run/secrets/muster.dev/muster-collector-store" in container["args"]
+    untraced = manifest(choices=STORE, stallTimeoutSeconds=60)
+    assert "keys" not in str(untraced)
+    assert not any(one.startswith("--store") for one in sidecar(untraced)["args"])
 
 
 def test_in_a_volume_that_jobs_share_every_job_has_its_own_folder() -> None:
@@ -185,7 +214,7 @@ def test_in_a_volume_that_jobs_share_every_job_has_its_own_folder() -> None:
     mount = {"name": "muster-run", "mountPath": "/muster/run", "subPathExpr": JOB_FOLDER}
     assert pod["containers"][0]["volumeMounts"] == [mount]
     container = sidecar(pod)
-    assert container["volumeMounts"] == [mount]
+    assert run_mounts(container) == [mount]
     assert "--open-spool" not in container["args"]
     names = [one["name"] for one in container["env"]]
     assert {"MUSTER_NAMESPACE", "MUSTER_JOB", "MUSTER_JOB_UID"} <= set(names)
@@ -199,7 +228,7 @@ def test_a_mount_of_the_users_own_says_where_the_run_folder_is() -> None:
     assert pod["containers"][0]["volumeMounts"] == [own]
     assert {"name": "MUSTER_RUN_DIR", "value": "/data"} in pod["containers"][0]["env"]
     container = sidecar(pod)
-    assert container["volumeMounts"] == [own]
+    assert run_mounts(container) == [own]
     assert {"name": "MUSTER_RUN_DIR", "value": "/data"} in container["env"]
 
 
@@ -207,7 +236,8 @@ def test_a_run_folder_elsewhere_is_found_through_the_mount_that_holds_it() -> No
     disk = {"name": "disk", "mountPath": "/data/runs", "readOnly": False}
     wanted = elsewhere("/data/runs/$(MUSTER_JOB)", {"name": "root", "mountPath": "/data"}, disk)
     container = sidecar(manifest(wanted, trace=TRACE))
-    assert container["volumeMounts"] == [{"name": "disk", "mountPath": "/data/runs"}]
+    assert run_mounts(container) == [{"name": "disk", "mountPath": "/data/runs"}]
+    assert "--mount=/data/runs" in container["args"]
     assert {"name": "MUSTER_RUN_DIR", "value": "/data/runs/$(MUSTER_JOB)"} in container["env"]
 
 
@@ -239,7 +269,18 @@ def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
     assert manifest(template(initContainers=[own]))["initContainers"][0]["name"] == "muster-collector"  # it needs none
 
 
+def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
+    mine = {"name": "muster-collector-token", "emptyDir": {}}
+    assert "volumes: 'muster-collector-token' is the name of a volume" in clash(template(volumes=[mine]))
+    wanted = template()
+    wanted["spec"]["containers"][0]["volumeMounts"] = [{"name": "muster-collector-store", "mountPath": "/x"}]
+    assert "containers: 'main' must not mount 'muster-collector-store'" in clash(wanted)
+    above = elsewhere("/var/runs", {"name": "x", "mountPath": "/var"})
+    assert "must not be mounted at '/var'" in clash(above)
+
+
 def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
+    assert "must be a path without '..'" in clash(elsewhere("/x/../y", {"name": "x", "mountPath": "/x"}))
     assert "'/tmp/run' of container 'main' lies in no volume" in clash(elsewhere("/tmp/run"))
     assert "has no literal value" in clash(elsewhere({"valueFrom": {}}, {"name": "x", "mountPath": "/x"}))
     mine = elsewhere("/x/$(MINE)", {"name": "x", "mountPath": "/x"})

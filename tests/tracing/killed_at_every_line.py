@@ -19,10 +19,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import claims, collect, manifest, publish, store
+from muster.tracing import claims, collect, manifest, publish, sharedfolder, store
 from muster.tracing.manifest import read_manifest
+from muster.tracing.sharedfolder import SharedFolder
 
-WATCHED = {module.__file__ for module in (claims, collect, manifest, publish, store)}
+WATCHED = {module.__file__ for module in (claims, collect, manifest, publish, sharedfolder, store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 
@@ -30,7 +31,7 @@ BAD = "rank-1.attempt-0.steps-20-25.json"
 def collect_all(run_dir: Path, pod: int = 0) -> None:
     """What the collector's process does with what is in the spool."""
     duty = collect.Duty(run_dir, "trainer", pod, store=str(run_dir / "kept"))
-    with claims.only_one(duty.traces, duty.owner):
+    with claims.only_one(duty.run, duty.owner):
         collector = collect.start(duty, time.time())
         while collector.sweep(time.time(), patient=False):
             pass
@@ -79,14 +80,14 @@ def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
     for path in (packed, run_dir / "kept" / "traces" / f"{GOOD}.gz"):
         assert not path.exists() or gzip.decompress(path.read_bytes()) == good
     if (traces / "manifest-trainer-0.json").exists():
-        for entry in read_manifest(traces / "manifest-trainer-0.json").traces:
+        for entry in read_manifest(SharedFolder(run_dir), "manifest-trainer-0.json").traces:
             assert entry.status == "corrupt" or packed.exists()
 
 
 def all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
     """After another one finished: one entry each in all manifests, the right bytes, nothing claimed, no leftovers."""
     traces, kept = run_dir / "traces", run_dir / "kept" / "traces"
-    entries = [entry for found in manifest.manifests(traces) for entry in found.traces]
+    entries = [entry for found in manifest.manifests(SharedFolder(run_dir)) for entry in found.traces]
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good

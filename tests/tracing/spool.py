@@ -12,6 +12,7 @@ from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing.collector import main
 from muster.tracing.manifest import Manifest, TraceEntry, manifests, read_manifest
+from muster.tracing.sharedfolder import SharedFolder
 
 TRACE = trace_text(training_steps(5))
 
@@ -32,7 +33,7 @@ def claimed(source: Path, pod: int = 0) -> Path:
 
 
 def manifest_of(run_dir: Path, pod: int = 0) -> Manifest:
-    return read_manifest(run_dir / "traces" / f"manifest-trainer-{pod}.json")
+    return read_manifest(SharedFolder(run_dir), f"manifest-trainer-{pod}.json")
 
 
 def command(run_dir: Path, *options: str, pod: int = 0) -> list[str]:
@@ -65,7 +66,7 @@ def run_once(run_dir: Path, *options: str, pod: int = 0) -> int:
 
 def listed(run_dir: Path) -> list[TraceEntry]:
     """All entries of all manifests."""
-    return [entry for manifest in manifests(run_dir / "traces") for entry in manifest.traces]
+    return [entry for manifest in manifests(SharedFolder(run_dir)) for entry in manifest.traces]
 
 
 def abandoned(run_dir: Path, rank: int = 0, *, pod: int) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.tracing.kineto import trace_text, training_steps
@@ -24,6 +26,7 @@ from muster.tracing.collect import Duty
 from muster.tracing.collector import ranks
 from muster.tracing.names import parse_name
 from muster.tracing.reader import TraceFacts, check
+from muster.tracing.sharedfolder import SharedFolder
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -142,10 +145,10 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 ) -> None:
     killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
 
-    def dies(path: Path) -> TraceFacts:
+    def dies(file: IO[bytes], path: Path) -> TraceFacts:
         if path.name == killer.name:
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
-        return check(path)
+        return check(file, path)
 
     monkeypatch.setattr(collect, "check", dies)
     for _ in range(collect.MOST_TRIES):
@@ -164,7 +167,7 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(path: Path) -> TraceFacts:
+    def fails(file: IO[bytes], path: Path) -> TraceFacts:
         raise MemoryError
 
     monkeypatch.setattr(collect, "check", fails)
@@ -186,7 +189,7 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     for _ in range(2 * collect.MOST_TRIES):
         assert sweeping.sweep(0.0, patient=False) == 0
 
-    def unread(path: Path) -> TraceFacts:
+    def unread(file: IO[bytes], path: Path) -> TraceFacts:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:
@@ -202,7 +205,7 @@ def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_
     source = spooled(tmp_path)
     name = parse_name(source.name)
     assert name is not None
-    dead, heir = Claims(tmp_path / "traces", "trainer-0"), Claims(tmp_path / "traces", "trainer-1")
+    dead, heir = Claims(SharedFolder(tmp_path), "trainer-0"), Claims(SharedFolder(tmp_path), "trainer-1")
     heir.prepare()
     assert dead.claim(name)
     for _ in range(3):
@@ -213,7 +216,7 @@ def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_
     assert heir.claim(name)
     assert heir.tries(name) == 0
     heir.begin_try(name)
-    heir.path(name).unlink()
+    (tmp_path / heir.path(name)).unlink()
     heir.prepare()
     assert uncollected(tmp_path) == []
 
@@ -226,3 +229,43 @@ def test_a_manifest_that_is_too_deep_to_be_read_is_none(tmp_path: Path) -> None:
     assert run_once(tmp_path) == 0
     assert [entry.status for entry in manifest_of(tmp_path).traces] == ["ok"]
     assert (tmp_path / "traces/manifest-trainer-0.broken").read_text() == deep
+
+
+@pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO", "a file with 2 hard links"])
+def test_what_is_no_regular_file_is_recorded_as_corrupt_and_never_read(tmp_path: Path, kind: str) -> None:
+    outside, source = tmp_path / "outside", spooled(tmp_path / "run")
+    outside.write_bytes(TRACE)
+    source.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(source)
+    elif kind == "a symbolic link":
+        source.symlink_to(outside)
+    else:
+        source.hardlink_to(outside)
+    assert run_once(tmp_path / "run") == 0
+    (entry,) = manifest_of(tmp_path / "run").traces
+    assert (entry.status, entry.reason, entry.bytes) == ("corrupt", f"is {kind}; must be a regular file", 0)
+    assert not collected(tmp_path / "run").exists()
+    assert outside.read_bytes() == TRACE
+
+
+def test_a_manifest_that_names_another_file_writes_none_there(tmp_path: Path) -> None:
+    spooled(tmp_path / "run")
+    (tmp_path / "manifest-x").mkdir()
+    for name in ("manifest-trainer-0.json", "manifest-trainer-1.json"):
+        (tmp_path / "run/traces" / name).write_text('{"role": "x/../../../found", "index": 0}')
+    assert run_once(tmp_path / "run", "--store", str(tmp_path / "kept/run")) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "manifest-x", "run"]
+    assert [entry.status for entry in manifest_of(tmp_path / "run").traces] == ["ok"]
+
+
+def test_below_a_mount_no_link_leads_to_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "mount/run").symlink_to(tmp_path / "elsewhere")
+    assert run_once(tmp_path / "mount/run", "--mount", str(tmp_path / "mount")) == 1
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    (tmp_path / "mount/run").unlink()
+    spooled(tmp_path / "mount/run")
+    assert run_once(tmp_path / "mount/run", "--mount", str(tmp_path / "mount")) == 0
+    assert collected(tmp_path / "mount/run").exists()

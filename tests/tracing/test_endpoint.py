@@ -24,6 +24,7 @@ from muster.local.devices import free_port
 from muster.tracing import endpoint
 from muster.tracing.collector import main
 from muster.tracing.endpoint import CONNECTIONS, LARGEST_FILE_BYTES, Address, Endpoint, Subject, now_of
+from muster.tracing.sharedfolder import SharedFolder
 
 TOKEN = "0123456789abcdef-token"
 NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
@@ -31,7 +32,7 @@ NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
 
 @contextmanager
 def listening(run_dir: Path) -> Iterator[int]:
-    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(run_dir, "uid-1", "pod-0")), print)
+    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(SharedFolder(run_dir), "uid-1", "pod-0")), print)
     one.start()
     try:
         yield one.port(60.0)
@@ -120,21 +121,29 @@ def test_other_paths_and_verbs_are_refused(port: int) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', b"\xff\xfe", b"[" * 50_000])
 def test_a_corrupt_beat_is_named_and_is_none(port: int, tmp_path: Path, text: str | bytes) -> None:
     write(tmp_path, "beats/rank-0.json", text)
-    assert unreadable(port) == ["beats/rank-0.json: no JSON object"]
+    assert unreadable(port) == ["beats/rank-0.json: must be a JSON object"]
 
 
 def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path) -> None:
     write(tmp_path, "beats/rank-0.json", json.dumps({"step": 1, "more": "x" * LARGEST_FILE_BYTES}))
     (why,) = unreadable(port)
-    assert f"at most {LARGEST_FILE_BYTES} are read" in why
+    assert f"at most {LARGEST_FILE_BYTES} bytes" in why
 
 
-def test_a_pipe_or_a_folder_in_place_of_a_beat_is_never_waited_for(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a symbolic link", "a file with 2 hard links"])
+def test_what_is_no_regular_file_is_neither_read_nor_waited_for(port: int, tmp_path: Path, kind: str) -> None:
+    write(tmp_path, "elsewhere", '{"step": 1}')
     (tmp_path / "beats").mkdir()
-    os.mkfifo(tmp_path / "beats" / "rank-0.json")
-    assert unreadable(port) == ["beats/rank-0.json: no plain file"]
-    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
-    assert "checkpoints/latest: no plain file" in unreadable(port)
+    beat = tmp_path / "beats" / "rank-0.json"
+    if kind == "a FIFO":
+        os.mkfifo(beat)
+    elif kind == "a folder":
+        beat.mkdir()
+    elif kind == "a symbolic link":
+        beat.symlink_to(tmp_path / "elsewhere")
+    else:
+        beat.hardlink_to(tmp_path / "elsewhere")
+    assert unreadable(port) == [f"beats/rank-0.json: is {kind}; must be a regular file"]
 
 
 def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -> None:
@@ -184,7 +193,7 @@ def test_one_that_is_stopped_before_it_serves_ends(tmp_path: Path, monkeypatch: 
             return super().__enter__()
 
     monkeypatch.setattr(endpoint, "_Server", Slow)
-    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(tmp_path)), print)
+    one = Endpoint(Address("127.0.0.1", 0), TOKEN, now_of(Subject(SharedFolder(tmp_path))), print)
     one.start()
     assert bound.wait(60)
     ending = threading.Thread(target=one.stop, daemon=True)
@@ -197,16 +206,20 @@ def test_one_that_is_stopped_before_it_serves_ends(tmp_path: Path, monkeypatch: 
         one.port(0.0)
 
 
-def test_without_a_token_a_port_is_refused_and_the_token_leaves_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_token_a_port_is_refused_and_so_is_a_secret_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    short = tmp_path / "short"
+    short.write_text("short")
     arguments = ["--run-dir", str(tmp_path), "--role", "r", "--index", "0", "--port", "0"]
-    monkeypatch.setenv(endpoint.TOKEN_VARIABLE, "short")
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "MUSTER_COLLECTOR_TOKEN must hold a token of 16 characters or more" in capsys.readouterr().err
-    assert endpoint.TOKEN_VARIABLE not in os.environ
-    for wrong, why in ((["--port", "70000"], "no port"), (["--address", "localhost"], "no IP address")):
+    for wrong, why in (
+        ([], "--token-file must name a file with a token of 16 characters or more"),
+        (["--token-file", str(short)], "--token-file must name a file with a token of 16 characters or more"),
+        (["--token-file", str(tmp_path / "none")], "a secret cannot be read: FileNotFoundError"),
+        (["--mount", "/elsewhere"], "--run-dir must lie below --mount /elsewhere"),
+        (["--port", "70000"], "no port"),
+        (["--address", "localhost"], "no IP address"),
+    ):
         with pytest.raises(SystemExit):
             main([*arguments, *wrong])
         assert why in capsys.readouterr().err
@@ -217,8 +230,10 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
     number = free_port((), random.Random())  # none that the kernel gives to others in the meantime
     write(tmp_path, "beats/rank-0.json", '{"step": 4, "at": 1.0}')
     command = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(tmp_path), "--role", "r", "--index"]
-    environment = {**os.environ, endpoint.TOKEN_VARIABLE: TOKEN, "MUSTER_JOB_UID": "u", "MUSTER_POD": "p"}
-    process = subprocess.Popen([*command, "0", "--port", str(number), "--open-spool"], env=environment)
+    write(tmp_path, "token", TOKEN)
+    secret = ("--token-file", str(tmp_path / "token"))
+    environment = {**os.environ, "MUSTER_JOB_UID": "u", "MUSTER_POD": "p"}
+    process = subprocess.Popen([*command, "0", "--port", str(number), *secret, "--open-spool"], env=environment)
     try:
 
         def answers() -> bool:
@@ -228,6 +243,9 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
                 return False
 
         eventually(answers)
+        if sys.platform == "linux" and os.geteuid() == 0:  # others may not even look
+            shown = Path(f"/proc/{process.pid}")
+            assert TOKEN not in (shown / "environ").read_text() + (shown / "cmdline").read_text()
         assert (tmp_path / "traces" / "spool").stat().st_mode & 0o7777 == 0o1777
         process.send_signal(signal.SIGTERM)
         assert process.wait(100) == 0

@@ -10,6 +10,7 @@ import pytest
 from muster.tracing import keeping
 from muster.tracing.fetching import wanted
 from muster.tracing.keeping import Keeping
+from muster.tracing.sharedfolder import SharedFolder
 
 
 class Stage:
@@ -22,7 +23,7 @@ class Stage:
         self.now = 100.0
         self.takes_s = 0.0
         self.trouble: Exception | None = None
-        self.keeping = Keeping(folder, self._send, self.said.append, lambda: self.now)
+        self.keeping = Keeping(SharedFolder(folder), self._send, self.said.append, lambda: self.now)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name

@@ -91,10 +91,13 @@ def _trace(rank: int) -> str:
 
 def collect(folder: Path, index: int) -> dict[str, Any]:
     """Run the pod's collector as a process until it is done; its last words."""
-    ending = folder / "ending.json"
-    with collector(
-        folder, "--until-idle", "--store", LOCATION, "--store-metrics", "--ending", str(ending), pod=index
-    ) as process:
+    ending, credentials = folder / "ending.json", folder.with_name(f"{folder.name}-credentials")
+    credentials.mkdir()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        (credentials / name).write_text(os.environ[name])
+    without = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    where = ("--store", LOCATION, "--store-metrics", "--store-credentials", str(credentials))
+    with collector(folder, "--until-idle", *where, "--ending", str(ending), pod=index, env=without) as process:
         _, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
     assert "testing" not in said  # neither key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import urllib.request
 from typing import Any
@@ -53,7 +54,9 @@ def test_a_namespaces_own_key_writes_and_reads_below_its_prefix_and_nowhere_else
         Store(mine, skip_instance_cache=True, **collector).write("traces/rank0.json.gz", b"trace")
         with pytest.raises(PermissionError):
             Store(other, skip_instance_cache=True, **collector).write("traces/rank0.json.gz", b"trace")
+        large = b"x" * (20 << 20)  # more than is sent at once
+        Store(mine, skip_instance_cache=True, **collector).put(io.BytesIO(large), "traces/rank1.json.gz")
         there = Store(mine, skip_instance_cache=True, **reader)
-        assert there.sizes() == {"traces/rank0.json.gz": 5}
+        assert there.sizes() == {"traces/rank0.json.gz": 5, "traces/rank1.json.gz": len(large)}
         with there.open("traces/rank0.json.gz") as trace:
             assert trace.read() == b"trace"

@@ -15,7 +15,7 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, traini
 
 from muster.errors import InvalidTrace
 from muster.tracing import scan as scanning
-from muster.tracing.reader import check, read
+from muster.tracing.reader import TraceFacts, check, read
 from muster.tracing.scan import RawEvent, scan
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
@@ -27,6 +27,11 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tricky, inner, max_size=3),
     max_leaves=5,
 )
+
+
+def checked(path: Path) -> TraceFacts:
+    with path.open("rb") as file:
+        return check(file, path)
 
 
 def scanned(path: Path, block_bytes: int) -> list[RawEvent]:
@@ -72,7 +77,7 @@ def test_a_truncated_file_is_refused_by_name_and_byte(tmp_path: Path, keep: floa
     path = tmp_path / "cut.json"
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(InvalidTrace, match=r"cut\.json: truncated.*byte \d+"):
-        check(path)
+        checked(path)
 
 
 def test_damage_in_the_middle_is_found_where_it_is(tmp_path: Path) -> None:
@@ -93,7 +98,7 @@ def test_flipped_bits_in_a_packed_file_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "flipped.json.gz"
     path.write_bytes(packed)
     with pytest.raises(InvalidTrace, match=r"flipped\.json\.gz"):
-        check(path)
+        checked(path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path, content: bytes, say
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(InvalidTrace, match=says):
-        check(path)
+        checked(path)
 
 
 def test_numbers_and_texts_that_are_not_json_are_read_all_the_same(tmp_path: Path) -> None:
@@ -194,10 +199,10 @@ def test_an_event_or_what_stands_before_them_may_have_16_mib(
 ) -> None:
     path = tmp_path / "large.json"
     path.write_bytes(before + odd * (15 * MIB) + after)
-    assert check(path).events == 1
+    assert checked(path).events == 1
     path.write_bytes(before + odd * (18 * MIB) + after)
     with pytest.raises(InvalidTrace, match=f"large.json: {says}"):
-        check(path)
+        checked(path)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,7 @@ def test_what_is_of_another_type_than_it_should_be_is_not_built(
     tracemalloc.start()
     try:
         with pytest.raises(InvalidTrace, match=says) if says else nullcontext():
-            assert check(path).rank is None
+            assert checked(path).rank is None
         assert tracemalloc.get_traced_memory()[1] < 64 * MIB
     finally:
         tracemalloc.stop()
@@ -227,7 +232,7 @@ def test_what_is_nested_deeper_than_any_trace_is_damage(tmp_path: Path, text: by
     path = tmp_path / "deep.json"
     path.write_bytes(text % (b"[" * 20_000 + b"]" * 20_000))
     with pytest.raises(InvalidTrace, match=r"deep\.json: damaged: nested deeper than any trace"):
-        check(path)
+        checked(path)
 
 
 def test_arguments_of_an_unexpected_type_cost_no_event(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from muster import spec
@@ -30,7 +31,10 @@ from muster_operator.manifests.run_folder import (
 
 NAME = "muster-collector"
 PORT, PORT_NAME = 29480, "muster-beats"
-TOKEN_VARIABLE, TOKEN_KEY = "MUSTER_COLLECTOR_TOKEN", "token"
+TOKEN_KEY = "token"
+TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
+SECRETS_DIR = "/var/run/secrets/muster.dev"  # in the collector's container alone
+_READABLE = 0o444
 _HOST_PORTS = (19_000, 20_000)  # below those at which jobs meet
 _AS_THE_TRAINER = ("runAsUser", "runAsGroup", "seLinuxOptions")
 _TERMINATION_LOG = "/dev/termination-log"  # where Kubernetes has it unless one says; ours may be read-only else
@@ -120,14 +124,22 @@ def with_collector(
     main = wanted["containers"][0]
     ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
     run_dir, mount = find(main)
+    if PurePosixPath(SECRETS_DIR).is_relative_to(mount["mountPath"]):
+        raise InvalidSpec(
+            f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: the secrets of the sidecar "
+            f"{NAME} are in {SECRETS_DIR}",
+            field="volumeMounts",
+        )
     uid, host_network = job.metadata.uid, bool(wanted.get("hostNetwork"))
-    secret = {"name": secret_name(job.metadata.name, uid), "key": TOKEN_KEY}
+    secrets = [_secret_volume(TOKEN_VOLUME, secret_name(job.metadata.name, uid))]
     arguments = [
         f"--run-dir=$({RUN_DIR_VARIABLE})",
+        f"--mount={mount['mountPath']}",
         "--role=$(MUSTER_ROLE)",
         "--index=$(MUSTER_REPLICA)",
         "--address=$(MUSTER_POD_IP)",
         f"--port={collector_port(uid, pod.role, pod.index, on_host_network=host_network)}",
+        f"--token-file={SECRETS_DIR}/{TOKEN_VOLUME}/{TOKEN_KEY}",
         f"--ending={_TERMINATION_LOG}",
     ]
     is_own = is_own_volume(wanted.get("volumes") or (), mount)
@@ -137,6 +149,10 @@ def with_collector(
         arguments.append(f"--store={choices.store.rstrip('/')}/{JOB_FOLDER}")
         if is_own or (pod.role, pod.index) == (lead(job.spec).name, 0):  # of a folder that pods share, one tells
             arguments.append("--store-metrics")
+        if choices.store_secret:
+            _refuse_shared_processes(wanted)
+            arguments.append(f"--store-credentials={SECRETS_DIR}/{STORE_VOLUME}")
+            secrets.append(_secret_volume(STORE_VOLUME, choices.store_secret, optional=True))
     container: dict[str, Any] = {
         "name": NAME,
         "image": choices.image,
@@ -148,24 +164,51 @@ def with_collector(
             {"name": RUN_DIR_VARIABLE, "value": run_dir},
             {"name": "MUSTER_POD", "value": pod.name},
             {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}},
         ],
         "resources": dict(choices.resources),
         "securityContext": _security(wanted, main),
-        "volumeMounts": [mount],
+        "volumeMounts": [
+            mount,
+            *({"name": one["name"], "mountPath": f"{SECRETS_DIR}/{one['name']}", "readOnly": True} for one in secrets),
+        ],
         "terminationMessagePath": _TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if choices.pull_policy:
         container["imagePullPolicy"] = choices.pull_policy
-    if choices.store_secret and choices.store and job.spec.trace is not None:
-        container["envFrom"] = [{"secretRef": {"name": choices.store_secret, "optional": True}}]
     if not host_network:
         container["ports"] = [{"name": PORT_NAME, "containerPort": PORT}]
-    return {**wanted, "initContainers": [*(wanted.get("initContainers") or ()), container]}
+    return {
+        **wanted,
+        "initContainers": [*(wanted.get("initContainers") or ()), container],
+        "volumes": [*(wanted.get("volumes") or ()), *secrets],
+    }
+
+
+def _secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
+    source = {"secretName": secret, "defaultMode": _READABLE}
+    return {"name": name, "secret": {**source, "optional": True} if optional else source}
+
+
+def _refuse_shared_processes(wanted: Mapping[str, Any]) -> None:
+    """Who sees the collector's process finds the credentials of the store through /proc."""
+    for name in ("shareProcessNamespace", "hostPID"):
+        if wanted.get(name):
+            raise InvalidSpec(
+                f"{name} must be false in a job that is traced; got true: the trainer could read the collector's "
+                "credentials of the trace store",
+                field=name,
+            )
 
 
 def _refuse_clashes(wanted: Mapping[str, Any]) -> None:
+    ours = (TOKEN_VOLUME, STORE_VOLUME)
+    for volume in wanted.get("volumes") or ():
+        if volume.get("name") in ours:
+            raise InvalidSpec(
+                f"volumes: {volume['name']!r} is the name of a volume that Muster adds; give yours another name",
+                field="volumes",
+            )
     for kind in ("containers", "initContainers"):
         for container in wanted.get(kind) or ():
             where = f"{kind}: {container.get('name')!r}"
@@ -173,6 +216,11 @@ def _refuse_clashes(wanted: Mapping[str, Any]) -> None:
                 raise InvalidSpec(
                     f"{where} is the name of the sidecar that Muster adds; give yours another", field=kind
                 )
+            for mount in container.get("volumeMounts") or ():
+                if mount.get("name") in ours:
+                    raise InvalidSpec(
+                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {NAME} alone", field=kind
+                    )
             for port in container.get("ports") or ():
                 if port.get("containerPort") == PORT or port.get("name") == PORT_NAME:
                     raise InvalidSpec(

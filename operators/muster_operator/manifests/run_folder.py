@@ -89,6 +89,8 @@ def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "cannot find the run folder; write value, or leave the variable out",
             field="env",
         )
+    if ".." in run_dir.split("/"):
+        raise InvalidSpec(f"{RUN_DIR_VARIABLE} must be a path without '..'; got {run_dir!r}", field="env")
     foreign = [part for part in run_dir.split("$(")[1:] if not part.startswith("MUSTER_")]
     if foreign:
         raise InvalidSpec(

@@ -60,8 +60,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object that is replaced atomically; empty when it is missing or is none. A program of a user's writes it:
     what is no plain file is not waited for, and no more is read than such an object can have."""
     from muster.tracing.endpoint import document  # it brings a server along, which who only asks the daemon needs not
+    from muster.tracing.sharedfolder import SharedFolder
 
-    return document(path.parent, path.name, []) or {}
+    return document(SharedFolder(path.parent), path.name, []) or {}
 
 
 def _stamp(path: Path) -> _Stamp:

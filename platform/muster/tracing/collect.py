@@ -14,21 +14,25 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from muster.errors import InvalidTrace
-from muster.tracing.claims import Claims, only_one, owners, remove_leftovers
+from muster.tracing.claims import TRACES, Claims, only_one, owners, remove_leftovers
 from muster.tracing.manifest import (
+    LARGEST_BYTES,
     Manifest,
     TraceEntry,
     Waiting,
+    encoded,
     manifests,
     parse_manifest,
     read_manifest,
     write_manifest,
 )
 from muster.tracing.names import TraceName, parse_name
-from muster.tracing.publish import Published, compress_atomically, fingerprint
+from muster.tracing.publish import Published, compress, fingerprint
 from muster.tracing.reader import check
+from muster.tracing.sharedfolder import IrregularFile, SharedFolder
 from muster.tracing.store import Store
 
 LONGEST_BACKOFF_S = 30.0
@@ -42,7 +46,8 @@ LOOK_AROUND_S = 30.0
 class Duty:
     """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
 
-    `keeps_metrics`: metrics, beats and events of the run folder go to the store as well.
+    `keeps_metrics`: metrics, beats and events of the run folder go to the store as well. `mount`: the part of `run_dir`
+    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it.
     """
 
     run_dir: Path
@@ -51,10 +56,14 @@ class Duty:
     ranks: frozenset[int] | None = None
     store: str | None = None
     keeps_metrics: bool = False
+    mount: Path | None = None
 
     @property
-    def traces(self) -> Path:
-        return self.run_dir / "traces"
+    def run(self) -> SharedFolder:
+        """The run folder, which the job writes to. ValueError if it does not lie below `mount`."""
+        if self.mount is None:
+            return SharedFolder(self.run_dir)
+        return SharedFolder(self.mount, str(self.run_dir.relative_to(self.mount)))
 
     @property
     def owner(self) -> str:
@@ -66,6 +75,7 @@ class Collector:
     """The state between two looks at the spool: the manifest as written, and what is to be tried again when."""
 
     duty: Duty
+    run: SharedFolder
     claims: Claims
     manifest: Manifest
     look_around_at: float = 0.0
@@ -73,6 +83,7 @@ class Collector:
     caught_up: bool = False  # with what earlier pods of ours have listed in the store
     waiting: dict[str, Waiting] = field(default_factory=dict)
     retry: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
+    trouble: str = ""  # why the spool could not be listed, as said
 
     def sweep(self, now: float, *, patient: bool = True) -> int:
         """Collect every finished trace; returns how many. When not `patient`, also those that wait for a later try."""
@@ -90,7 +101,7 @@ class Collector:
                     continue
                 self._collect(name, now)
             except FileNotFoundError as error:
-                if self.claims.path(name).exists():
+                if self._is_held(name):
                     self._postpone(name, now, error)
             except Exception as error:  # whatever goes wrong with one trace must not end the collector
                 self._postpone(name, now, error)
@@ -102,8 +113,21 @@ class Collector:
     def finished(self) -> list[TraceName]:
         """Complete traces that are claimed already, or in the spool and of this pod's ranks; oldest steps first."""
         ranks = self.duty.ranks
-        free = [name for name in self.claims.free() if ranks is None or name.rank in ranks]
-        return sorted({*self.claims.held(), *free})
+        try:
+            free = [name for name in self.claims.free() if ranks is None or name.rank in ranks]
+            found = sorted({*self.claims.held(), *free})
+        except OSError as error:  # as where a link stands for a folder: the collector goes on
+            if self.trouble != str(error):
+                self.trouble = str(error)
+                say(self.duty, f"cannot list the finished traces: {error}")
+            return []
+        self.trouble = ""
+        return found
+
+    def _is_held(self, name: TraceName) -> bool:
+        with suppress(OSError):
+            return self.run.exists(self.claims.path(name))
+        return False
 
     def _take_over(self) -> None:
         try:
@@ -115,67 +139,76 @@ class Collector:
             say(self.duty, f"takes over what another pod's collector left: {', '.join(n.spooled for n in taken)}")
 
     def _collect(self, name: TraceName, now: float) -> None:
-        source = self.claims.path(name)
-        raw_bytes = source.stat().st_size
+        """Open the trace once: what is checked, compressed and uploaded is this file, whatever gets its name."""
         try:
-            self._check(name, source)
-        except InvalidTrace as error:
-            self._set_aside(name, source, str(error).removeprefix(f"{source}: "), now)
+            source = self.run.open(self.claims.path(name))
+        except IrregularFile as error:
+            self._set_aside(name, Published(0, ""), str(error.strerror), now)
             return
-        published = compress_atomically(source, self.duty.traces / name.collected, owner=self.duty.owner)
-        self._record(_entry(name, name.collected, published, raw_bytes, None, now), upload=name.collected)
-        source.unlink()
-        say(self.duty, f"collected {name.collected}: {raw_bytes} bytes as {published.bytes}")
+        with source:
+            size = os.fstat(source.fileno()).st_size
+            try:
+                self._check(name, source)
+            except InvalidTrace as error:
+                reason = str(error).removeprefix(f"{self._shown(name)}: ")
+                self._set_aside(name, fingerprint(source, size), reason, now)
+                return
+            with self.run.new_file(f"{TRACES}/{name.collected}", owner=self.duty.owner) as packed:
+                published = compress(source, packed.file, size)
+                packed.publish()
+                self._record(_entry(name, name.collected, published, size, None, now), upload=packed.file)
+        self.run.remove(self.claims.path(name))
+        say(self.duty, f"collected {name.collected}: {size} bytes as {published.bytes}")
 
-    def _check(self, name: TraceName, source: Path) -> None:
+    def _shown(self, name: TraceName) -> Path:
+        return self.run.path / self.claims.path(name)
+
+    def _check(self, name: TraceName, source: IO[bytes]) -> None:
         """Read it once. Raises InvalidTrace, also where that has killed or failed its reader too often before."""
         tries = self.claims.tries(name)
         if tries >= MOST_TRIES:
-            raise InvalidTrace(f"{source}: whoever read it was killed or failed, {tries} times")
+            raise InvalidTrace(f"{self._shown(name)}: whoever read it was killed or failed, {tries} times")
         self.claims.begin_try(name)
         try:
-            check(source)
+            check(source, self._shown(name))
         except (InvalidTrace, OSError):
             self.claims.end_try(name)
             raise
         self.claims.end_try(name)
 
-    def _set_aside(self, name: TraceName, source: Path, reason: str, now: float) -> None:
+    def _set_aside(self, name: TraceName, found: Published, reason: str, now: float) -> None:
         """Keep what is broken, out of the way and on record."""
-        aside = self.duty.traces / "corrupt" / name.spooled
-        aside.parent.mkdir(exist_ok=True)
-        found = fingerprint(source)
+        aside = f"{TRACES}/corrupt/{name.spooled}"
+        self.run.make(f"{TRACES}/corrupt")
         self._record(_entry(name, f"corrupt/{name.spooled}", found, found.bytes, reason, now), upload=None)
-        source.replace(aside)
+        self.run.rename(self.claims.path(name), aside)
         self.claims.end_try(name)
-        say(self.duty, f"{name.spooled} is corrupt, kept as {aside}: {reason}")
+        say(self.duty, f"{name.spooled} is corrupt, kept as {self.run.path / aside}: {reason}")
 
-    def _record(self, entry: TraceEntry, *, upload: str | None) -> None:
+    def _record(self, entry: TraceEntry, *, upload: IO[bytes] | None) -> None:
         """Manifest after upload: what it lists is there."""
-        traces = self.duty.traces
         store = self._store() if self.duty.store else None
         if store is not None:
             self._catch_up(store)
         if store is not None and upload is not None:
-            store.put(traces / upload, f"traces/{upload}")
+            store.put(upload, f"{TRACES}/{entry.file}")
         # The same content again means that we, or the dead one whose claim this was, were killed after writing it
         # down: the first record stands.
         listed_in = self._listed_in(entry)
         if listed_in is None:
             changed = self.manifest.with_entry(entry)
-            write_manifest(traces, changed, owner=self.duty.owner)
-            self.manifest = changed
+            write_manifest(self.run, changed, owner=self.duty.owner)
+            self.manifest = listed_in = changed
         if store is not None:
-            name = listed_in or self.manifest.name
-            store.put(traces / name, f"traces/{name}")
+            store.write(f"{TRACES}/{listed_in.name}", encoded(listed_in))
 
     def _catch_up(self, store: Store) -> None:
         """What a pod of an earlier attempt has listed there stands, though its folder may have gone with it."""
         if self.caught_up:
             return
         try:
-            with store.open(f"traces/{self.manifest.name}") as file:
-                earlier = parse_manifest(file.read(), f"{store.url}/traces/{self.manifest.name}")
+            with store.open(f"{TRACES}/{self.manifest.name}") as file:
+                earlier = parse_manifest(file.read(LARGEST_BYTES), f"{store.url}/{TRACES}/{self.manifest.name}")
         except FileNotFoundError:
             earlier = None
         except InvalidTrace as error:
@@ -190,13 +223,13 @@ class Collector:
         """Put a file of the run folder into the store. Raises what the store raises."""
         self._store().write(name, content)
 
-    def _listed_in(self, entry: TraceEntry) -> str | None:
-        """The name of the manifest that has this file with this content already."""
-        others = (other for other in manifests(self.duty.traces) if other.name != self.manifest.name)
+    def _listed_in(self, entry: TraceEntry) -> Manifest | None:
+        """The manifest that has this file with this content already."""
+        others = (other for other in manifests(self.run) if other.name != self.manifest.name)
         for manifest in (self.manifest, *others):
             known = manifest.entry(entry.file)
             if known is not None and known.sha256 == entry.sha256:
-                return manifest.name
+                return manifest
         return None
 
     def _store(self) -> Store:
@@ -223,7 +256,7 @@ class Collector:
         """Best effort: on a full disk the log has to do."""
         changed = self.manifest.with_waiting(list(self.waiting.values()))
         with suppress(OSError):
-            write_manifest(self.duty.traces, changed, owner=self.duty.owner)
+            write_manifest(self.run, changed, owner=self.duty.owner)
             self.manifest = changed
 
 
@@ -253,39 +286,42 @@ def say(duty: Duty, message: str) -> None:
 
 def start(duty: Duty, now: float) -> Collector:
     """A collector that knows what its predecessor had done; half-written files of a killed one are removed."""
-    claims = Claims(duty.traces, duty.owner)
+    run = duty.run
+    claims = Claims(run, duty.owner)
     claims.prepare()
-    remove_leftovers(duty.traces, duty.owner)
+    remove_leftovers(run, duty.owner)
     manifest = Manifest(duty.role, duty.index)
-    path = duty.traces / manifest.name
     try:
-        manifest = read_manifest(path).with_waiting([])
+        manifest = read_manifest(run, manifest.name).with_waiting([])
     except FileNotFoundError:
         pass
     except InvalidTrace as error:
-        kept = path.with_suffix(".broken")
-        path.replace(kept)
-        say(duty, f"{error}; kept as {kept}, listing the traces anew")
+        path = f"{TRACES}/{manifest.name}"
+        kept = f"{path.removesuffix('.json')}.broken"
+        run.rename(path, kept)
+        say(duty, f"{error}; kept as {run.path / kept}, listing the traces anew")
         manifest = _relisted(duty, manifest, now)
-        write_manifest(duty.traces, manifest, owner=duty.owner)
-    return Collector(duty, claims, manifest)
+        write_manifest(run, manifest, owner=duty.owner)
+    return Collector(duty, run, claims, manifest)
 
 
 def _relisted(duty: Duty, manifest: Manifest, now: float) -> Manifest:
     """What lies in the traces folder, written down again."""
-    for path in sorted(duty.traces.glob("rank-*.json.gz")):
-        name = parse_name(path.name)
-        if name is None or (duty.ranks is not None and name.rank not in duty.ranks):
+    run = duty.run
+    for file_name in run.names(TRACES):
+        name = parse_name(file_name)
+        if name is None or file_name != name.collected or (duty.ranks is not None and name.rank not in duty.ranks):
             continue
-        manifest = manifest.with_entry(_entry(name, path.name, fingerprint(path), _unpacked_bytes(path), None, now))
+        with suppress(OSError), run.open(f"{TRACES}/{file_name}") as file:
+            found, unpacked = fingerprint(file, os.fstat(file.fileno()).st_size), _unpacked_bytes(file)
+            manifest = manifest.with_entry(_entry(name, file_name, found, unpacked, None, now))
     return manifest
 
 
-def _unpacked_bytes(path: Path) -> int:
+def _unpacked_bytes(file: IO[bytes]) -> int:
     """Gzip ends with the size of what it holds, modulo 4 GiB."""
-    with path.open("rb") as file:
-        file.seek(-4, os.SEEK_END)
-        return int.from_bytes(file.read(4), "little")
+    file.seek(-4, os.SEEK_END)
+    return int.from_bytes(file.read(4), "little")
 
 
 def collect_leftovers(run_dir: Path, now: float) -> int:
@@ -293,13 +329,13 @@ def collect_leftovers(run_dir: Path, now: float) -> int:
 
     Whatever a living collector holds is left to it. Raises OSError if the folder cannot be written.
     """
-    traces = run_dir / "traces"
+    run = SharedFolder(run_dir)
     collected = 0
-    for owner in owners(traces):
+    for owner in owners(run):
         role, dash, index = owner.rpartition("-")
         if not dash or not index.isdecimal():
             continue
-        with only_one(traces, owner) as locked:
+        with only_one(run, owner) as locked:
             if locked is False:
                 continue
             collector = start(Duty(run_dir, role, int(index)), now)

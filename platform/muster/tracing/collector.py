@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from muster.tracing.claims import LOCK_PATIENCE_S, only_one
+from muster.tracing.claims import LOCK_PATIENCE_S, SPOOL, TRACES, only_one
 from muster.tracing.collect import Collector, Duty, say, start
+from muster.tracing.credentials import load_store_credentials, read_token, refuse_inspection
 from muster.tracing.ending import good, write_ending
-from muster.tracing.endpoint import SHORTEST_TOKEN, TOKEN_VARIABLE, Address, Endpoint, Subject, now_of
+from muster.tracing.endpoint import SHORTEST_TOKEN, Address, Endpoint, Subject, now_of
 from muster.tracing.keeping import Keeping
 
 
@@ -37,10 +38,10 @@ class Watch:
         """How many traces this pod's collector has brought to safety."""
         return 0 if self.collector is None else good(self.collector.manifest)
 
-    def tell(self, run_dir: Path) -> None:
+    def tell(self, duty: Duty) -> None:
         """Leave last words; again and again while there is more to do, since the end may be a SIGKILL."""
         if self.ending is not None:
-            write_ending(self.ending, run_dir, self.traces())
+            write_ending(self.ending, duty.run, self.traces())
 
 
 def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
@@ -64,7 +65,7 @@ def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
                     held.push(trying.pop_all())
             except OSError as error:
                 say(duty, f"cannot start yet: {error}")
-                if stop.wait(5.0) or not follow:
+                if not follow or stop.wait(5.0):
                     return 0 if follow else 1
         watch.collector = collector
         return _collect(watch, collector, stop, follow=follow, poll_s=poll_s)
@@ -73,16 +74,16 @@ def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
 def _collect(watch: Watch, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
     duty, keeping = collector.duty, None
     if duty.store and duty.keeps_metrics:
-        keeping = Keeping(duty.run_dir, collector.keep, lambda message: say(duty, message))
+        keeping = Keeping(duty.run, collector.keep, lambda message: say(duty, message))
     while follow and not stop.is_set():
         collector.sweep(time.time())
         if keeping is not None:
             keeping.look()
         stop.wait(poll_s)
     # Told to stop, or only asked for what is there: take all of it, the postponed ones once more too.
-    watch.tell(duty.run_dir)
+    watch.tell(duty)
     while collector.sweep(time.time(), patient=False):
-        watch.tell(duty.run_dir)
+        watch.tell(duty)
     if keeping is not None:
         keeping.look(last=True)
     left = collector.finished()
@@ -95,10 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m muster.tracing.collector`; 0 when done, 1 when something is left or another one runs, 2 for usage."""
     parser = _parser()
     args = parser.parse_args(argv)
-    duty = Duty(args.run_dir.absolute(), args.role, args.index, args.ranks, args.store, args.store_metrics)
-    token = os.environ.pop(TOKEN_VARIABLE, "")
-    if args.port is not None and len(token) < SHORTEST_TOKEN:
-        parser.error(f"--port {args.port}: {TOKEN_VARIABLE} must hold a token of {SHORTEST_TOKEN} characters or more")
+    duty = Duty(args.run_dir.absolute(), args.role, args.index, args.ranks, args.store, args.store_metrics, args.mount)
+    token = _secrets(parser, args)
     if args.open_spool:
         _open_spool(duty)
     with suppress(OSError):
@@ -108,7 +107,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _answering(duty, watch, None if args.port is None else Address(args.address, args.port), token):
             return run(duty, watch, follow=not args.until_idle, poll_s=args.poll_seconds)
     finally:
-        watch.tell(duty.run_dir)
+        watch.tell(duty)
+
+
+def _secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """Read what is secret from its files; the token ("" without a port). Ends with 2 where that cannot be right."""
+    if args.mount is not None and not args.run_dir.absolute().is_relative_to(args.mount):
+        parser.error(f"--run-dir must lie below --mount {args.mount}; got {args.run_dir}")
+    if args.token_file is not None or args.store_credentials is not None:
+        refuse_inspection()
+    token = ""
+    try:
+        if args.token_file is not None:
+            token = read_token(args.token_file)
+        if args.store_credentials is not None:
+            load_store_credentials(args.store_credentials)
+    except (OSError, ValueError) as error:
+        parser.error(f"a secret cannot be read: {type(error).__name__}: {getattr(error, 'strerror', '')}")
+    if args.port is not None and len(token) < SHORTEST_TOKEN:
+        parser.error(
+            f"--port {args.port}: --token-file must name a file with a token of {SHORTEST_TOKEN} characters or more"
+        )
+    return token
 
 
 @contextmanager
@@ -117,9 +137,7 @@ def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) ->
     if address is None:
         yield
         return
-    subject = Subject(
-        duty.run_dir, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), watch.traces
-    )
+    subject = Subject(duty.run, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), watch.traces)
     endpoint = Endpoint(address, token, now_of(subject), lambda message: say(duty, message))
     endpoint.start()
     try:
@@ -130,19 +148,16 @@ def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) ->
 
 def _open_spool(duty: Duty) -> None:
     """Make the spool before the ranks do, for ranks of any user; what lies in a folder of ours we may take."""
-    spool = duty.traces / "spool"
     try:
-        spool.mkdir(parents=True, exist_ok=True)
-        if spool.stat().st_uid == os.geteuid():
-            spool.chmod(0o1777)
+        duty.run.make(SPOOL, 0o1777)
     except OSError as error:
         say(duty, f"cannot open the spool for ranks of other users: {error}")
 
 
 def _lock(duty: Duty, held: ExitStack) -> bool:
     """One collector per pod: False if there is one. Raises OSError if it cannot be found out yet."""
-    duty.traces.mkdir(parents=True, exist_ok=True)
-    locked = held.enter_context(only_one(duty.traces, duty.owner, patience_s=LOCK_PATIENCE_S))
+    duty.run.make(TRACES)
+    locked = held.enter_context(only_one(duty.run, duty.owner, patience_s=LOCK_PATIENCE_S))
     if locked is None:
         say(duty, "this file system has no locks, going on without")
     if locked is False:
@@ -153,6 +168,12 @@ def _lock(duty: Duty, held: ExitStack) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m muster.tracing.collector", description=__doc__.split("\n")[0])
     parser.add_argument("--run-dir", type=Path, required=True, help="the job's run folder (MUSTER_RUN_DIR)")
+    parser.add_argument(
+        "--mount",
+        type=Path,
+        metavar="DIR",
+        help="the part of --run-dir that the job cannot replace; default: all of it",
+    )
     parser.add_argument("--role", required=True, help="the pod's role (MUSTER_ROLE)")
     parser.add_argument("--index", type=int, required=True, help="the pod's index in its role (MUSTER_REPLICA)")
     parser.add_argument("--ranks", type=ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all")
@@ -164,8 +185,10 @@ def _parser() -> argparse.ArgumentParser:
         "--ending", type=Path, default=None, metavar="FILE", help="at the end say there what was collected"
     )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between two looks; default 1")
+    parser.add_argument("--port", type=_port, default=None, help="answer GET /beat there; needs --token-file")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token that requests are signed with")
     parser.add_argument(
-        "--port", type=_port, default=None, help="answer GET /beat there; needs a token in " + TOKEN_VARIABLE
+        "--store-credentials", type=Path, metavar="DIR", help="files whose names and contents become variables"
     )
     parser.add_argument(
         "--address", type=_ip, default="127.0.0.1", metavar="IP", help="where to listen; default %(default)s"

@@ -12,6 +12,7 @@ from pathlib import Path
 from muster.beats import number
 from muster.tracing.endpoint import document
 from muster.tracing.manifest import Manifest
+from muster.tracing.sharedfolder import SharedFolder
 
 
 def good(manifest: Manifest) -> int:
@@ -19,12 +20,12 @@ def good(manifest: Manifest) -> int:
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_ending(path: Path, run_dir: Path, traces: int) -> None:
+def write_ending(path: Path, run: SharedFolder, traces: int) -> None:
     """Write {"traces", "checkpoint": {"step", "at"} | null} into a file that is there already, or may be made.
 
     In place, since the file may be a mount. What cannot be written is left: then nobody is told.
     """
-    latest = document(run_dir, "checkpoints/latest", [])
+    latest = document(run, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: number(latest.get(name)) for name in ("step", "at")}
     told = {"traces": traces, "checkpoint": checkpoint}
     with suppress(OSError):

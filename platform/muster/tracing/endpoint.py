@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, cast
 
 from muster.beats import FIGURES, PHASES, number
+from muster.tracing.sharedfolder import SharedFolder
 
-TOKEN_VARIABLE = "MUSTER_COLLECTOR_TOKEN"
 SHORTEST_TOKEN = 16
 LARGEST_FILE_BYTES = 65_536
 CONNECTIONS = 8
@@ -44,7 +41,7 @@ class Address:
 class Subject:
     """Whom the endpoint speaks of."""
 
-    run_dir: Path
+    run: SharedFolder
     job_uid: str = ""
     pod: str = ""
     traces: Callable[[], int] = lambda: 0  # how many this pod's collector has collected
@@ -52,8 +49,8 @@ class Subject:
     def answer(self, now: float) -> dict[str, Any]:
         """All that is told. `unreadable` names files that are there and cannot be read, with the reason."""
         unreadable: list[str] = []
-        beat = document(self.run_dir, "beats/rank-0.json", unreadable)
-        latest = document(self.run_dir, "checkpoints/latest", unreadable)
+        beat = document(self.run, "beats/rank-0.json", unreadable)
+        latest = document(self.run, "checkpoints/latest", unreadable)
         return {
             "now": now,
             "job_uid": self.job_uid,
@@ -196,29 +193,24 @@ class _Handler(BaseHTTPRequestHandler):
         """Not a line a beat."""
 
 
-def document(run_dir: Path, name: str, unreadable: list[str]) -> dict[str, Any] | None:
-    """A small JSON object; None where there is none. What is no plain file, as a pipe, is never waited for."""
+def document(run: SharedFolder, name: str, unreadable: list[str]) -> dict[str, Any] | None:
+    """A small JSON object; None where there is none. No link is followed, and a FIFO is never waited for."""
     try:
-        handle = os.open(run_dir / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with run.open(name) as file:
+            text = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         unreadable.append(f"{name}: {error.strerror or error}")
         return None
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            unreadable.append(f"{name}: no plain file")
-        elif about.st_size > LARGEST_FILE_BYTES:
-            unreadable.append(f"{name}: {about.st_size} bytes, at most {LARGEST_FILE_BYTES} are read")
-        else:
-            with suppress(ValueError, OSError, RecursionError):
-                content = json.loads(os.read(handle, LARGEST_FILE_BYTES))
-                if isinstance(content, dict):
-                    return content
-            unreadable.append(f"{name}: no JSON object")
-    finally:
-        os.close(handle)
+    if len(text) > LARGEST_FILE_BYTES:
+        unreadable.append(f"{name}: must have at most {LARGEST_FILE_BYTES} bytes")
+        return None
+    with suppress(ValueError, RecursionError):
+        content = json.loads(text)
+        if isinstance(content, dict):
+            return content
+    unreadable.append(f"{name}: must be a JSON object")
     return None
 
 

@@ -8,14 +8,14 @@ said and tried again later: it neither ends the collector nor keeps a trace wait
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias
 
 from muster.tracing.runfolder import MOST_FILES, RANK_FILE
+from muster.tracing.sharedfolder import SharedFolder
 
 EVERY_S = 60.0
 REST = 50.0
@@ -33,7 +33,7 @@ _Stamp: TypeAlias = tuple[int, int, int]  # modification time in ns, bytes, inod
 class Keeping:
     """Sends what changed: `send(name, content)`, under the names of the run folder. It may raise anything."""
 
-    run_dir: Path
+    run: SharedFolder
     send: Callable[[str, bytes], None]
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class Keeping:
             return 0
         sent = 0
         try:
-            for name in names(self.run_dir):
+            for name in names(self.run):
                 sent += self._one(name)
             self._trouble = ""
         except Exception as error:  # whatever a store or a disk does must not end the collector
@@ -62,7 +62,7 @@ class Keeping:
         return sent
 
     def _one(self, name: str) -> bool:
-        found = _read(self.run_dir / name, self._sent.get(name))
+        found = _read(self.run, name, self._sent.get(name))
         if found is None:
             return False
         stamp, content = found
@@ -71,42 +71,36 @@ class Keeping:
         return True
 
 
-def names(run_dir: Path) -> list[str]:
+def names(run: SharedFolder) -> list[str]:
     """What there is to be kept, as named in the run folder: events first, then rank by rank."""
-    ranks = sorted((rank, folder, name) for folder in FOLDERS for rank, name in _ranks(run_dir / folder, folder))
+    ranks = sorted((rank, folder, name) for folder in FOLDERS for rank, name in _ranks(run, folder))
     found = [f"{folder}/{name}" for rank, folder, name in ranks if rank < MOST_FILES]
-    return [*([EVENTS] if (run_dir / EVENTS).exists() else ()), *found]
+    return [*([EVENTS] if run.exists(EVENTS) else ()), *found]
 
 
-def _ranks(path: Path, folder: str) -> Iterator[tuple[int, str]]:
+def _ranks(run: SharedFolder, folder: str) -> Iterator[tuple[int, str]]:
+    with suppress(NotADirectoryError):
+        for name in run.names(folder):
+            match = RANK_FILE.fullmatch(name)
+            if match is not None and name.endswith(FOLDERS[folder]):
+                yield int(match[1]), name
+
+
+def _read(run: SharedFolder, name: str, before: _Stamp | None) -> tuple[_Stamp, bytes] | None:
+    """The whole lines of a file that changed since `before`, the newest ones of a large one."""
     try:
-        entries = [entry.name for entry in os.scandir(path)]
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in entries:
-        match = RANK_FILE.fullmatch(name)
-        if match is not None and name.endswith(FOLDERS[folder]):
-            yield int(match[1]), name
-
-
-def _read(path: Path, before: _Stamp | None) -> tuple[_Stamp, bytes] | None:
-    """The whole lines of a file that changed since `before`, the newest ones of a large one.
-
-    No link is followed: what lies beside the run folder is not the job's. A pipe is never waited for.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = run.open(name)
     except OSError:
         return None  # gone meanwhile, or a link
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(handle)
+    with file:
+        about = os.fstat(file.fileno())
         stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
-        if not stat.S_ISREG(about.st_mode) or stamp == before:
+        if stamp == before:
             return None
         left_out = max(0, about.st_size - LARGEST_BYTES)
         file.seek(left_out)
         content = file.read(LARGEST_BYTES)
-    if path.suffix == ".jsonl":
+    if name.endswith(".jsonl"):
         first = content.find(b"\n") + 1 if left_out else 0
         content = content[first : content.rfind(b"\n") + 1]
     return stamp, content

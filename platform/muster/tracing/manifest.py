@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.tracing.publish import write_atomically
+from muster.tracing.claims import TRACES
+from muster.tracing.sharedfolder import IrregularFile, SharedFolder
 
 MANIFEST = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
+LARGEST_BYTES = 16 << 20
+"""Of a manifest that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,17 @@ class Manifest:
         return replace(self, waiting=tuple(sorted(waiting, key=lambda w: w.file)))
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Raises InvalidTrace if the file is not a manifest, FileNotFoundError if there is none."""
-    return parse_manifest(path.read_bytes(), str(path))
+def read_manifest(run: SharedFolder, name: str) -> Manifest:
+    """A manifest of a run folder. Raises InvalidTrace if the file is none or not this pod's, FileNotFoundError if there
+    is none."""
+    path = f"{TRACES}/{name}"
+    try:
+        manifest = parse_manifest(run.read(path, LARGEST_BYTES), str(run.path / path))
+    except IrregularFile as error:
+        raise InvalidTrace(f"{run.path / path}: {error.strerror}") from error
+    if manifest.name != name:  # from it follow names of files
+        raise InvalidTrace(f"{run.path / path}: is the manifest of another pod: {manifest.name!r}")
+    return manifest
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
@@ -84,16 +94,25 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
         raise InvalidTrace(f"{where}: is no manifest: {error}") from error
 
 
-def manifests(traces: Path) -> list[Manifest]:
-    """The readable manifests of all pods in a traces folder."""
+def manifest_names(run: SharedFolder) -> list[str]:
+    """The files in the traces folder that are manifests by their name."""
+    return [name for name in run.names(TRACES) if MANIFEST.fullmatch(name)]
+
+
+def manifests(run: SharedFolder) -> list[Manifest]:
+    """The readable manifests of all pods in a run folder."""
     found = []
-    for path in sorted(traces.glob("manifest-*.json")):
+    for name in manifest_names(run):
         with suppress(InvalidTrace, OSError):
-            found.append(read_manifest(path))
+            found.append(read_manifest(run, name))
     return found
 
 
-def write_manifest(traces: Path, manifest: Manifest, *, owner: str) -> None:
+def encoded(manifest: Manifest) -> bytes:
+    """The manifest as it is written."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def write_manifest(run: SharedFolder, manifest: Manifest, *, owner: str) -> None:
     """Replace the manifest in the traces folder."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    write_atomically(traces / manifest.name, text + b"\n", owner=owner)
+    run.write(f"{TRACES}/{manifest.name}", encoded(manifest), owner=owner)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from muster.tracing.sharedfolder import SharedFolder
 
 BLOCK_BYTES = 1 << 20
 # What zlib itself takes for its default: 30% smaller than level 1 for twice the time, still over 150 MB/s.
@@ -24,56 +25,29 @@ class Published:
 
 
 def write_atomically(path: Path, data: bytes, *, owner: str) -> None:
-    """Replace `path` by `data`; `owner` keeps the temporary names of several writers apart."""
-    _atomically(path, owner, lambda out: out.write(data))
+    """Replace `path` by `data`; links in its folder are followed, one in its place is replaced."""
+    SharedFolder(path.parent).write(path.name, data, owner=owner)
 
 
-def compress_atomically(source: Path, target: Path, *, owner: str) -> Published:
-    """Gzip `source` into `target`. The same content gives the same bytes, so that doing it again changes nothing."""
+def compress(source: IO[bytes], target: IO[bytes], size: int) -> Published:
+    """Gzip the first `size` bytes of `source` into `target`, which is empty and may be read.
 
-    def fill(out: IO[bytes]) -> None:
-        with (
-            source.open("rb") as raw,
-            gzip.GzipFile(filename="", mode="wb", fileobj=out, compresslevel=GZIP_LEVEL, mtime=0) as packed,
-        ):
-            while block := raw.read(BLOCK_BYTES):
-                packed.write(block)
-
-    _atomically(target, owner, fill)
+    The same content gives the same bytes, so that doing it again changes nothing.
+    """
+    source.seek(0)
+    with gzip.GzipFile(filename="", mode="wb", fileobj=target, compresslevel=GZIP_LEVEL, mtime=0) as packed:
+        while size > 0 and (block := source.read(min(size, BLOCK_BYTES))):
+            packed.write(block)
+            size -= len(block)
+    target.flush()
     return fingerprint(target)
 
 
-def fingerprint(path: Path) -> Published:
-    """Size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Published(bytes=path.stat().st_size, sha256=digest)
-
-
-def temporary_name(name: str, owner: str) -> str:
-    """Hidden, and never mistaken for the file itself."""
-    return f".{name}.{owner}.tmp"
-
-
-def _atomically(path: Path, owner: str, fill: Callable[[IO[bytes]], object]) -> None:
-    temporary = path.with_name(temporary_name(path.name, owner))
-    try:
-        with temporary.open("wb") as out:
-            fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
-    except BaseException:
-        # On a full disk half a file must not go on taking the space that the next try needs.
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name itself must survive a power cut too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def fingerprint(file: IO[bytes], size: int | None = None) -> Published:
+    """Size and SHA-256 of an open file, or of its first `size` bytes."""
+    file.seek(0)
+    digest, left = hashlib.sha256(), sys.maxsize if size is None else size
+    while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
+        digest.update(block)
+        left -= len(block)
+    return Published(bytes=file.tell(), sha256=digest.hexdigest())

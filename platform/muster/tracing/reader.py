@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from muster.errors import InvalidTrace
 from muster.tracing.events import Events, Int32, Kind, Thread, Trace
-from muster.tracing.scan import Header, RawEvent, scan
+from muster.tracing.scan import Header, RawEvent, scan, scan_file
 
 # Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
 KINDS = {
@@ -41,10 +41,10 @@ class TraceFacts:
     rank: int | None
 
 
-def check(path: Path) -> TraceFacts:
-    """Decode the whole file and keep nothing. Raises InvalidTrace as `scan` does, or if it holds no event at all."""
+def check(file: IO[bytes], path: Path) -> TraceFacts:
+    """Decode the whole file and keep nothing. Raises InvalidTrace as `scan_file` does, or if it holds no event."""
     counts: list[int] = []
-    header = scan(path, lambda events: counts.append(len(events)))
+    header = scan_file(file, path, lambda events: counts.append(len(events)))
     if not sum(counts):
         raise InvalidTrace(f"{path}: holds no events")
     return TraceFacts(events=sum(counts), rank=_distributed(header)[0])

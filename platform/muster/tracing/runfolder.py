@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
 from muster.tracing.claims import CLAIMED
-from muster.tracing.manifest import MANIFEST, read_manifest
+from muster.tracing.manifest import manifest_names, read_manifest
 from muster.tracing.names import TraceName, parse_name
+from muster.tracing.sharedfolder import SharedFolder
 from muster.tracing.spans import Int64
 
 Float64 = NDArray[np.float64]
@@ -238,13 +239,12 @@ def _windows(traces: Path) -> tuple[Window, ...]:
 def _refused(traces: Path) -> list[Skipped]:
     """What the collector found corrupt, and what was never finished."""
     found: dict[str, str] = {}
-    for file in sorted(traces.glob("manifest-*.json")):
-        if not MANIFEST.fullmatch(file.name):
-            continue
+    run = SharedFolder(traces.parent)
+    for name in manifest_names(run):
         try:
-            manifest = read_manifest(file)
+            manifest = read_manifest(run, name)
         except (InvalidTrace, OSError) as error:
-            found[file.name] = str(error).removeprefix(f"{file}: ")
+            found[name] = str(error).removeprefix(f"{traces / name}: ")
             continue
         for entry in manifest.traces:
             if entry.status == "corrupt":

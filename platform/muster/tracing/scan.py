@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn, cast
 import msgspec
 
 from muster.errors import InvalidTrace
+from muster.tracing.sharedfolder import open_regular
 
 BLOCK_BYTES = 1 << 20
 # No honest event is longer, nor what stands before the first: past this a block that does not decode is damaged.
@@ -106,12 +107,18 @@ def scan(path: Path, take: Take, *, block_bytes: int = BLOCK_BYTES) -> Header:
     Raises InvalidTrace, naming the file and the byte (of the uncompressed text), for a truncated or damaged one;
     with reason NotATrace for well-formed JSON without events.
     """
+    with open_regular(path) as file:
+        return scan_file(file, path, take, block_bytes=block_bytes)
+
+
+def scan_file(file: IO[bytes], path: Path, take: Take, *, block_bytes: int = BLOCK_BYTES) -> Header:
+    """The same of an open file, from its beginning; `path` is its name in messages."""
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
-            source = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
-            return _Scan(path, source, take, block_bytes).run()
+        file.seek(0)
+        packed = file.read(2) == GZIP_MAGIC
+        file.seek(0)
+        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
+        return _Scan(path, source, take, block_bytes).run()
     except RecursionError as error:
         raise InvalidTrace(f"{path}: damaged: nested deeper than any trace") from error
     except OSError as error:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import secrets
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
 from fsspec.core import url_to_fs
+from fsspec.spec import AbstractBufferedFile
 
-from muster.tracing.publish import temporary_name
+from muster.tracing.sharedfolder import SharedFolder
 
 # Backends that write a file in place but rename it in one step. Object stores are the other way round: an object is
 # visible only once it is complete, and their rename is a copy.
 RENAMING = frozenset({"file", "local", "memory", "sftp", "ssh", "hdfs", "webhdfs", "smb", "arrow_hdfs"})
+_PART_BYTES = 16 << 20  # of what is sent at once: S3 takes 10,000 parts of at least 5 MiB
+_UPLOAD = ".upload.tmp"
 
 
 class Store:
@@ -33,15 +37,16 @@ class Store:
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._renames = bool(names & RENAMING)
 
-    def put(self, local: Path, name: str) -> None:
-        """Publish a local file under `name`; putting it again is harmless. OSError if it did not arrive whole.
+    def put(self, source: IO[bytes], name: str) -> None:
+        """Publish the content of an open file under `name`; doing it again is harmless. OSError if it did not arrive
+        whole.
 
         A reader never sees a part of it: where the backend writes in place, under a temporary name first.
         """
         target = self._path(name)
         self._folder(target)
-        self._whole(target, lambda place: self._fs.put_file(str(local), place))
-        self._check(name, local.stat().st_size)
+        self._whole(target, lambda place: self._send(source, place))
+        self._check(name, source.tell())
 
     def write(self, name: str, data: bytes) -> None:
         """Publish these bytes under `name`, as `put` does."""
@@ -49,6 +54,21 @@ class Store:
         self._folder(target)
         self._whole(target, lambda place: self._fs.pipe_file(place, data))
         self._check(name, len(data))
+
+    def _send(self, source: IO[bytes], place: str) -> None:
+        source.seek(0)
+        out = self._fs.open(place, "wb", block_size=_PART_BYTES)
+        try:
+            shutil.copyfileobj(source, out, _PART_BYTES)
+        except BaseException:
+            if isinstance(out, AbstractBufferedFile):  # to close it would publish the part that was sent
+                with suppress(Exception):
+                    out.discard()
+                out.closed = True
+            else:
+                out.close()
+            raise
+        out.close()
 
     def _folder(self, target: str) -> None:
         """Whoever may write below a prefix alone may not even ask for the bucket; the upload tells whether it may."""
@@ -60,9 +80,17 @@ class Store:
             send(target)
             return
         folder, _, last = target.rpartition("/")
-        temporary = f"{folder}/{temporary_name(last, 'upload')}"
+        self._remove_leftovers(folder, last)
+        temporary = f"{folder}/.{last}.{secrets.token_hex(8)}{_UPLOAD}"
         send(temporary)
         self._fs.mv(temporary, target)
+
+    def _remove_leftovers(self, folder: str, last: str) -> None:
+        """What an upload of the same file left that was killed: one collector at a time has a file."""
+        for found in self._fs.ls(folder, detail=False):
+            name = str(found).rpartition("/")[2]
+            if name.startswith(f".{last}.") and name.endswith(_UPLOAD):
+                self._fs.rm_file(found)
 
     def _check(self, name: str, expected: int) -> None:
         self._fs.invalidate_cache()
@@ -86,13 +114,10 @@ class Store:
 
     def fetch(self, name: str, local: Path) -> None:
         """Copy one file here, whole or not at all. FileNotFoundError if it is not there."""
-        temporary = local.with_name(temporary_name(local.name, f"download-{os.getpid()}"))
         local.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._fs.get_file(self._path(name), str(temporary))
-            temporary.replace(local)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with SharedFolder(local.parent).new_file(local.name, owner="download") as new, self.open(name) as source:
+            shutil.copyfileobj(source, new.file, _PART_BYTES)
+            new.publish()
 
     def open(self, name: str) -> IO[bytes]:
         """Open for reading; FileNotFoundError if it is not there."""

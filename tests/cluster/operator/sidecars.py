@@ -40,16 +40,21 @@ def environment(pool: Pool, pod: Json, container: Json) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in container["env"]:
         source = one.get("valueFrom", {})
-        if "secretKeyRef" in source:
-            wanted = source["secretKeyRef"]
-            secret = pool.api.get(f"/api/v1/namespaces/{pool.namespace}/secrets/{wanted['name']}")
-            found[one["name"]] = base64.b64decode(secret["data"][wanted["key"]]).decode()
-        elif "fieldRef" in source:
+        if "fieldRef" in source:
             assert source["fieldRef"]["fieldPath"] == "status.podIP"
             found[one["name"]] = pod["status"]["podIP"]
         else:
             found[one["name"]] = expanded(one.get("value", ""), found)
     return found
+
+
+def mount_token(pool: Pool, pod: Json, folder: Path) -> Path:
+    """What a kubelet would mount: the file with the token, here in this folder."""
+    (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == "muster-collector-token")
+    secret = pool.api.get(f"/api/v1/namespaces/{pool.namespace}/secrets/{volume['secret']['secretName']}")
+    path = folder / "token"
+    path.write_bytes(base64.b64decode(secret["data"]["token"]))
+    return path
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
@@ -63,8 +68,13 @@ def collecting(pool: Pool, pod: Json, run_dir: Path) -> Iterator[subprocess.Pope
     container = sidecar(pod)
     assert container is not None, "the pod has no collector"
     variables = {**environment(pool, pod, container), "MUSTER_RUN_DIR": str(run_dir)}
-    ending = f"--ending={run_dir / LAST_WORDS}"  # a kubelet would mount a file there
-    arguments = [ending if one.startswith("--ending=") else expanded(one, variables) for one in container["args"]]
+    replaced = {  # by what a kubelet would mount
+        "--ending": run_dir / LAST_WORDS,
+        "--mount": run_dir,
+        "--token-file": mount_token(pool, pod, run_dir),
+    }
+    named = ((one.partition("=")[0], expanded(one, variables)) for one in container["args"])
+    arguments = [f"{name}={replaced[name]}" if name in replaced else whole for name, whole in named]
     command = [sys.executable, *container["command"][1:], *arguments]
     with (run_dir / "collector.log").open("ab") as log:
         process = subprocess.Popen(command, env={**os.environ, **variables}, stderr=log)

@@ -1,0 +1,165 @@
+"""A trainer that was taken over, against the collector of its pod: it has the same user id, and writes the run folder.
+
+`collect_while_swapping` runs the collector in this process and, the first time that it is about to execute a given
+line, replaces a file or a folder under its hands. So every window between two system calls is tried, not guessed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from tests.tracing.kineto import trace_text, training_steps
+
+from muster.tracing import claims, collect, keeping, manifest, publish, sharedfolder, store
+from muster.tracing.collect import Duty
+from muster.tracing.collector import Watch, run
+
+SECRET = b"AWS_SECRET_ACCESS_KEY"
+NAME = "rank-0.attempt-0.steps-20-25.json"
+TRACE = trace_text(training_steps(3))
+BEAT = b'{"step": 1}'
+LEAK = TRACE.replace(b"aten::mm", SECRET)
+"""A trace like any other, so that nothing but its place tells that the collector must not read it."""
+Line = tuple[str, int]
+
+
+class Stage:
+    """A run folder with one trace in its spool and one beat, a store, and what lies outside of both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir, self.kept, self.outside = folder / "run", folder / "kept", folder / "outside"
+        self.traces = self.run_dir / "traces"
+        self.write(self.traces / "spool" / NAME, TRACE)
+        self.write(self.run_dir / "beats/rank-0.json", BEAT)
+        self.kept.mkdir()
+        for name in (f"claimed/trainer-0/{NAME}", f"spool/{NAME}", f"{NAME}.gz", "rank-0.json"):
+            self.write(self.outside / name, LEAK)
+        (self.outside / f"{NAME}.gz").write_bytes(gzip.compress(LEAK))
+        self.before = dict(self.files(self.outside))
+
+    @staticmethod
+    def write(path: Path, content: bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    @staticmethod
+    def files(folder: Path) -> Iterator[tuple[str, bytes]]:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                yield str(path.relative_to(folder)), path.read_bytes()
+
+    def leaked(self) -> list[str]:
+        """Files of the run folder and the store with what only lies outside."""
+        folders = (self.run_dir, self.kept)
+        found = [
+            (name, text)
+            for folder in folders
+            for name, text in self.files(folder)
+            if (folder / name).stat().st_nlink == 1  # the trainer's own hard link is no copy
+        ]
+        return [name for name, text in found if SECRET in (gzip.decompress(text) if name.endswith(".gz") else text)]
+
+    def changed_outside(self) -> list[str]:
+        after = dict(self.files(self.outside))
+        return sorted(name for name in {*after, *self.before} if after.get(name) != self.before.get(name))
+
+
+# ---- what it swaps
+
+
+def trace_for_a_link(stage: Stage) -> None:
+    for path in _copies(stage):
+        _replace(path, lambda new: new.symlink_to(stage.outside / "spool" / NAME))
+
+
+def trace_for_a_pipe(stage: Stage) -> None:
+    for path in _copies(stage):
+        _replace(path, os.mkfifo)
+
+
+def trace_for_a_hard_link(stage: Stage) -> None:
+    for path in _copies(stage):
+        _replace(path, lambda new: new.hardlink_to(stage.outside / "spool" / NAME))
+
+
+def claims_for_a_link(stage: Stage) -> None:
+    _folder_for_a_link(stage.traces / "claimed/trainer-0", stage.outside / "claimed/trainer-0")
+
+
+def spool_for_a_link(stage: Stage) -> None:
+    _folder_for_a_link(stage.traces / "spool", stage.outside / "spool")
+
+
+def traces_for_a_link(stage: Stage) -> None:
+    _folder_for_a_link(stage.traces, stage.outside)
+
+
+def results_for_links(stage: Stage) -> None:
+    """The compressed trace, the manifest, and whatever is being written, each for a link to a file outside."""
+    for path in stage.traces.iterdir():
+        if path.is_file():
+            _replace(path, lambda new: new.symlink_to(stage.outside / f"{NAME}.gz"))
+
+
+def beats_for_links(stage: Stage) -> None:
+    _folder_for_a_link(stage.run_dir / "beats", stage.outside)
+
+
+SWAPS = (trace_for_a_link, trace_for_a_pipe, trace_for_a_hard_link, claims_for_a_link, spool_for_a_link,
+         traces_for_a_link, results_for_links, beats_for_links)  # fmt: skip
+
+
+def _copies(stage: Stage) -> list[Path]:
+    places = (stage.traces / "spool" / NAME, stage.traces / "claimed/trainer-0" / NAME)
+    return [path for path in places if os.path.lexists(path)]
+
+
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    new = path.with_name(".swapped")
+    make(new)
+    new.rename(path)
+
+
+def _folder_for_a_link(path: Path, target: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}-before"))
+        path.symlink_to(target)
+
+
+# ---- when
+
+
+def watched() -> set[str | None]:
+    modules: list[ModuleType] = [claims, collect, keeping, manifest, publish, sharedfolder, store]
+    return {module.__file__ for module in modules}
+
+
+def collect_while_swapping(stage: Stage, swap: Callable[[Stage], None] | None, at: Line | None) -> list[Line]:
+    """Collect what is there, and swap when this line is reached first; the lines that were executed, each once."""
+    seen: dict[Line, None] = {}
+    files = watched()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in seen:
+            seen[line] = None
+            if swap is not None and line == at:
+                swap(stage)
+        return trace
+
+    duty = Duty(stage.run_dir, "trainer", 0, store=str(stage.kept), keeps_metrics=True)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run(duty, Watch(), follow=False, poll_s=0.0)
+    finally:
+        sys.settrace(before)
+    return list(seen)

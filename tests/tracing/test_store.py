@@ -1,0 +1,49 @@
+"""Stores: what is uploaded is whole or absent, whatever happens to the upload."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.tracing.store import Store
+
+
+class Failing(io.BytesIO):
+    """A file that cannot be read to its end."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > 0:
+            raise OSError("the disk does not answer")
+        return super().read(3)
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_not_published(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "kept"))
+    store.put(io.BytesIO(b"before"), "traces/x")
+    with pytest.raises(OSError, match="does not answer"):
+        store.put(Failing(b"0123456789"), "traces/x")
+    assert (tmp_path / "kept/traces/x").read_bytes() == b"before"
+
+
+def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "kept"))
+
+    def killed(*names: Any) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._fs, "mv", killed)
+        for _ in range(2):
+            with pytest.raises(SystemExit):
+                store.put(io.BytesIO(b"one"), "traces/x")
+    folder = tmp_path / "kept/traces"
+    (left,) = folder.iterdir()
+    assert left.name.startswith(".x.")
+    assert store.list() == ()
+    store.put(io.BytesIO(b"one"), "traces/x")
+    assert [path.name for path in folder.iterdir()] == ["x"]

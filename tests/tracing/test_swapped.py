@@ -1,0 +1,27 @@
+"""A trainer with the collector's user id swaps files and folders for links while the collector works on them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tracing.swapping import SWAPS, Stage, collect_while_swapping
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("undisturbed")]
+
+
+@pytest.mark.parametrize("swap", SWAPS, ids=lambda swap: swap.__name__)
+def test_nothing_outside_of_the_run_folder_is_read_or_written_wherever_a_link_is_swapped_in(
+    tmp_path: Path, swap: Callable[[Stage], None]
+) -> None:
+    lines = collect_while_swapping(Stage(tmp_path / "undisturbed"), None, None)
+    assert len(lines) > 100
+    wrong = []
+    for line in lines:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            stage = Stage(Path(folder))
+            collect_while_swapping(stage, swap, line)
+            wrong += [(line, name) for name in (*stage.leaked(), *stage.changed_outside())]
+    assert wrong == []
