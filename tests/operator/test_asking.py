@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 from tests.operator.conftest import LONG_S
 
-from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
+from muster.heartbeat_auth import ANSWER_HEADER, Peer
+from muster.tracing.endpoint import Address, Endpoint, Subject
 from muster.tracing.sharedfolder import SharedFolder
 from muster_operator.collectors import asking
 from muster_operator.collectors.asking import LARGEST_BYTES, Outcome, Target, ask_all
 from muster_operator.collectors.tokens import token_of
 
+NOT_OURS = "it answers with 401: another token, or clocks 300 s apart"
 GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "beat": {"step": 3}}
 
 
@@ -35,6 +38,9 @@ class Odd(BaseHTTPRequestHandler):
         self.send_response(code)
         for name, value in more.items():
             self.send_header(name, value)
+        if server.token:
+            peer = Peer(server.token, "u", "p")
+            self.send_header(ANSWER_HEADER, peer.answer(self.headers["Authorization"], body))
         self.end_headers()
         self.wfile.write(body)
 
@@ -46,7 +52,7 @@ class Odd(BaseHTTPRequestHandler):
 def odd() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.daemon_threads = True
-    server.asked, server.release = [], threading.Event()
+    server.asked, server.release, server.token = [], threading.Event(), "t" * 20
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server
@@ -70,7 +76,7 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text('{"step": 7, "at": 3.0}')
     token = token_of(b"k" * 32, "u")
-    endpoint = Endpoint(Address("127.0.0.1", 0), token, now_of(Subject(SharedFolder(tmp_path), "u", "p")), print)
+    endpoint = Endpoint(Address("127.0.0.1", 0), token, Subject(SharedFolder(tmp_path), "u", "p"), print)
     endpoint.start()
     try:
         port = endpoint.port(20.0)
@@ -80,14 +86,36 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     assert outcomes[0].answer is not None
     assert outcomes[0].answer.beat is not None
     assert outcomes[0].answer.beat["step"] == 7
-    assert [outcome.why for outcome in outcomes[1:]] == ["it answers with 401", "another pod answers"]
+    assert [outcome.why for outcome in outcomes[1:]] == [NOT_OURS, NOT_OURS]
 
 
 def test_an_answer_is_taken_and_the_token_is_what_was_asked_with(odd: Any) -> None:
     outcome = ask(odd, 200, json.dumps(GOOD).encode())
     assert outcome.answer is not None
     assert outcome.answer.beat == {"step": 3}
-    assert odd.asked == [("/beat", "Bearer " + "t" * 20)]
+    ((path, authorization),) = odd.asked
+    assert path == "/beat"
+    assert Peer("t" * 20, "u", "p").accepts(path, authorization, time.time())
+
+
+def test_another_program_at_the_port_learns_no_token_and_its_answer_is_not_believed(odd: Any) -> None:
+    odd.token = "another token of theirs"
+    outcome = ask(odd, 200, json.dumps(GOOD).encode())
+    assert (outcome.answer, outcome.why) == (
+        None,
+        "its answer is not signed with the job's token: another program has the port",
+    )
+    assert "t" * 20 not in str(odd.asked)
+
+
+def test_an_answer_of_before_is_not_believed_again(odd: Any, tmp_path: Path) -> None:
+    """Nor one that was made for another request, as where a program passes requests on."""
+    peer = Peer("t" * 20, "u", "p")
+    body = json.dumps(GOOD).encode()
+    before = peer.request("/beat", time.time(), "0" * 32)
+    odd.token = ""
+    outcome = ask(odd, 200, body, **{ANSWER_HEADER: peer.answer(before, body)})
+    assert outcome.answer is None
 
 
 DEEP = b'{"now": 5.0, "job_uid": "u", "pod": "p", "beat": {"step": 3, "odd": ' + b"[" * 15_000 + b"]" * 15_000 + b"}}"

@@ -14,7 +14,7 @@ from tests.operator.seeing import Knowing
 
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name
-from muster.tracing.endpoint import Address, Endpoint, Subject, now_of
+from muster.tracing.endpoint import Address, Endpoint, Subject
 from muster.tracing.sharedfolder import SharedFolder
 from muster_operator.collectors import rounds
 from muster_operator.collectors.asking import Answer, Outcome, Target
@@ -97,7 +97,7 @@ def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monk
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
     subject = Subject(SharedFolder(tmp_path), UID, POD)
-    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), now_of(subject), print)
+    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), subject, print)
     endpoint.start()
     try:
         port = endpoint.port(20.0)

@@ -7,6 +7,8 @@ a user's pod: no more is read than an answer can have, no redirect is followed, 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +16,17 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from muster.heartbeat_auth import ANSWER_HEADER, SKEW_S, Peer
+
 AT_ONCE = 64
 TIMEOUT_S = 3.0
 LARGEST_BYTES = 65_536
+_PATH = "/beat"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A collector: the pod that speaks for a job, where it answers, and what it wants to hear."""
+    """A collector: the pod that speaks for a job, where it answers, and the token that both know."""
 
     uid: str
     pod: str
@@ -81,19 +86,26 @@ async def _ask_all(targets: Iterable[Target], within_s: float) -> list[Outcome]:
 
 async def _ask(session: aiohttp.ClientSession, target: Target) -> Outcome:
     host = f"[{target.host}]" if ":" in target.host else target.host
-    headers = {"Authorization": f"Bearer {target.token}", "Accept-Encoding": "identity"}
+    peer = Peer(target.token, target.uid, target.pod)
+    signed = peer.request(_PATH, time.time(), secrets.token_hex(16))
+    headers = {"Authorization": signed, "Accept-Encoding": "identity"}
     try:
         async with (
             asyncio.timeout(TIMEOUT_S),
-            session.get(f"http://{host}:{target.port}/beat", headers=headers, allow_redirects=False) as response,
+            session.get(f"http://{host}:{target.port}{_PATH}", headers=headers, allow_redirects=False) as response,
         ):
+            if response.status == 401:
+                return Outcome(target, None, f"it answers with 401: another token, or clocks {SKEW_S:g} s apart")
             if response.status != 200:
                 return Outcome(target, None, f"it answers with {response.status}")
             body = await response.content.read(LARGEST_BYTES + 1)
             while len(body) <= LARGEST_BYTES and (more := await response.content.read(LARGEST_BYTES + 1)):
                 body += more
+            signature = response.headers.get(ANSWER_HEADER, "")
         if len(body) > LARGEST_BYTES:
             return Outcome(target, None, f"its answer has more than {LARGEST_BYTES} bytes")
+        if not peer.believes(signed, body, signature):
+            return Outcome(target, None, "its answer is not signed with the job's token: another program has the port")
         answer = msgspec.json.decode(body, type=Answer)
     except TimeoutError:
         return Outcome(target, None, f"no answer within {TIMEOUT_S:g} s")

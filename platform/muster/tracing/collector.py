@@ -23,7 +23,7 @@ from muster.tracing.claims import LOCK_PATIENCE_S, SPOOL, TRACES, only_one
 from muster.tracing.collect import Collector, Duty, say, start
 from muster.tracing.credentials import load_store_credentials, read_token, refuse_inspection
 from muster.tracing.ending import good, write_ending
-from muster.tracing.endpoint import SHORTEST_TOKEN, Address, Endpoint, Subject, now_of
+from muster.tracing.endpoint import SHORTEST_TOKEN, Address, Endpoint, Subject
 from muster.tracing.keeping import Keeping
 
 
@@ -138,7 +138,7 @@ def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) ->
         yield
         return
     subject = Subject(duty.run, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), watch.traces)
-    endpoint = Endpoint(address, token, now_of(subject), lambda message: say(duty, message))
+    endpoint = Endpoint(address, token, subject, lambda message: say(duty, message))
     endpoint.start()
     try:
         yield

@@ -1,31 +1,35 @@
 """What a collector answers over HTTP: how far the job is. The operator asks, since it cannot see into a pod.
 
-Whoever can reach the pod can knock, so little is given and nothing is taken: GET only, one short answer of a few known
-numbers, a token that is compared in constant time, bounds on time, connections and sizes. What a rank wrote is not
-passed on as it is: only numbers and a word that docs/run-folder.md names.
+Any program that reaches the pod may connect, so little is given and nothing is taken: GET only, one short answer of a
+few known numbers, requests and answers signed (`muster.heartbeat_auth`), bounds on time, connections and sizes. What a
+rank wrote is not passed on as it is: only numbers and a word that docs/run-folder.md names.
 """
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import json
-import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, cast
+from http import HTTPStatus
+from typing import Any
 
 from muster.beats import FIGURES, PHASES, number
+from muster.heartbeat_auth import ANSWER_HEADER, SCHEME, Peer
 from muster.tracing.sharedfolder import SharedFolder
 
 SHORTEST_TOKEN = 16
 LARGEST_FILE_BYTES = 65_536
-CONNECTIONS = 8
-DEADLINE_S = 10.0
-"""For a whole request, however slowly it comes."""
+LARGEST_REQUEST_BYTES = 8192
+CONNECTIONS = 256
+CONNECTIONS_OF_ONE = 32
+"""Connections without a whole request, at once: in all, and from one address."""
+DEADLINE_S = 3.0
+"""For a whole request, however slowly it comes, and its answer."""
 _AGAIN_S = 5.0
 
 
@@ -63,19 +67,18 @@ class Subject:
 
 
 class Endpoint:
-    """A listener in threads of its own, from `start` to `stop`. A port that is taken is tried for again and again."""
+    """A listener in a thread of its own, from `start` to `stop`. A port that is taken is tried for again and again."""
 
-    def __init__(
-        self, address: Address, token: str, answer: Callable[[], Mapping[str, Any]], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, address: Address, token: str, subject: Subject, say: Callable[[str], None]) -> None:
         self._address = address
-        self._token = token
-        self._answer = answer
+        self._subject = subject
+        self._peer = Peer(token, subject.job_uid, subject.pod)
         self._say = say
-        self._stopping = threading.Event()
-        self._changing = threading.Lock()  # a server that `stop` sees will serve, else to shut it down would never end
-        self._server: _Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._port = 0
         self._listening = threading.Event()
+        self._open: dict[asyncio.StreamWriter, str] = {}  # connections that are not answered yet, oldest first; by whom
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -84,113 +87,95 @@ class Endpoint:
 
     def port(self, patience_s: float) -> int:
         """The port, once it listens; TimeoutError if it does not in time."""
-        if not self._listening.wait(patience_s) or self._server is None:
+        if not self._listening.wait(patience_s):
             raise TimeoutError(f"not listening after {patience_s:g} s")
-        return int(self._server.server_address[1])
+        return self._port
 
     def stop(self) -> None:
         """Close the listener; what is being answered is cut off."""
-        with self._changing:
-            self._stopping.set()
-        if self._server is not None:
-            self._server.shutdown()
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_AGAIN_S)
 
     def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
         said = ""
         while not self._stopping.is_set():
             try:
-                server = _Server(self._address, self._token, self._answer)
+                server = await asyncio.start_server(
+                    self._connected, self._address.host, self._address.port, limit=LARGEST_REQUEST_BYTES, backlog=128
+                )
             except OSError as error:
                 if str(error) != said:
                     said = str(error)
                     self._say(f"cannot listen on {self._address.host} port {self._address.port}, tries again: {error}")
-                self._stopping.wait(_AGAIN_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _AGAIN_S)
                 continue
-            with server:
-                with self._changing:
-                    if self._stopping.is_set():
-                        return
-                    self._server = server
-                self._listening.set()
-                server.serve_forever(poll_interval=0.2)
-            return
+            self._port = int(server.sockets[0].getsockname()[1])
+            self._listening.set()
+            await self._stopping.wait()
+            server.close()
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 16
-
-    def __init__(self, address: Address, token: str, answer: Callable[[], Mapping[str, Any]]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.token = token.encode()
-        self.answer = answer
-        self._free = threading.BoundedSemaphore(CONNECTIONS)
-        super().__init__((address.host, address.port), _Handler)
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)  # without asking a name server who we are
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        cut = threading.Timer(DEADLINE_S, _cut, (request,))
-        cut.daemon = True
-        cut.start()
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._make_way(writer)
         try:
-            super().process_request_thread(request, client_address)
+            async with asyncio.timeout(DEADLINE_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(head.decode("latin-1")))
+                await writer.drain()
+        except (OSError, EOFError, asyncio.LimitOverrunError):  # it hung up, was cut off, or took too long
+            writer.transport.abort()
         finally:
-            cut.cancel()
-            self._free.release()
+            self._open.pop(writer, None)
+            writer.close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever hangs up, or is cut off, is no news."""
+    def _make_way(self, writer: asyncio.StreamWriter) -> None:
+        """Count one more connection; past a bound the oldest is cut off: of the same address, else of the address that
+        has most. One that sends its request at once is answered before that."""
+        peer = str((writer.get_extra_info("peername") or ("",))[0])
+        of_peer = Counter(self._open.values())
+        crowded = peer if of_peer[peer] >= CONNECTIONS_OF_ONE else None
+        if crowded is None and len(self._open) >= CONNECTIONS:
+            crowded = of_peer.most_common(1)[0][0]
+        if crowded is not None:
+            oldest = next(one for one, of in self._open.items() if of == crowded)
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = peer
+
+    def _response(self, head: str) -> bytes:
+        request, *fields = head.split("\r\n")
+        verb, _, rest = request.partition(" ")
+        path = rest.partition(" ")[0]
+        headers = {name.strip().lower(): value.strip() for name, _, value in (one.partition(":") for one in fields)}
+        signed = headers.get("authorization", "")
+        if verb != "GET":
+            return _http(405, {"error": "must be GET"})
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return _http(413, {"error": "must have no body"})
+        if path == "/healthz":
+            return _http(200, {"ok": True})
+        if not self._peer.accepts(path, signed, time.time()):
+            return _http(401, {"error": f"must have Authorization: {SCHEME} with a signature of now and for this pod"})
+        if path != "/beat":
+            return _http(404, {"error": "must be /beat or /healthz"})
+        return _http(200, self._subject.answer(time.time()), lambda body: self._peer.answer(signed, body))
 
 
-def _cut(request: socket.socket) -> None:
-    with suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 5.0
-    server_version, sys_version = "muster-collector", ""
-
-    def do_GET(self) -> None:
-        server = cast(_Server, self.server)
-        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self._send(413, {"error": "a request has no body here"})
-        elif self.path == "/healthz":
-            self._send(200, {"ok": True})
-        elif not self._knows(server.token):
-            self._send(401, {"error": "Authorization: Bearer TOKEN is missing or wrong"})
-        elif self.path == "/beat":
-            self._send(200, server.answer())
-        else:
-            self._send(404, {"error": "there is /beat and /healthz"})
-
-    def _knows(self, token: bytes) -> bool:
-        kind, _, said = self.headers.get("Authorization", "").partition(" ")
-        return hmac.compare_digest(said.strip().encode("utf-8", "surrogateescape"), token) and kind == "Bearer"
-
-    def _send(self, code: int, answer: Mapping[str, Any]) -> None:
-        body = json.dumps(answer, allow_nan=False).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name in the base class
-        """Not a line a beat."""
+def _http(code: int, answer: Mapping[str, Any], sign: Callable[[bytes], str] | None = None) -> bytes:
+    body = json.dumps(answer, allow_nan=False).encode()
+    fields = [
+        f"HTTP/1.1 {code} {HTTPStatus(code).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *([f"{ANSWER_HEADER}: {sign(body)}"] if sign is not None else ()),
+    ]
+    return "\r\n".join([*fields, "", ""]).encode() + body
 
 
 def document(run: SharedFolder, name: str, unreadable: list[str]) -> dict[str, Any] | None:
@@ -218,8 +203,3 @@ def _beat(said: Mapping[str, Any]) -> dict[str, float | str | None]:
     phase = said.get("phase")
     known: dict[str, float | str | None] = {name: number(said.get(name)) for name in FIGURES}
     return {**known, "phase": phase if isinstance(phase, str) and phase in PHASES else None}
-
-
-def now_of(subject: Subject) -> Callable[[], Mapping[str, Any]]:
-    """The answer of the moment at which it is asked for."""
-    return lambda: subject.answer(time.time())

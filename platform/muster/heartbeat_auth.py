@@ -1,0 +1,58 @@
+"""How the operator and a collector authenticate each other: HMAC-SHA256 with the job's token, which is never sent.
+
+Another program may have the collector's port, above all on the network of the host. It gets a request that it can use
+nowhere else, and cannot make an answer that the operator believes.
+
+- The request names its time and a random nonce. Its signature covers both, the job's uid, the pod and the path, so that
+  it is good for one collector alone, and for `SKEW_S`.
+- The signature of the answer covers the whole request header and the body, so that an answer is good for one request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+
+SCHEME = "Muster-HMAC-SHA256"
+ANSWER_HEADER = "Muster-Signature"
+SKEW_S = 300.0
+"""A request may be so old, or by its clock so far ahead."""
+
+_HEADER = re.compile(rf"{SCHEME} time=(\d{{1,12}}), nonce=([0-9a-f]{{32}}), signature=([0-9a-f]{{64}})")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Whose collector is asked: the token of the job, its uid, and the name of the pod."""
+
+    token: str
+    job_uid: str
+    pod: str
+
+    def request(self, path: str, now: float, nonce: str) -> str:
+        """The value of the header Authorization; `nonce` is 32 random hexadecimal digits."""
+        return f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._of_request(path, str(int(now)), nonce)}"
+
+    def accepts(self, path: str, header: str, now: float) -> bool:
+        """Whether this is the header of a request for this collector, made just now."""
+        match = _HEADER.fullmatch(header)
+        if match is None:
+            return False
+        at, nonce, signature = match.groups()
+        return hmac.compare_digest(signature, self._of_request(path, at, nonce)) and abs(int(at) - now) <= SKEW_S
+
+    def answer(self, header: str, body: bytes) -> str:
+        """The signature of the answer to the request with this header."""
+        return self._sign(b"answer", header.encode("latin-1", "replace"), body)
+
+    def believes(self, header: str, body: bytes, signature: str) -> bool:
+        """Whether the collector itself gave this answer, and to this request."""
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), self.answer(header, body).encode())
+
+    def _of_request(self, path: str, at: str, nonce: str) -> str:
+        return self._sign(b"request", *(part.encode() for part in (self.job_uid, self.pod, path, at, nonce)))
+
+    def _sign(self, *parts: bytes) -> str:
+        text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.digest(self.token.encode(), text, "sha256").hex()
