@@ -269,3 +269,9 @@ def test_below_a_mount_no_link_leads_to_the_run_folder(tmp_path: Path) -> None:
     spooled(tmp_path / "mount/run")
     assert run_once(tmp_path / "mount/run", "--mount", str(tmp_path / "mount")) == 0
     assert collected(tmp_path / "mount/run").exists()
+
+
+def test_the_run_folder_may_be_the_mount_itself(tmp_path: Path) -> None:
+    spooled(tmp_path)
+    assert run_once(tmp_path, "--mount", str(tmp_path), "--open-spool") == 0
+    assert collected(tmp_path).exists()

@@ -39,7 +39,7 @@ class SharedFolder:
     def __init__(self, path: Path, below: str = "") -> None:
         self.path = path / below
         self._trusted = path
-        self._below = _parts(below) if below else ()
+        self._below = _parts(below) if below not in ("", ".") else ()
 
     def open(self, name: str) -> IO[bytes]:
         """Open for reading. IrregularFile for a link, a FIFO, a folder, or a file with a second name (hard link)."""
