@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 from muster import spec
@@ -23,6 +22,7 @@ from muster_operator.manifests.run_folder import (
     JOB_FOLDER,
     RUN_DIR_VARIABLE,
     find,
+    holds,
     is_own_volume,
     job_folder,
     keeps_run_folder,
@@ -124,7 +124,7 @@ def with_collector(
     main = wanted["containers"][0]
     ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
     run_dir, mount = find(main)
-    if PurePosixPath(SECRETS_DIR).is_relative_to(mount["mountPath"]):
+    if holds(mount, SECRETS_DIR):
         raise InvalidSpec(
             f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: the secrets of the sidecar "
             f"{NAME} are in {SECRETS_DIR}",

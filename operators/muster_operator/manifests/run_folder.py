@@ -53,7 +53,7 @@ def _kept(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
     name, folder = RUN_VOLUME, JOB_FOLDER
     theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
     if own is not None:
-        holding = [one for one in mounts if _holds(one, own)]
+        holding = [one for one in mounts if holds(one, own)]
         mount = max(holding, key=_depth) if holding else {}
         name, folder = mount.get("name", ""), _within(mount, own)
     elif theirs is not None:  # then that is the run folder
@@ -98,7 +98,7 @@ def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "variables MUSTER_... only",
             field="env",
         )
-    mounts = [one for one in container.get("volumeMounts") or () if _holds(one, run_dir)]
+    mounts = [one for one in container.get("volumeMounts") or () if holds(one, run_dir)]
     if not mounts:
         raise InvalidSpec(
             f"{RUN_DIR_VARIABLE}: {run_dir!r} of container {container.get('name')!r} lies in no volume, so that the "
@@ -109,7 +109,8 @@ def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return run_dir, {name: value for name, value in mount.items() if name != "readOnly"}
 
 
-def _holds(mount: Mapping[str, Any], path: str) -> bool:
+def holds(mount: Mapping[str, Any], path: str) -> bool:
+    """Whether a path is that of a mount or below it."""
     folder = str(mount.get("mountPath", "")).rstrip("/")
     return bool(folder) and (path == folder or path.startswith(f"{folder}/"))
 
