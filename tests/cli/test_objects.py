@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
-from tests.cli.objects import QUEUE_YAML, job, queue
+from tests.cli.objects import JOB_YAML, QUEUE_YAML, job, queue, status
 
 GPU = "nvidia.com/gpu"
 
@@ -87,10 +89,50 @@ def test_what_is_named_twice_is_deleted_once(cluster: MemoryClient, muster: Must
 
 def test_a_queue_that_waits_for_jobs_names_them(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a"), "k": job("k", queue="a")}
-    told = muster("delete", "queue", "a").out
+    told = muster("delete", "queue", "a", "--yes").out
     assert told.startswith(
         "queue a deleting\n  it goes once these have ended: default/j, default/k; let them end, or: muster cancel"
     )
+
+
+def test_a_queue_with_unfinished_jobs_is_not_deleted_without_yes_where_nobody_can_be_asked(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    jobs = {"j": job("j", queue="a"), "k": job("k", status("Succeeded"), queue="a")}
+    cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, jobs
+    ended = muster("delete", "queue", "a", "--json")
+    error = json.loads(ended.err)["error"]
+    assert (ended.code, error["reason"]) == (3, "QueueInUse")
+    assert "default/j" in error["message"]
+    assert "default/k" not in error["message"]
+    assert "a" in cluster.kept_queues
+    assert muster("delete", "queue", "a", "--yes").code == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "deleted"), [("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_at_a_terminal_whoever_deletes_a_queue_with_unfinished_jobs_is_asked(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch, answer: str, deleted: bool
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a")}
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    ended = muster("delete", "queue", "a")
+    assert "default/j" in ended.err
+    assert (ended.code, "queue a delet" in ended.out) == ((0, True) if deleted else (3, False))
+
+
+def test_a_queue_whose_jobs_are_deleted_with_it_needs_no_yes(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    cluster.kept_queues, cluster.kept_jobs = {"research": queue("research")}, {"llama": job("llama")}
+    file = tmp_path / "all.yaml"
+    file.write_text(f"{JOB_YAML}---\n{QUEUE_YAML}")
+    assert muster("delete", "-f", str(file)).code == 0
 
 
 def test_queues_that_are_deleted_together_go_from_the_leaves_up(cluster: MemoryClient, muster: Muster) -> None:

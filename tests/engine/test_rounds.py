@@ -342,6 +342,29 @@ def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next
     assert cluster.job(named).status.priority == 2
 
 
+def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> None:
+    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    engine = Engine(cluster)
+    uid = cluster.submit(job("a", 1, suspend=True), Work(10))
+    settle(engine, cluster, until=5)
+    assert cluster.job(uid).status.phase == "Suspended"
+
+    def observed() -> World:
+        """The world, with its queue under deletion."""
+        world = cluster.observe()
+        (there,) = world.queues
+        metadata = there.metadata.model_copy(update={"deletion_timestamp": 5.0})
+        return replace(world, queues=(there.model_copy(update={"metadata": metadata}),))
+
+    cluster.apply(engine.decide(observed()).writes)
+    assert cluster.job(uid).status.phase == "Suspended"
+    cluster.edit(uid, suspend=False)
+    cluster.apply(engine.decide(observed()).writes)
+    status = cluster.job(uid).status
+    assert (status.phase, status.reason) == ("Failed", "QueueDeleted")
+    assert cluster.events[-1].reason == "QueueDeleted"
+
+
 def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away() -> None:
     for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
         cluster = SimCluster(nodes(2), [flavor()], [queue()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +47,9 @@ def delete(
         list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete what a file names.")
     ] = None,
     namespace: Namespace = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete queues that have unfinished jobs without asking.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Delete objects: all that are named, or none.
@@ -66,27 +71,57 @@ def delete(
         ]
     if not targets:
         usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
-    client = connect()
-    rows = client.delete_all(_children_first(client, list(dict.fromkeys(targets))))
+    client, targets = connect(), list(dict.fromkeys(targets))
+    if not yes:
+        _ask(client, targets)
+    rows = client.delete_all(_children_first(client, targets))
     _tell(rows, as_json)
     for row in () if as_json else rows:
         if row["kind"] == "Queue" and row["result"] == "deleting":
             _tell_awaited(client, row["name"])
 
 
+def _ask(client: Client, targets: list[tuple[str, str, str]]) -> None:
+    """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse where the answer is not yes, or
+    where nobody can be asked."""
+    queues = {name for kind, name, _ in targets if kind == "Queue"}
+    unfinished = _unfinished(client, queues) if queues else []
+    names = [label for label in unfinished if ("TrainingJob", *split_name(label)) not in targets]
+    if not names:
+        return
+    told = (
+        f"{_some(names)} in {', '.join(sorted(queues))} must end before the queue is gone; none starts there any more"
+    )
+    if not sys.stdin.isatty():
+        raise Refused(f"{told}; pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
+    aside(told)
+    print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refused("nothing was deleted", reason="QueueInUse")
+
+
 def _tell_awaited(client: Client, queue: str) -> None:
     """Which jobs a queue waits for that is being deleted, and what to do about them."""
+    names = _unfinished(client, {queue})
+    if names:
+        told = f"it goes once these have ended: {_some(names)}; let them end, or: muster cancel JOB"
+        console().print(f"  {told}", soft_wrap=True, markup=False)
+
+
+def _unfinished(client: Client, queues: Collection[str]) -> list[str]:
+    """The unfinished jobs of some queues, as far as they may be read."""
     from muster.cli.views.job_words import is_over, label
 
     try:
         jobs = client.jobs()
     except Refused:
-        return  # in a cluster, whoever may delete queues need not see everybody's jobs
-    names = [label(job) for job in jobs if job.spec.queue == queue and not is_over(job)]
-    if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        told = f"it goes once these have ended: {', '.join(names[:_NAMED])}{more}; let them end, or: muster cancel JOB"
-        console().print(f"  {told}", soft_wrap=True, markup=False)
+        return []  # in a cluster, whoever may delete queues need not see everybody's jobs
+    return [label(job) for job in jobs if job.spec.queue in queues and not is_over(job)]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -34,6 +34,7 @@ class Desk:
         self._jobs = jobs
         self._nodes = nodes
         self._bounds = bounds
+        self._queues_leaving = {q.metadata.name for q in world.queues if q.metadata.deletion_timestamp is not None}
         self.drafts: dict[str, Draft] = {}
         self.wakes: dict[str, float | None] = {}  # of the jobs looked at in this round
         self.unsettled = False  # someone leaves or shrinks: decide again at once
@@ -44,7 +45,8 @@ class Desk:
         job = self._jobs[uid] if draft is None else _with_status(draft.job, draft.status)
         world = self._world
         pods: tuple[PodView, ...] = world.pods.get(uid, ())
-        verdict = lifecycle.live(job, Sight(world.now, pods, world.beats.get(uid), self._nodes), self._bounds)
+        deleted = job.spec.queue in self._queues_leaving
+        verdict = lifecycle.live(job, Sight(world.now, pods, world.beats.get(uid), self._nodes, deleted), self._bounds)
         self.wakes[uid] = verdict.wake_at
         if draft is None and verdict.status is job.status and not verdict.actions:
             return

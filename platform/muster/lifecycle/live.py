@@ -15,6 +15,7 @@ from muster.lifecycle import moves
 from muster.lifecycle.bounds import Bounds
 from muster.lifecycle.conditions import (
     CANCELLED,
+    FAILED,
     SUSPENDED,
     is_admitted,
     is_finished,
@@ -107,6 +108,10 @@ class _Life:
         elif self.job.spec.suspend and not is_true(self.status, SUSPENDED):
             self.status = moves.suspend(self.status, now)
             self._event("Normal", "Suspended", "gave its room back until it is resumed")
+        elif not self.job.spec.suspend and is_true(self.status, SUSPENDED) and self.sight.queue_deleted:
+            told = f"resumed while queue {self.job.spec.queue} is being deleted, which waits for its unfinished jobs"
+            self.status = moves.finish(self.status, FAILED, "QueueDeleted", told, now)
+            self._event("Warning", "QueueDeleted", told)
         elif not self.job.spec.suspend and is_true(self.status, SUSPENDED):
             self.status = moves.resume(self.status, now)
             self._event("Normal", "Resumed", "waits in its queue again")

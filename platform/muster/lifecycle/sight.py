@@ -14,12 +14,13 @@ LIVE_PHASES = frozenset({"Pending", "Running", "Lost"})
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What can be seen of a job from outside. `nodes` is by name."""
+    """What can be seen of a job from outside. `nodes` is by name; `queue_deleted`: its queue is being deleted."""
 
     now: float
     pods: tuple[PodView, ...] = ()
     beat: Beat | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    queue_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

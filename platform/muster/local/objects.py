@@ -138,8 +138,7 @@ class Objects:
             if isinstance(document, spec.TrainingJob):
                 checked = self._check_job(document, environment, queues, flavors)
                 notices[_namespace(document), document.metadata.name] = checked
-            else:
-                self._check_not_leaving(document)
+        self._check_not_leaving(documents)
         told = apply_notices(documents, known)
         with self._adding():
             rows = [self._apply(document, notices, environment) for document, environment in sent]
@@ -229,10 +228,14 @@ class Objects:
         self._check_fits(job, queues, flavors)
         return notices
 
-    def _check_not_leaving(self, document: spec.Queue | spec.Flavor) -> None:
-        old = self._stored(document)
-        if old is not None and old.metadata.deletion_timestamp is not None:
-            raise being_deleted(document.kind, document.metadata.name)
+    def _check_not_leaving(self, documents: Sequence[Object]) -> None:
+        """A queue's deletion is withdrawn by applying it, but not below one that is still deleted."""
+        queues = {document.metadata.name: document for document in documents if isinstance(document, spec.Queue)}
+        for queue in queues.values():
+            above = self._store.queues.get(queue.spec.parent or "")
+            deleted = above is not None and above.metadata.deletion_timestamp is not None
+            if above is not None and deleted and above.metadata.name not in queues:
+                raise being_deleted(above.kind, above.metadata.name)
 
     # ---- writes; inside a transaction
 
@@ -254,7 +257,9 @@ class Objects:
         if isinstance(document, spec.TrainingJob):  # whoever applies it again may stand elsewhere; it stays as it was
             notes = {key: value for key, value in old.metadata.annotations.items() if key in NOTES}
             annotations = annotations | notes
-        update = {"labels": document.metadata.labels, "annotations": annotations}
+        update: dict[str, Any] = {"labels": document.metadata.labels, "annotations": annotations}
+        if isinstance(document, spec.Queue):
+            update["deletion_timestamp"] = None
         if old.spec == document.spec and update == {key: getattr(old.metadata, key) for key in update}:
             return _result(document, "unchanged")
         metadata = old.metadata.model_copy(update=update)

@@ -182,6 +182,22 @@ def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
     assert "core" in pool.wait_for_reason("third", "NoRoom")
 
 
+def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_goes(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("sleeper", suspend=True)
+    pool.wait_for_phase("sleeper", "Suspended")
+    path = f"{GROUP}/queues/{pool.queue('red')}"
+    pool.api.delete(path)
+    assert pool.api.get(path)["metadata"]["deletionTimestamp"]
+    pool.edit("sleeper", suspend=False)
+    pool.wait_for_phase("sleeper", "Failed")
+    assert pool.condition("sleeper", "Failed")["reason"] == "QueueDeleted"
+    pool.wait(
+        "the queue is gone",
+        lambda: pool.queue("red") not in {q["metadata"]["name"] for q in pool.api.items(f"{GROUP}/queues")},
+    )
+
+
 def test_a_deleted_queue_stays_until_no_unfinished_job_names_it(pool: Pool) -> None:
     pool.set_up()
     pool.submit("runner")

@@ -191,7 +191,9 @@ def test_queues_with_queues_below_them_and_flavors_in_use_are_not_deleted(pool: 
     error = json.loads(used.err)["error"]
     assert (used.code, error["reason"]) == (3, "FlavorInUse")
     assert f"{pool.namespace}/one" in error["message"]
-    leaving = muster("delete", "queue", pool.queue("red"))
+    asked = muster("delete", "queue", pool.queue("red"), "--json")
+    assert (asked.code, json.loads(asked.err)["error"]["reason"]) == (3, "QueueInUse")
+    leaving = muster("delete", "queue", pool.queue("red"), "--yes")
     assert leaving.out.splitlines() == [
         f"queue {pool.queue('red')} deleting",
         f"  it goes once these have ended: {pool.namespace}/one; let them end, or: muster cancel JOB",
