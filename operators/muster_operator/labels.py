@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-JOB = "muster.dev/job"
-ROLE = "muster.dev/role"
+from muster.spec import JOB_LABEL as JOB
+from muster.spec import ROLE_LABEL as ROLE
+
+__all__ = ["ADMITTED", "ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
+
 INDEX = "muster.dev/index"
 ATTEMPT = "muster.dev/attempt"
 ADMITTED = "muster.dev/admitted"  # annotation of a pod whose job is admitted by its creation

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from pydantic import ValidationError
 from tests.cluster.controlplane.api import Api, Refused
+from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import wait_until_served
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
@@ -312,7 +313,28 @@ def test_the_status_has_its_own_door(api: Api, admitted: str) -> None:
     after = api.get(admitted)
     assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], before["metadata"]["generation"])
     assert after["status"] == before["status"] | {"attempt": 3}
-    assert api.gone(f"{admitted}/scale")
+
+
+def test_kubectl_scale_writes_the_size_of_the_one_elastic_role(plane: ControlPlane, api: Api, admitted: str) -> None:
+    namespace = api.get(admitted)["metadata"]["namespace"]
+
+    def scale(number: int, name: str = "j") -> None:
+        plane.kubectl("-n", namespace, "scale", f"tj/{name}", f"--replicas={number}")
+
+    scale(3)
+    assert (api.get(admitted)["spec"]["elasticReplicas"], api.get(admitted)["spec"]["roles"][0]["replicas"]) == (3, 4)
+    api.patch(f"{admitted}/status", {"status": {"elasticReplicas": 2, "selector": "muster.dev/job=j"}})
+    seen = api.get(f"{admitted}/scale")
+    assert (seen["spec"]["replicas"], seen["status"]) == (3, {"replicas": 2, "selector": "muster.dev/job=j"})
+    for number in (0, 1, 5):
+        with pytest.raises(CommandFailed, match="elasticReplicas"):
+            scale(number)
+    rigid = job("rigid")
+    rigid["metadata"]["namespace"] = namespace
+    api.create(place(rigid), rigid)
+    with pytest.raises(CommandFailed, match="exactly one elastic role"):
+        scale(2, "rigid")
+    assert api.get(admitted)["spec"]["elasticReplicas"] == 3
 
 
 def test_a_status_that_is_none_is_refused(api: Api, admitted: str) -> None:

@@ -66,6 +66,7 @@ def _whole(replicas: int = 1, **resources: Object) -> Object:
 _LABELLED = {"metadata": {"labels": {"a b": "x"}}, "spec": {"containers": [{}]}}
 _CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
 _ROLE = {"name": "a", "template": {"spec": {"containers": [{}]}}}
+_ELASTIC = _ROLE | {"replicas": 8, "minReplicas": 2}
 _POD = "spec.roles[0].template.spec"
 
 GOOD: tuple[Object, ...] = (
@@ -78,6 +79,8 @@ GOOD: tuple[Object, ...] = (
     job(failurePolicy={"maxRestarts": 0, "rules": [{"onExitCodes": [1, 255], "action": "FailJob"}]}),
     job(failurePolicy={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "RestartElsewhere"}]}),
     job(roles=[_ROLE | {"essential": False}, _ROLE | {"name": "b", "replicas": 8, "minReplicas": 2}]),
+    job(roles=[_ELASTIC], elasticReplicas=2),
+    job(roles=[_ELASTIC, _ROLE | {"name": "b"}], elasticReplicas=8),
     job(role={"replicas": 100_000, "minReplicas": 100_000}),
     job(pod=_asks({"cpu": "1500m", "memory": "16Gi", "nvidia.com/gpu": 8, "ephemeral-storage": "1e12", "x/y": "+1e0"})),
     job(pod=_asks({"memory": "4611686018427387904"})),
@@ -347,6 +350,30 @@ BAD: tuple[Bad, ...] = (
         "spec.roles[0].replicas",
         "greater than or equal to 1",
         "to 1",
+    ),
+    Bad(
+        "elastic replicas of no elastic role",
+        job(elasticReplicas=1),
+        "spec.elasticReplicas",
+        "exactly one elastic role",
+        "exactly one elastic role",
+    ),
+    Bad(
+        "elastic replicas of two elastic roles",
+        job(roles=[_ELASTIC | {"name": "a"}, _ELASTIC | {"name": "b"}], elasticReplicas=3),
+        "spec.elasticReplicas",
+        "exactly one elastic role",
+        "elastic are: a, b",
+    ),
+    *(
+        Bad(
+            f"{number} elastic replicas",
+            job(roles=[_ELASTIC], elasticReplicas=number),
+            "spec.elasticReplicas",
+            "from minReplicas to replicas",
+            "to replicas (8) of role a",
+        )
+        for number in (1, 9)
     ),
     *(
         Bad(f"an impossible label {what}", item, field, "label's name", "label's name")

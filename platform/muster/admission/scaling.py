@@ -11,8 +11,8 @@ from muster.spec import TrainingJob
 
 
 def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
-    """The job with other numbers of pods, by role. Raises `NotFound` NoSuchRole, `InvalidSpec` that names the number
-    and what would be right."""
+    """The job with other numbers of pods, by role; for the elastic role they count instead of `elasticReplicas`. Raises
+    `NotFound` NoSuchRole, `InvalidSpec` that names the number and what would be right."""
     names = [role.name for role in job.spec.roles]
     for name in replicas:
         if name not in names:
@@ -23,6 +23,8 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
         if role.name in replicas:
             _check(role.name, replicas[role.name], role.min_replicas)
             written["spec"]["roles"][place]["replicas"] = replicas[role.name]
+            if role.is_elastic:
+                written["spec"].pop("elasticReplicas", None)
     try:
         return TrainingJob.model_validate(written)
     except ValidationError as error:

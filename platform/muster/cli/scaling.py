@@ -40,8 +40,7 @@ def scale(
         return
     for role in after.spec.roles:
         if role.name in wanted:
-            is_elastic = role.min_replicas is not None and role.min_replicas < role.replicas
-            least = f", and starts with {role.min_replicas} or more" if is_elastic else ""
+            least = f", and starts with {role.min_replicas} or more" if role.is_elastic else ""
             has = plural(role.replicas, "replica")
             console().print(f"trainingjob {space}/{name}: role {role.name} has {has}{least}")
 

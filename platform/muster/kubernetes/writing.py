@@ -69,6 +69,8 @@ def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int])
             {"op": "replace", "path": f"/spec/roles/{place}/replicas", "value": role.replicas},
         )
     ]
+    if wanted.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
+        patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
     if not patch:
         return job
     path = paths.one("TrainingJob", name, namespace)

@@ -96,17 +96,15 @@ def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds:
 
 
 def _edited(case: _Case) -> Ruling | None:
-    """`replicas` may change while the gang runs: below its size it restarts smaller, above its size min it requeues."""
-    limits = {role.name: role for role in case.job.spec.roles}
+    """Sizes may change while the gang runs: above the most it restarts smaller, below the least it requeues."""
+    most = {role.name: case.job.spec.most_replicas(role) for role in case.job.spec.roles}
     parts = from_status(case.status.placement)
-    if all(
-        part.role in limits and _least(case, part.role) <= part.replicas <= limits[part.role].replicas for part in parts
-    ):
+    if all(part.role in most and _least(case, part.role) <= part.replicas <= most[part.role] for part in parts):
         return None
-    if any(part.role not in limits or part.replicas < _least(case, part.role) for part in parts):
+    if any(part.role not in most or part.replicas < _least(case, part.role) for part in parts):
         message = "its roles were edited; it needs another placement"
         return Ruling(moves.evict(case.status, "Edited", message, case.sight.now), ("Normal", "Edited", message))
-    smaller: Placement = tuple(_cut(part, limits[part.role].replicas) for part in parts)
+    smaller: Placement = tuple(_cut(part, most[part.role]) for part in parts)
     status = moves.resize(case.status, smaller, "Edited", case.sight.now, eviction=None)
     return Ruling(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pods(size(status.placement))}"))
 

@@ -27,9 +27,9 @@ from muster.lifecycle.failure import is_gone
 from muster.lifecycle.finished import record, recorded, unrecorded
 from muster.lifecycle.judge import Ruling, completed, judge
 from muster.lifecycle.keeping import hold_s, kept_places
-from muster.lifecycle.places import Seat, is_wanted, pod_name, seats, without_nodes
+from muster.lifecycle.places import Seat, from_status, is_wanted, pod_name, seats, without_nodes
 from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, role_grace
-from muster.spec import CheckpointStatus, ProgressStatus, RoleStatusPlacement, TrainingJob
+from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RoleStatusPlacement, TrainingJob
 
 
 def live(job: TrainingJob, sight: Sight, bounds: Bounds) -> Verdict:
@@ -70,6 +70,7 @@ class _Life:
         self._note_checkpoint()
         self._note_progress()
         self._note_finished_pods()
+        self._note_scale()
         wake_at = min((at for at in self.wakes if at > self.sight.now), default=None)
         return Verdict(self.status, (*self.actions, *self.events, *self.last), wake_at)
 
@@ -243,6 +244,18 @@ class _Life:
             self.status = with_fields(self.status, {"finished_pods": record(seats)})
         else:
             self.wakes.append(due)
+
+    def _note_scale(self) -> None:
+        """The size of the one elastic role and which pods it has, for whoever scales it by one number."""
+        role = self.job.spec.elastic_role
+        size = selector = None
+        if role is not None:
+            holds = is_admitted(self.status) and not is_finished(self.status)
+            parts = from_status(self.status.placement) if holds else ()
+            size = sum(part.replicas for part in parts if part.role == role.name)
+            selector = f"{JOB_LABEL}={self.job.metadata.name},{ROLE_LABEL}={role.name}"
+        if (size, selector) != (self.status.elastic_replicas, self.status.selector):
+            self.status = with_fields(self.status, {"elastic_replicas": size, "selector": selector})
 
     # ---- what the steps are made of
 

@@ -85,7 +85,7 @@ def is_wanted(placement: Iterable[RoleStatusPlacement], wanted: TrainingJobSpec)
     roles = {role.name: role for role in wanted.roles}
     for part in from_status(placement):
         role = roles.get(part.role)
-        if role is None or part.replicas > role.replicas:
+        if role is None or part.replicas > wanted.most_replicas(role):
             return False
         flavors = role.flavors or wanted.flavors
         if flavors and part.flavor not in flavors:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from muster.manifests.schema import object_schema
@@ -36,6 +37,7 @@ class Kind:
     short_names: tuple[str, ...]
     columns: tuple[Column, ...]
     namespaced: bool = False
+    scale: Mapping[str, str] = field(default_factory=dict)
     categories: tuple[str, ...] = ("muster",)
 
     @property
@@ -71,6 +73,11 @@ KINDS = (
             Column("Message", _condition("Admitted", "message"), wide=True),
         ),
         namespaced=True,
+        scale={
+            "specReplicasPath": ".spec.elasticReplicas",
+            "statusReplicasPath": ".status.elasticReplicas",
+            "labelSelectorPath": ".status.selector",
+        },
         categories=("all", "muster"),
     ),
     Kind(
@@ -125,7 +132,7 @@ def crd(kind: Kind) -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}} | ({"scale": dict(kind.scale)} if kind.scale else {}),
                     "additionalPrinterColumns": [column.as_manifest() for column in kind.columns],
                     "schema": {"openAPIV3Schema": object_schema(kind.model)},
                 }

@@ -139,6 +139,7 @@ LABELS = (
 )
 """Of every map of labels."""
 
+_ELASTIC = "has(r.minReplicas) && r.minReplicas < r.replicas"
 _EDITABLE_AT_THE_END = "ttl_seconds_after_finished"
 _SAME_BUT_TTL = " && ".join(
     _same(field.alias or name, "self.spec", "oldSelf.spec")
@@ -189,6 +190,19 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
             "roles: none is essential; at least one must be, or the job could never complete",
             "roles",
             validator="_can_complete",
+        ),
+        Rule(
+            f"!has(self.elasticReplicas) || self.roles.filter(r, {_ELASTIC}).size() == 1",
+            "needs exactly one elastic role (minReplicas below replicas)",
+            "elasticReplicas",
+            validator="_one_elastic_role",
+        ),
+        Rule(
+            f"!has(self.elasticReplicas) || self.roles.all(r, !({_ELASTIC}) || "
+            "(r.minReplicas <= self.elasticReplicas && self.elasticReplicas <= r.replicas))",
+            "must be from minReplicas to replicas of the elastic role",
+            "elasticReplicas",
+            validator="_elastic_within_role",
         ),
         Rule("!oldSelf.cancel || self.cancel", "the job was cancelled for good; submit it anew", "cancel"),
     ),

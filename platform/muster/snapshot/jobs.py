@@ -113,7 +113,7 @@ def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
     return tuple(
         model.Role(
             name=role.name,
-            replicas=role.replicas,
+            replicas=wanted.most_replicas(role),
             min_replicas=role.replicas if role.min_replicas is None else role.min_replicas,
             request=request.capped(most),
             flavors=tuple(role.flavors),

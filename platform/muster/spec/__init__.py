@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from muster.spec.fields import (
     API_VERSION,
+    JOB_LABEL,
     MAX_JOB_NAME,
     MAX_REPLICAS,
     MAX_SECONDS,
+    ROLE_LABEL,
     Name,
     NamespaceName,
     ObjectName,
@@ -67,9 +69,11 @@ from muster.spec.queues import (
 __all__ = [
     "API_VERSION",
     "ENDED_PHASES",
+    "JOB_LABEL",
     "MAX_JOB_NAME",
     "MAX_REPLICAS",
     "MAX_SECONDS",
+    "ROLE_LABEL",
     "BlamedNode",
     "CheckpointStatus",
     "Condition",

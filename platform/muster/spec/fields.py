@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from muster.quantity import check_whole
 
 API_VERSION = "muster.dev/v1alpha1"
+JOB_LABEL, ROLE_LABEL = "muster.dev/job", "muster.dev/role"  # of pods on Kubernetes
 MAX_REPLICAS = 100_000
 MAX_JOB_NAME = 52  # room for role, index and hash in the name of a pod
 MAX_SECONDS = 366 * 24 * 3600

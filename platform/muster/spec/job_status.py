@@ -182,6 +182,10 @@ class TrainingJobStatus(Observed):
     """Pods of the attempt."""
     pods_ready: int = 0
     """Pods of the attempt that are ready."""
+    elastic_replicas: int | None = None
+    """Pods of the attempt of the one elastic role; 0 while the job has none. For the subresource `scale`."""
+    selector: str | None = None
+    """Selects the pods of the one elastic role by their labels. For the subresource `scale`."""
     finished_pods: list[FinishedPods] = []
     """Pods of the attempt that have done their work while others run on; they may be deleted."""
     blamed_nodes: list[BlamedNode] = []

@@ -87,6 +87,11 @@ class RoleSpec(Strict):
                 )
         return self
 
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may have fewer pods than `replicas`."""
+        return self.min_replicas is not None and self.min_replicas < self.replicas
+
 
 class FailureRule(Strict):
     """What to do when the first failed container ended with one of these codes, or with this pod condition."""
@@ -154,6 +159,9 @@ class TrainingJobSpec(Strict):
     """Where all pods are to lie together."""
     roles: Annotated[list[RoleSpec], Field(min_length=1, max_length=32), Keyed("name", "give every role its own")]
     """One gang; usually one role."""
+    elastic_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    """How many pods the one elastic role may have now, from its `minReplicas` to its `replicas`: what `kubectl scale`
+    and a HorizontalPodAutoscaler set. Left out: its `replicas`."""
     failure_policy: FailurePolicy = FailurePolicy()
     """What a failure leads to."""
     trace: TraceRequest | None = None
@@ -166,6 +174,37 @@ class TrainingJobSpec(Strict):
         if self.priority_class_name is not None and self.priority != 0:
             raise ValueError("priorityClassName: priority is set too; write one of them")
         return self
+
+    @model_validator(mode="after")
+    def _one_elastic_role(self) -> TrainingJobSpec:
+        elastic = [role.name for role in self.roles if role.is_elastic]
+        if self.elastic_replicas is not None and len(elastic) != 1:
+            raise ValueError(
+                "elasticReplicas: needs exactly one elastic role (minReplicas below replicas); elastic are: "
+                f"{', '.join(elastic) or 'none'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _elastic_within_role(self) -> TrainingJobSpec:
+        for role in self.roles if self.elastic_replicas is not None else ():
+            least, most = role.min_replicas, role.replicas
+            if least is not None and least < most and not least <= (self.elastic_replicas or 0) <= most:
+                raise ValueError(
+                    f"elasticReplicas: must be from minReplicas ({least}) to replicas ({most}) of role {role.name}; "
+                    f"got {self.elastic_replicas}"
+                )
+        return self
+
+    @property
+    def elastic_role(self) -> RoleSpec | None:
+        """The role that is scaled by one number; None where none or several are elastic."""
+        elastic = [role for role in self.roles if role.is_elastic]
+        return elastic[0] if len(elastic) == 1 else None
+
+    def most_replicas(self, role: RoleSpec) -> int:
+        """How many pods a role of the job may have now."""
+        return self.elastic_replicas if self.elastic_replicas is not None and role.is_elastic else role.replicas
 
     @model_validator(mode="after")
     def _can_complete(self) -> TrainingJobSpec:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, file_of, let_read_queues
 
@@ -225,6 +226,30 @@ def test_a_job_is_scaled_down_and_up_without_a_failure(pool: Pool, muster: Muste
     assert (status.get("restarts", 0), status.get("nodeLosses", 0), status.get("lastFailure")) == (0, 0, None)
     ended = muster("scale", "elastic", "worker=90", "--json")
     assert (ended.code, json.loads(ended.err)["error"]["reason"]) == (3, "LargerThanQuota")
+
+
+def test_kubectl_scales_the_elastic_role_of_a_running_job_and_muster_scale_takes_over(
+    pool: Pool, control_plane: ControlPlane, muster: Muster
+) -> None:
+    pool.set_up()
+    role = {**pool.job("x", pods=4)["spec"]["roles"][0], "minReplicas": 1}
+    pool.submit("grows", roles=[role], failurePolicy={"maxRestarts": 0})
+
+    def runs_with(number: int) -> bool:
+        told = pool.status("grows").get("elasticReplicas")
+        return pool.phase("grows") == "Running" and len(pool.pods("grows")) == told == number
+
+    pool.wait("it runs with 4", lambda: runs_with(4))
+    control_plane.kubectl("-n", pool.namespace, "scale", "tj/grows", "--replicas=2")
+    pool.wait("it runs with 2", lambda: runs_with(2))
+    selector = pool.status("grows")["selector"]
+    names = control_plane.kubectl("-n", pool.namespace, "get", "pods", "-l", selector, "-o", "name").split()
+    assert len(names) == 2
+    assert muster("scale", "grows", "3").code == 0
+    wanted = (pool.get("grows") or {})["spec"]
+    assert ("elasticReplicas" in wanted, wanted["roles"][0]["replicas"]) == (False, 3)
+    status = pool.status("grows")
+    assert (status.get("restarts", 0), status.get("lastFailure")) == (0, None)
 
 
 def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(

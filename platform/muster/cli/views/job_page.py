@@ -133,8 +133,10 @@ def _roles(job: TrainingJob) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for role in job.spec.roles:
         pods = plural(role.replicas, "pod")
-        if role.min_replicas is not None and role.min_replicas < role.replicas:
+        if role.is_elastic:
             pods = f"{role.min_replicas} to {role.replicas} pods"
+            if job.spec.elastic_replicas is not None:
+                pods += f", at most {job.spec.elastic_replicas} now"
         table.add_row(Text(role.name, style="bold"), pods, _request(role), Text(_command(role), style="dim"))
     return table
 

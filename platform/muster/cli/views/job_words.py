@@ -136,7 +136,7 @@ def pods(job: TrainingJob) -> str:
     status = job.status
     if status.pods_wanted and status.phase in ("Admitted", "Running"):
         return f"{status.pods_ready}/{status.pods_wanted}"
-    most = sum(role.replicas for role in job.spec.roles)
+    most = sum(job.spec.most_replicas(role) for role in job.spec.roles)
     least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
     return str(most) if least == most else f"{least}-{most}"
 
