@@ -1,21 +1,26 @@
-"""A placement is fitted again before its first pod; if it no longer fits, it is un-admitted."""
+"""A placement is fitted again before pods are created on it, or when kube-scheduler cannot bind them; if it no longer
+fits, the gang is un-admitted whole. Pods that are bound stay."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import CreatePod, NodeView, World, WriteStatus
+from muster.cluster import CreatePod, DeletePod, NodeView, PodView, World, WriteStatus
 from muster.engine import Engine, Round
 from muster.engine.refit import misfits
-from muster.lifecycle import is_admitted
-from muster.model import Gang, Node, Resources, Role, RolePlacement, Running, Snapshot
+from muster.lifecycle import find, is_admitted, pod_name, seats
+from muster.model import Flavor, Gang, Node, Resources, Role, RolePlacement, Running, Snapshot, Taint
 
 GPUS = "nvidia.com/gpu"
+ANY = (Flavor("any"),)
 
 
 def submitted(one: spec.TrainingJob) -> spec.TrainingJob:
@@ -79,6 +84,119 @@ def test_a_gang_whose_node_was_cordoned_before_its_first_pod_gets_another_place(
     assert not is_admitted(statuses(Engine(None).decide(world((one,), seen)))["u-a"])
 
 
+def place(one: spec.TrainingJob) -> str:
+    return one.status.placement[0].nodes[0].node
+
+
+def relabelled(node: NodeView, **labels: str) -> NodeView:
+    return replace(node, labels={**node.labels, **labels})
+
+
+LABELS = {"kind": "gpu", "zone": "a"}
+CHANGES: dict[str, Callable[[NodeView], NodeView]] = {
+    "cordon": lambda node: replace(node, cordoned=True),
+    "not ready": lambda node: replace(node, ready=False, not_ready_since=990.0),
+    "NoSchedule": lambda node: replace(node, taints=(Taint("example.com/upkeep"),)),
+    "NoExecute": lambda node: replace(node, taints=(Taint("example.com/upkeep", effect="NoExecute"),)),
+    "another flavor": lambda node: relabelled(node, kind="cpu"),
+    "another zone": lambda node: relabelled(node, zone="b"),
+    "resources": lambda node: replace(node, foreign=Resources.of({GPUS: 1})),
+}
+"""What may happen to a node after a gang was placed on it, any of which placement would have heeded."""
+
+
+def in_zone(one: spec.TrainingJob) -> spec.TrainingJob:
+    role = one.spec.roles[0]
+    pod = role.template.spec.model_copy(update={"node_selector": {"zone": "a"}})
+    template = role.template.model_copy(update={"spec": pod})
+    roles = [role.model_copy(update={"template": template})]
+    return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
+
+
+def labelled_world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> World:
+    return replace(world(jobs, seen), flavors=(flavor(labels={"kind": "gpu"}),))
+
+
+def half_created(pods: int = 2, phase: Any = "Running") -> tuple[spec.TrainingJob, list[NodeView], PodView]:
+    """A gang with pods on two nodes of which the first exists, as a crash leaves it."""
+    seen = nodes(3, **LABELS)
+    fresh = in_zone(submitted(job("a", pods=pods)))
+    status = statuses(Engine(None).decide(labelled_world((fresh,), seen)))["u-a"]
+    one = fresh.model_copy(update={"status": status})
+    name = pod_name("a", "u-a", "trainer", 0, 0)
+    return one, seen, PodView(name, "u-a", "trainer", 0, 0, place(one), phase, ready=phase == "Running")
+
+
+def node_of(one: spec.TrainingJob, index: int) -> str:
+    return list(seats(one.status.placement))[index].node
+
+
+def decided(one: spec.TrainingJob, seen: list[NodeView], *pods: PodView) -> Round:
+    return Engine(None).decide(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
+
+
+def changed(seen: list[NodeView], name: str, change: str) -> list[NodeView]:
+    return [CHANGES[change](node) if node.name == name else node for node in seen]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_gang_without_pods_whose_node_would_not_be_chosen_any_more_is_un_admitted(change: str) -> None:
+    one, seen, _ = half_created()
+    round_ = decided(one, changed(seen, node_of(one, 1), change))
+    assert created(round_) == set()
+    status = statuses(round_)["u-a"]
+    assert (is_admitted(status), status.restarts, status.start_retries) == (False, 0, 0)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_gang_half_of_whose_pods_exist_is_torn_down_whole_when_the_others_would_not_fit(change: str) -> None:
+    one, seen, pod = half_created()
+    round_ = decided(one, changed(seen, node_of(one, 1), change), pod)
+    assert created(round_) == set()
+    assert [write.name for write in round_.writes if isinstance(write, DeletePod)] == [pod.name]
+    evicted = find(statuses(round_)["u-a"], "Evicted")
+    assert evicted is not None
+    assert (evicted.status, evicted.reason) == ("True", "NoLongerFits")
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"not ready"}))
+def test_a_gang_gets_its_other_pods_whatever_happens_to_the_node_of_one_that_is_bound(change: str) -> None:
+    one, seen, pod = half_created()
+    assert created(decided(one, changed(seen, pod.node, change), pod)) == {node_of(one, 1)}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"not ready"}))
+def test_a_gang_that_runs_stays_whatever_would_keep_it_from_starting_there(change: str) -> None:
+    one, seen, pod = half_created(pods=1)
+    round_ = decided(one, changed(seen, pod.node, change), pod)
+    assert statuses(round_)["u-a"].phase == "Running"
+    assert not [write for write in round_.writes if isinstance(write, DeletePod)]
+
+
+@pytest.mark.parametrize(("change", "reason"), [*((change, "NoLongerFits") for change in CHANGES), (None, None)])
+def test_a_pod_that_cannot_be_bound_has_its_gang_torn_down_only_if_it_does_not_fit_any_more(
+    change: str | None, reason: str | None
+) -> None:
+    one, seen, first = half_created()
+    name = pod_name("a", "u-a", "trainer", 1, 0)
+    other = PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", start_blocker="Unschedulable")
+    round_ = decided(one, seen if change is None else changed(seen, other.node, change), first, other)
+    evicted = find(statuses(round_).get("u-a", one.status), "Evicted")
+    assert (None if evicted is None else evicted.reason) == reason
+    assert len([write for write in round_.writes if isinstance(write, DeletePod)]) == (2 if reason else 0)
+
+
+def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there() -> None:
+    seen = [*nodes(2, rack="r1"), replace(nodes(1, rack="r2")[0], name="n2")]
+    fresh = submitted(job("a", pods=2, topology={"required": "rack"}))
+    shaped = replace(world((fresh,), seen), flavors=(flavor(levels={"rack": "rack"}),))
+    status = statuses(Engine(None).decide(shaped))["u-a"]
+    one = fresh.model_copy(update={"status": status})
+    moved = [relabelled(node, rack="r2") if node.name == "n1" else node for node in seen]
+    assert created(Engine(None).decide(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
+    assert not is_admitted(statuses(Engine(None).decide(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
+
+
 def running(name: str, gpus: int, at: float) -> Running:
     role = Role("r", 1, 1, Resources.of({GPUS: gpus}))
     gang = Gang(name, name, "q", 0, 0.0, (role,))
@@ -86,11 +204,12 @@ def running(name: str, gpus: int, at: float) -> Running:
 
 
 def test_of_two_that_do_not_fit_beside_each_other_the_later_one_goes() -> None:
-    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: 1}))
+    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: 1}), flavor="any")
     pair = (running("old", 4, 1.0), running("new", 4, 2.0))
-    snapshot = Snapshot(now=5.0, nodes=(node,), flavors=(), queues=(), waiting=(), running=pair)
-    assert misfits(snapshot, {"old", "new"}).keys() == {"new"}
-    assert misfits(snapshot, {"old"}).keys() == {"old"}, "one that has its pods stays"
+    snapshot = Snapshot(now=5.0, nodes=(node,), flavors=ANY, queues=(), waiting=(), running=pair)
+    unbound = {one.gang.uid: one.placement for one in pair}
+    assert misfits(snapshot, unbound).keys() == {"new"}
+    assert misfits(snapshot, {"old": unbound["old"]}).keys() == {"old"}, "one that has its pods stays"
 
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
@@ -98,11 +217,11 @@ def test_whoever_stays_fits_unless_those_with_pods_alone_take_too_much(
     sizes: list[int], foreign: int, data: st.DataObject
 ) -> None:
     gangs = tuple(running(f"g{number}", gpus, float(number)) for number, gpus in enumerate(sizes))
-    asked = {one.gang.uid for one in gangs if data.draw(st.booleans())}
-    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}))
-    snapshot = Snapshot(now=9.0, nodes=(node,), flavors=(), queues=(), waiting=(), running=gangs)
+    asked = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
+    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}), flavor="any")
+    snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), waiting=(), running=gangs)
     gone = misfits(snapshot, asked)
-    assert gone.keys() <= asked
+    assert gone.keys() <= asked.keys()
     left = foreign + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
-    stay = [one for one in gangs if one.gang.uid in asked - gone.keys() and one.gang.roles[0].request]
+    stay = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]
     assert left <= 8 or not stay

@@ -13,7 +13,7 @@ from tests.scheduling.random_worlds import histories, worlds
 from tests.scheduling.worlds import GPU, carried_out, left
 
 from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Resources, Snapshot, Wait
-from muster.scheduling import plan
+from muster.scheduling import placement_error, plan
 
 
 def gangs_of(snapshot: Snapshot) -> dict[str, Gang]:
@@ -39,6 +39,17 @@ def test_no_node_is_ever_oversubscribed(snapshot: Snapshot) -> None:
             total[node, resource] += amount
     room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
     assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
+
+
+@given(worlds)
+def test_whatever_is_placed_is_valid_when_it_is_looked_at_again(snapshot: Snapshot) -> None:
+    gangs = gangs_of(snapshot)
+    nodes = {node.name: node for node in snapshot.nodes}
+    flavors = {flavor.name: flavor for flavor in snapshot.flavors}
+    for decision in plan(snapshot).decisions:
+        if isinstance(decision, Admit):
+            gang = gangs[decision.gang]
+            assert placement_error(gang, decision.placement, nodes, flavors, snapshot.avoid) == ""
 
 
 @given(worlds)

@@ -21,7 +21,7 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Hold
+from muster.model import Hold, Taint
 from muster.scheduling import plan
 
 QUEUE = [queue("q", guaranteed=1000)]
@@ -36,6 +36,13 @@ def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
     result = plan(world(rack("r1", 3), QUEUE, [HOLDER, gang("first", at=0)], holds=(hold("r1-2"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-2": 1}
     assert nodes_of(started(result)["first"]) == {"r1-0": 1}
+
+
+def test_a_gang_does_not_start_where_room_is_held_on_a_node_that_is_tainted_since() -> None:
+    nodes = rack("r1", 2)
+    tainted = [nodes[0], replace(nodes[1], taints=(Taint("example.com/upkeep"),))]
+    result = plan(world(tainted, QUEUE, [HOLDER], holds=(hold("r1-1"),)))
+    assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
 
 
 def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() -> None:

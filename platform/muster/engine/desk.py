@@ -9,8 +9,8 @@ from muster import lifecycle
 from muster.cluster import CreatePod, NodeView, PodView, RecordEvent, World
 from muster.engine.drafts import Draft, Rank
 from muster.lifecycle import Bounds, Sight, is_admitted, is_leaving, max_grace, moves
-from muster.lifecycle.places import describe
-from muster.model import Admit, Decision, Evict, HoldRoom, Resize, Wait, WaitCode
+from muster.lifecycle.places import describe, part_of
+from muster.model import Admit, Decision, Evict, HoldRoom, Placement, Resize, Wait, WaitCode
 from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
 
 SHUT_OUT: Final[frozenset[WaitCode]] = frozenset(
@@ -198,21 +198,32 @@ class Desk:
 
     # ---- placements that were written in an earlier round
 
-    def about_to_start(self) -> frozenset[str]:
-        """Gangs that got their place in an earlier round and get their first pod in this one."""
-        return frozenset(
-            uid
-            for uid, draft in self.drafts.items()
-            if draft.rank is Rank.LIFE
-            and is_admitted(draft.job.status)
-            and not self._world.pods.get(uid)
-            and any(isinstance(action, CreatePod) for action in draft.actions)
-        )
+    def unbound(self) -> dict[str, Placement]:
+        """Of gangs that were admitted in an earlier round: where pods are that are created in this round, or that
+        kube-scheduler could not bind."""
+        found: dict[str, Placement] = {}
+        for uid in self.wakes:
+            draft = self.drafts.get(uid)
+            job = self._jobs[uid]
+            status = job.status if draft is None else draft.status
+            if not is_admitted(job.status) or not is_admitted(status) or is_leaving(status):
+                continue
+            if draft is not None and draft.rank is not Rank.LIFE:
+                continue
+            pods = self._world.pods.get(uid, ())
+            of_now = (pod for pod in pods if pod.attempt == status.attempt and not pod.deleting)
+            seats = {(pod.role, pod.index) for pod in of_now if pod.start_blocker == "Unschedulable"}
+            for action in () if draft is None else draft.actions:
+                if isinstance(action, CreatePod):
+                    seats.add((action.role, action.index))
+            if seats:
+                found[uid] = part_of(status.placement, seats)
+        return found
 
     def take_back(self, uid: str, why: str) -> None:
-        """Its place is of no use to it any more: it waits for another, before it has a pod."""
+        """Its placement is of no use to it any more: it is torn down whole and waits for another."""
         self._put(uid, moves.evict(self._draft(uid, Rank.LIFE).status, MISFIT, why, self._world.now), Rank.LIFE)
-        self._event(uid, MISFIT, f"its place was taken back before it had a pod: {why}")
+        self._event(uid, MISFIT, f"its placement is not valid any more: {why}")
         self.live(uid)
         self.unsettled = True
 

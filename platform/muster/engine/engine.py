@@ -137,7 +137,7 @@ class Engine:
         planned = plan(built.snapshot, self._plan_memo, self._policy)
         self.snapshot, self._plan_memo = built.snapshot, planned.memo
         desk.carry_out(planned.decisions)
-        for uid, why in misfits(built.snapshot, desk.about_to_start()).items():
+        for uid, why in misfits(built.snapshot, desk.unbound()).items():
             desk.take_back(uid, why)
         waits = {wait.gang: wait for wait in built.refused}
         waits.update((wait.gang, wait) for wait in planned.decisions if isinstance(wait, Wait))

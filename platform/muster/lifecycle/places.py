@@ -7,7 +7,7 @@ noticed by whoever keeps the pods, and a pod of an older attempt can never be ta
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from muster.model import Placement, RolePlacement
@@ -78,6 +78,16 @@ def without_nodes(placement: Iterable[RoleStatusPlacement], gone: frozenset[str]
         for part in from_status(placement)
     )
     return to_status(tuple(part for part in left if part.nodes))
+
+
+def part_of(placement: Iterable[RoleStatusPlacement], pods: Container[tuple[str, int]]) -> Placement:
+    """Where these pods are, by role and index, in the planner's form."""
+    parts: dict[tuple[str, str], dict[str, int]] = {}
+    for seat in seats(placement):
+        if (seat.role, seat.index) in pods:
+            nodes = parts.setdefault((seat.role, seat.flavor), {})
+            nodes[seat.node] = nodes.get(seat.node, 0) + 1
+    return tuple(RolePlacement(role, flavor, tuple(nodes.items())) for (role, flavor), nodes in parts.items())
 
 
 def is_wanted(placement: Iterable[RoleStatusPlacement], wanted: TrainingJobSpec) -> bool:

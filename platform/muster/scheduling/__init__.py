@@ -7,6 +7,7 @@ result = plan(next_snapshot, result.memo)   # the same decisions as without the 
 
 from muster.scheduling.cycle import Plan, plan
 from muster.scheduling.memo import Memo
+from muster.scheduling.placed import placement_error
 from muster.scheduling.policy import BACKFILL, FIFO, MUSTER, PRIORITY, Policy
 
-__all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "Memo", "Plan", "Policy", "plan"]
+__all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "Memo", "Plan", "Policy", "placement_error", "plan"]

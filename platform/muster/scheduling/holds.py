@@ -16,6 +16,7 @@ from muster.quota import Amounts, Charges
 from muster.scheduling.departures import Departure, gone_by, tie_of
 from muster.scheduling.fit import Fit, Kept, Spread, fit
 from muster.scheduling.memo import Memo, charge_of, placed_load
+from muster.scheduling.placed import placement_error
 from muster.scheduling.room import Less, Room
 from muster.scheduling.shape import Request
 
@@ -30,7 +31,7 @@ class Held:
     taken: Departure
     whole: bool  # does it cover the gang's minimum?
     nodes: int  # how many it is on
-    there: bool  # do all its nodes exist, none of them blamed for the gang?
+    there: bool  # do all its nodes exist and take its pods, resources aside?
 
 
 def held_room(facts: Memo) -> Iterator[Held]:
@@ -53,7 +54,9 @@ def _held(facts: Memo, hold: Hold, gang: Gang, request: Request) -> Held:
     for part in hold.placement:
         lacking[part.role] = lacking.get(part.role, 0) - part.replicas
     names = {node for part in hold.placement for node, _ in part.nodes}
-    there = len(names) == len(load.rows) and gang.avoid.isdisjoint(names)
+    nodes = {facts.table.nodes[row].name: facts.table.nodes[row] for row in load.rows}
+    flavors = {name: span.flavor for name, span in facts.table.flavors.items()}
+    there = len(names) == len(load.rows) and not placement_error(gang, hold.placement, nodes, flavors)
     return Held(gang, request, hold, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import LARGEST, Flavor, Node, NodeRequirement, Resources, Taint, Toleration
+from muster.model import LARGEST, Flavor, Node, NodeRequirement, Resources, Role, Taint, Toleration
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -165,6 +165,11 @@ class NodeRule:
                     not self.affinity or any(all(_meets(node, line) for line in term) for term in self.affinity)
                 )
         return answer
+
+
+def node_rule(role: Role, flavor: Flavor, avoid: frozenset[str]) -> NodeRule:
+    """The rule of a role's pods in a flavor."""
+    return NodeRule(role.node_selector, role.affinity, role.tolerations + flavor.tolerations, avoid)
 
 
 def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from muster.model import LARGEST, Flavor, Gang, Resources, Role, Topology, WaitCode
 from muster.quota import Amounts, QueueTree
-from muster.scheduling.nodes import IntArray, NodeRule, NodeTable
+from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
 from muster.scheduling.room import PodKind
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ class Shapes:
 
     def kind(self, flavor: Flavor, role: Role, avoid: frozenset[str]) -> PodKind:
         """The kind of a role's pods in a flavor."""
-        rule = NodeRule(role.node_selector, role.affinity, role.tolerations + flavor.tolerations, avoid)
+        rule = node_rule(role, flavor, avoid)
         key = (flavor.name, role.request, rule)
         kind = self._kinds.get(key)
         if kind is None:
