@@ -105,7 +105,6 @@ def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -
     pool.submit(
         "gang",
         pods=8,
-        startTimeoutSeconds=30,
         failurePolicy={"maxRestarts": 0},
         pod={"schedulingGates": [{"name": "example.com/later"}]},
     )
@@ -127,10 +126,27 @@ def test_two_pods_that_a_node_was_promised_to_are_never_both_bound(pool: Pool) -
         room_is_not_shared()
         return not pool.pods("gang") and bool(pool.waits_for("gang"))
 
-    pool.wait("half of it is bound", lambda: pool.node(1) in pool.nodes_of("gang"))
-    pool.wait("it waits, whole", waits_whole)
+    pool.wait("it waits, whole, long before its start timeout", waits_whole)
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait("it runs", lambda: runs_without_gates(pool, "gang"))
+
+
+def test_a_gang_that_is_not_bound_leaves_a_node_that_is_tainted_meanwhile_long_before_its_start_timeout(
+    pool: Pool,
+) -> None:
+    pool.set_up(nodes=3, gpus=4)
+    pool.submit("gang", pods=8, pod={"schedulingGates": [{"name": "example.com/later"}]})
+    pool.wait("its pods are there", lambda: len(pool.pods("gang")) == 8)
+    (share,) = pool.status("gang")["placement"]
+    tainted = share["nodes"][1]["node"]
+    taint = {"key": "example.com/upkeep", "effect": "NoSchedule"}
+    pool.api.patch(f"/api/v1/nodes/{tainted}", {"spec": {"taints": [taint]}})
+    pool.wait_until_seen()
+    open_gates(pool)
+    pool.wait("it lost its place", lambda: pool.condition("gang", "Evicted").get("reason") == "NoLongerFits")
+    pool.wait("it runs elsewhere", lambda: runs_without_gates(pool, "gang"))
+    assert tainted not in pool.nodes_of("gang")
+    assert pool.status("gang").get("startRetries", 0) == 0
 
 
 def open_gates(pool: Pool) -> None:
