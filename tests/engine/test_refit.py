@@ -119,7 +119,7 @@ def labelled_world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> 
 
 def half_created(pods: int = 2, phase: Any = "Running") -> tuple[spec.TrainingJob, list[NodeView], PodView]:
     """A gang with pods on two nodes of which the first exists, as a crash leaves it."""
-    seen = nodes(3, **LABELS)
+    seen = [relabelled(node, **LABELS) for node in nodes(3)]
     fresh = in_zone(submitted(job("a", pods=pods)))
     status = statuses(Engine(None).decide(labelled_world((fresh,), seen)))["u-a"]
     one = fresh.model_copy(update={"status": status})
