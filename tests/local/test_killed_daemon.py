@@ -157,7 +157,7 @@ def test_kill_9_of_everything_is_a_reboot_for_the_job_and_it_starts_again(home: 
 def test_a_full_disk_refuses_new_jobs_clearly_and_running_ones_go_on(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(disk)], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("this host does not allow a mount")
     try:
         client = LocalClient.up(disk, idle_s=120)

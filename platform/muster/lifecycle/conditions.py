@@ -18,6 +18,8 @@ SUSPENDED = "Suspended"
 COMPLETE = "Complete"
 FAILED = "Failed"
 CANCELLED = "Cancelled"
+LOGS_WRITABLE = "LogsWritable"
+"""On one host, of a job that has resources; there only while it is False."""
 
 
 def find(status: TrainingJobStatus, kind: str) -> Condition | None:

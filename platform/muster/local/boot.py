@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster.cluster import NodeView
-from muster.errors import Refused
+from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.capacity import GPU, measure
 from muster.local.cluster import LocalCluster
+from muster.local.disk import release, reserve
 from muster.local.environment import kept
 from muster.local.first_objects import ensure_first_objects
 from muster.local.home import Home
@@ -47,7 +48,7 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Parts:
     """Everything but the loop and the socket. `shape` None: as last time. Raises `MusterError`."""
     check_platform()
     boot = boot_id(boot_id_file)
-    store = open_store(home.database)
+    store = _opened(home)
     shape = _remembered_shape(store, shape)
     nodes, devices = _nodes(shape)
     ensure_first_objects(store, nodes, time.time())
@@ -66,6 +67,19 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Parts:
     service = Service(home, store, cluster, objects, news)
     reports = Reports(store, cluster.run_dir, environment)
     return Parts(store, replicas, cluster, service, reports, news, shape)
+
+
+def _opened(home: Home) -> Store:
+    """The database; on a full disk with the help of what was set aside. Raises `ClusterError`."""
+    try:
+        store = open_store(home.database)
+    except ClusterError as error:
+        if error.reason == "NewerDatabase" or not release(home.reserve):
+            raise
+        store = open_store(home.database)
+    store.set_space_aside()
+    reserve(home.reserve)
+    return store
 
 
 _COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")

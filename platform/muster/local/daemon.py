@@ -240,8 +240,8 @@ def take_lock(home: Home) -> int:
             f"a daemon already runs for {home.path} (pid {holder}); there can be one: use it, or set MUSTER_HOME",
             reason="AlreadyRunning",
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # a full disk; the file is not shortened, since what it has might not be had again
+        os.pwrite(lock, f"{os.getpid()}\n".ljust(32).encode(), 0)
     return lock
 
 

@@ -3,6 +3,7 @@
 muster.db             the database; the truth
 daemon.lock           held by the one daemon; tells its pid
 daemon.sock           the only way in (or daemon.sock.path, which says where it is when this path is too long)
+reserve               disk space that a daemon gives back when it starts on a full disk
 daemon.log            what the daemon has to say; two older ones are kept
 pods/<uid>/<pod>/     what shims and daemon tell each other (see shim.py); goes with the job's record
 runs/<namespace>-<job>-<uid8>/    the run folder; stays until its user removes it
@@ -34,6 +35,11 @@ class Home:
     def database(self) -> Path:
         """The SQLite file."""
         return self.path / "muster.db"
+
+    @property
+    def reserve(self) -> Path:
+        """Disk space for a daemon that starts on a full disk."""
+        return self.path / "reserve"
 
     @property
     def lock(self) -> Path:

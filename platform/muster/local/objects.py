@@ -26,6 +26,7 @@ from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import namespace_labels
+from muster.local.disk import check_room
 from muster.local.job_environments import JobEnvironments
 from muster.local.oversubscription import check_processes
 from muster.local.records import Event
@@ -97,7 +98,9 @@ class Objects:
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        """A transaction in which jobs may be added: when it fails, nothing stays of their environments either."""
+        """A transaction in which objects may be added, unless the disk is full: what the database has set aside is for
+        stopping jobs. When it fails, nothing stays of the jobs' environments either."""
+        check_room(self._environments.home.path)
         try:
             with self._store.transaction():
                 yield

@@ -16,7 +16,9 @@ from muster.documents import Object
 from muster.engine import assess, dump
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, moves
+from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
+from muster.local.disk import log_fault
 from muster.local.home import Home
 from muster.local.objects import Objects, Result
 from muster.local.store import Store
@@ -48,6 +50,7 @@ class Service:
         self._cluster = cluster
         self._objects = objects
         self._news = news
+        self._log_faults: dict[str, float] = {}  # by uid: since when its logs cannot be written
 
     # ---- jobs
 
@@ -181,8 +184,22 @@ class Service:
             self._news.bell.wait(timeout_s)
 
     def _live(self, job: spec.TrainingJob) -> spec.TrainingJob:
-        """The job with what the newest plan says of it, which is written to its status only now and then."""
+        """The job with what is true now and written to its status only now and then, or never: what the newest plan
+        says of it, and whether its logs can be written."""
+        if is_finished(job.status):
+            return job
+        if is_admitted(job.status):
+            return self._with_log_fault(job)
         wait = self._news.waits.get(job.metadata.uid)
-        if wait is None or is_admitted(job.status) or is_finished(job.status):
+        if wait is None:
             return job
         return job.model_copy(update={"status": moves.wait(job.status, wait, time.time())})
+
+    def _with_log_fault(self, job: spec.TrainingJob) -> spec.TrainingJob:
+        fault = log_fault(self._cluster.run_dir(job))
+        if fault is None:
+            self._log_faults.pop(job.metadata.uid, None)
+            return job
+        since = self._log_faults.setdefault(job.metadata.uid, time.time())
+        status = set_condition(job.status, LOGS_WRITABLE, False, *fault, since)
+        return job.model_copy(update={"status": status})

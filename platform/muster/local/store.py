@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,9 @@ from muster.spec import Flavor, Queue, TrainingJob
 
 SCHEMA = 1
 MOST_EVENTS = 200  # kept of one job
+SPARE_BYTES = 2 * 2**20
+"""So much may be written in the database, and in its write-ahead log, once the disk is full."""
+_CHECKPOINT_PAGES = 128  # of 4 KiB: the log is begun anew long before it needs more than it has set aside
 T = TypeVar("T")
 _TABLES = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -84,6 +87,21 @@ class Store:
             raise
         finally:
             self._undo = None
+
+    def set_space_aside(self) -> None:
+        """Have free pages in the database and a long write-ahead log, so that jobs can be stopped on a full disk.
+
+        SQLite uses both again and gives neither back, the log until it is closed. Without effect on a disk that is full
+        already.
+        """
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        with suppress(sqlite3.Error):
+            self._connection.execute("CREATE TABLE IF NOT EXISTS spare (content BLOB)")
+            self._connection.execute(f"INSERT INTO spare VALUES (zeroblob({SPARE_BYTES}))")
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        with suppress(sqlite3.Error):
+            self._connection.execute("DROP TABLE IF EXISTS spare")
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     def put(self, item: Object) -> None:
         """Write an object under a new resourceVersion."""

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from muster.amounts import amount, duration, moment, plural, short_resource
 from muster.cli.views import job_words
+from muster.lifecycle.conditions import LOGS_WRITABLE, find
 from muster.progress import at_rest, figures, leading
 from muster.spec import RoleSpec, TrainingJob
 from muster.spec.requests import pod_request
@@ -57,6 +58,9 @@ def _why(story: JobStory) -> Iterator[RenderableType]:
     code, message = job_words.reason(job)
     if status.phase != "Running" and (code or message):
         yield Padding(Text.assemble((f"{code}: ", job_words.STYLES[status.phase]), message), (0, 0, 0, 2))
+    logs = find(status, LOGS_WRITABLE)
+    if logs is not None and logs.status == "False":
+        yield Padding(Text.assemble((f"{logs.reason}: ", "red"), logs.message), (0, 0, 0, 2))
     if status.phase == "Pending" and status.queue_position is not None:
         told = f"next in queue {job.spec.queue}"
         if status.queue_position > 1:

@@ -1,0 +1,68 @@
+"""What is left on the disk of the home: when nothing more is accepted, and when logs cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from muster.amounts import amount
+from muster.errors import ClusterError
+
+LEAST_BYTES = 2**20
+"""With less than this free no job or queue is accepted: what the database has set aside is for those that run."""
+RESERVE_BYTES = 2**20
+_LEAST_FOR_LOGS = 4096
+
+
+def check_room(folder: Path) -> None:
+    """Raise `ClusterError` StoreUnwritable when less than `LEAST_BYTES` are free."""
+    free = _free(folder)
+    if free < LEAST_BYTES:
+        least, left = amount(LEAST_BYTES, "memory"), amount(free, "memory")
+        told = f"the disk of {folder} is full: at least {least} must be free to accept anything; got {left}"
+        raise ClusterError(told, reason="StoreUnwritable")
+
+
+def log_fault(folder: Path) -> tuple[str, str] | None:
+    """(Reason, message) of why logs in this folder cannot be written; None when they can."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return "ReadOnlyFilesystem", f"logs cannot be written: the file system of {folder} is read-only"
+        if _free(folder) < _LEAST_FOR_LOGS:
+            return "DiskFull", f"logs cannot be written: the disk of {folder} is full; what pods print is lost"
+    except OSError as error:
+        return "LogsUnreachable", f"logs cannot be written: {folder}: {error.strerror}"
+    return None
+
+
+def reserve(file: Path) -> None:
+    """Set disk space aside in this file for a daemon that starts on a full disk; without it where there is none."""
+    with suppress(OSError):
+        if _free(file.parent) < LEAST_BYTES + RESERVE_BYTES:
+            return
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, RESERVE_BYTES)
+        finally:
+            os.close(handle)
+
+
+def release(file: Path) -> bool:
+    """Give back what `reserve` has set aside. False when there was nothing."""
+    try:
+        file.unlink()
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
+
+
+def _free(folder: Path) -> int:
+    """Bytes that this user may still write."""
+    found = os.statvfs(folder)
+    return found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
