@@ -18,6 +18,7 @@ from muster.admission import (
     queue_verdicts,
 )
 from muster.errors import Refused
+from muster.model import Node, Resources
 from muster.spec import Flavor, Queue, TrainingJob
 
 
@@ -65,7 +66,7 @@ def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_pa
         "b": "Cycle",
         "c": "Cycle",
         "leaf": "ParentInactive",
-        "ok": "Ready",
+        "ok": "NoResources",
     }
     assert verdicts["c"].message.startswith("in a cycle: a → b → c → a ")
     assert "a → b → c → a" in verdicts["leaf"].message
@@ -88,7 +89,7 @@ def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> N
     assert {name: verdict.reason for name, verdict in verdicts.items()} == {
         "company": "InvalidSpec",
         "research": "ParentInactive",
-        "other": "Ready",
+        "other": "NoResources",
     }
     told = "it cannot be read: spec.weight: -1 is too small"
     assert verdicts["company"].message == told
@@ -422,15 +423,48 @@ def test_a_limit_that_a_root_can_never_reach_is_noticed() -> None:
 
 
 def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:
-    told = apply_notices([queue("a", "default"), queue("b", "default")], [queue("default")])
+    default = queue("default", resources=gpus(guaranteed=8))
+    told = apply_notices([queue("a", "default"), queue("b", "default")], [default])
     assert told == {"a": ["jobs can no longer be submitted to 'default': only queues without children take jobs"]}
-    assert apply_notices([queue("c", "default")], [queue("default"), queue("a", "default")]) == {}
+    assert apply_notices([queue("c", "default")], [default, queue("a", "default")]) == {}
+
+
+def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condition() -> None:
+    told = apply_notices([queue("a")], [])["a"]
+    assert told == [
+        "spec.resources: neither this queue nor one above it names a flavor, so that its jobs can use no node"
+    ]
+    verdicts = queue_verdicts(
+        [queue("a"), queue("b", resources=gpus(limit=1)), queue("c", "b"), queue("top"), queue("d", "top")]
+    )
+    assert {name: (one.active, one.reason) for name, one in verdicts.items()} == {
+        "a": (True, "NoResources"),
+        "b": (True, "Ready"),
+        "c": (True, "Ready"),
+        "top": (True, "Ready"),
+        "d": (True, "NoResources"),
+    }
+
+
+def test_a_guarantee_of_more_than_all_nodes_have_is_noticed() -> None:
+    node = Node("n", Resources.of({"nvidia.com/gpu": 8}), flavor="h200")
+    big, small = queue("big", resources=gpus(guaranteed=17)), queue("small", resources=gpus(guaranteed=16))
+    told = apply_notices(
+        [big, small],
+        [],
+        [node, dataclasses.replace(node, name="m"), dataclasses.replace(node, name="x", flavor="a100")],
+    )
+    assert told == {
+        "big": ["spec.resources[0].guaranteed: nvidia.com/gpu of h200: 17 is more than the 16 that all its nodes have"]
+    }
+    assert apply_notices([big], [], None) == {}
+    assert apply_notices([queue("most", resources=gpus(limit=99))], [], [node]) == {}
 
 
 def test_a_quota_that_can_be_used_is_not_noticed() -> None:
     company = [queue("top", resources=gpus(guaranteed=8, limit=8)), queue("none", "top", resources=gpus(limit=0))]
     assert apply_notices([*company, queue("small", "top", resources=gpus(limit=1))], []) == {}
-    assert apply_notices([queue("a", "new"), queue("new")], []) == {}
+    assert apply_notices([queue("a", "new"), queue("new", resources=gpus(guaranteed=8))], []) == {}
     alone = queue("alone", resources=gpus(limit=8))
     assert apply_notices([alone, queue("below", "alone", resources=gpus(limit=4))], []) == {}
 

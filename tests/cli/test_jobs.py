@@ -59,6 +59,17 @@ def test_jobs_can_be_narrowed_by_queue_and_phase(cluster: MemoryClient, muster: 
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x").rows] == ["a"]
 
 
+def test_jobs_of_a_queue_that_does_not_exist_are_not_found(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a", queue="gone")}
+    cluster.queue_rows = [{"name": "research"}]
+    ended = muster("jobs", "-q", "reserch")
+    assert (ended.code, ended.out) == (3, "")
+    assert "did you mean 'research'" in ended.err
+    assert "No jobs" in muster("jobs", "-q", "research").out
+    assert "gone" in muster("jobs", "-q", "gone").out, "its jobs are there"
+    assert "No jobs" in muster("jobs", "-q", "gone", "--phase", "Failed").out
+
+
 def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
     cluster: MemoryClient, muster: Muster
 ) -> None:
@@ -83,6 +94,7 @@ def test_jobs_that_cannot_be_read_are_narrowed_by_queue_and_phase_too(cluster: M
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x", "--phase", "running").rows] == [
         "half"
     ]
+    cluster.queue_rows = [{"name": "y"}]
     for narrowed in (("-q", "y"), ("--phase", "Pending")):
         ended = muster("jobs", *narrowed)
         assert (ended.code, ended.err, "No jobs" in ended.out) == (0, "", True)

@@ -33,7 +33,7 @@ TREE = [
 
 def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
-    file.write_text(QUEUE_YAML)
+    file.write_text(f"{QUEUE_YAML}spec: {{resources: [{{flavor: local}}]}}\n")
     assert muster("apply", str(file)).out == "queue research created\n"
     assert muster("apply", str(file)).out == "queue research configured\n"
     assert muster("apply", str(file), "--json").rows == [

@@ -342,6 +342,19 @@ def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next
     assert cluster.job(named).status.priority == 2
 
 
+def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -> None:
+    cluster = SimCluster(nodes(2), [flavor()], [queue("fits", 16), queue("large", 17), queue("limited", None)])
+    writes = [write for write in Engine(cluster).step().writes if isinstance(write, WriteQueueStatus)]
+    found = {
+        write.queue: (one.status, one.reason)
+        for write in writes
+        for one in write.status.conditions
+        if one.type == "Overcommitted"
+    }
+    within = ("False", "WithinGuarantee")
+    assert found == {"fits": within, "large": ("True", "ExceedsNodes"), "limited": within}
+
+
 def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)

@@ -6,9 +6,11 @@ only what a queue of its tree has. Pure: objects in, sentences out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from muster.admission.queues import NO_FLAVOR
 from muster.admission.tree import quota_tree
+from muster.model import Node
 from muster.quantity import format_quantity, parse_quantity
 from muster.quota import QueueTree
 from muster.spec import Flavor, Queue, TrainingJob
@@ -16,16 +18,26 @@ from muster.spec import Flavor, Queue, TrainingJob
 _Object = TrainingJob | Queue | Flavor
 
 
-def apply_notices(documents: Sequence[_Object], existing: Iterable[_Object]) -> dict[str, list[str]]:
+def apply_notices(
+    documents: Sequence[_Object], existing: Iterable[_Object], nodes: Iterable[Node] | None = None
+) -> dict[str, list[str]]:
     """Sentences about the queues among the documents, by name; those of which there is nothing to say are left out.
 
-    The documents are ones that `check_apply` accepts.
+    The documents are ones that `check_apply` accepts. `nodes` None leaves guarantees uncompared with the nodes.
     """
     new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
     before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
     tree = quota_tree((before | new).values())
     parents_before = {queue.spec.parent for queue in before.values()}
     told = {name: _of_limits(queue, tree) for name, queue in new.items()}
+    if nodes is not None:
+        capacity = _capacity(nodes)
+        for name, queue in new.items():
+            told[name] += _of_guarantees(queue, capacity)
+    for name in new:
+        number = tree.index[name]
+        if not tree.flavors[number] and not tree.children[number]:
+            told[name].append(f"spec.resources: {NO_FLAVOR}")
     for name, queue in new.items():
         parent = queue.spec.parent
         if parent in before and parent not in parents_before:
@@ -37,6 +49,30 @@ def apply_notices(documents: Sequence[_Object], existing: Iterable[_Object]) -> 
 def guaranteed_to_nobody(tree: QueueTree, queue: int, cell: int) -> bool:
     """Whether no queue of this queue's tree has any of a cell that its path names: then it can use none."""
     return cell in tree.named[queue] and not tree.guaranteed[tree.root(queue)][cell]
+
+
+def _capacity(nodes: Iterable[Node]) -> dict[tuple[str, str], int]:
+    """What all nodes of each flavor have together, by flavor and resource."""
+    total: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        for resource, amount in node.allocatable if node.flavor is not None else ():
+            key = str(node.flavor), resource
+            total[key] = total.get(key, 0) + amount
+    return total
+
+
+def _of_guarantees(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> list[str]:
+    told = []
+    for index, entry in enumerate(queue.spec.resources):
+        for resource, text in sorted(entry.guaranteed.items()):
+            most = capacity.get((entry.flavor, resource), 0)
+            if parse_quantity(text, resource) > most:
+                shown = format_quantity(most, resource)
+                told.append(
+                    f"spec.resources[{index}].guaranteed: {resource} of {entry.flavor}: {text} is more than the {shown}"
+                    " that all its nodes have"
+                )
+    return told
 
 
 def _of_limits(queue: Queue, tree: QueueTree) -> list[str]:

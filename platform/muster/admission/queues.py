@@ -16,6 +16,9 @@ from muster.spec import Queue
 UNREADABLE = "it cannot be read: "
 """How the message of a queue begins that cannot be read."""
 
+NO_FLAVOR = "neither this queue nor one above it names a flavor, so that its jobs can use no node"
+"""What is wrong with a queue that has no `resources`."""
+
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
 
@@ -35,7 +38,7 @@ def queue_verdicts(
     """A verdict for every queue, by name. `unreadable` says why some cannot be read, as they are in `queues` only in
     part or as they were before.
 
-    Reasons: Ready, InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
+    Reasons: Ready and NoResources (active), InvalidSpec, Cycle, ParentNotFound, ParentInactive, Deleting.
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     verdicts = {
@@ -47,6 +50,10 @@ def queue_verdicts(
         _judge(name, by_name, verdicts)
     for name, message in _overcommitted(by_name, verdicts).items():
         verdicts[name] = replace(verdicts[name], overcommitted_message=message)
+    parents = {queue.spec.parent for queue in by_name.values()}
+    for name, verdict in verdicts.items():
+        if verdict.active and name not in parents and not usable_flavors(name, by_name):
+            verdicts[name] = replace(verdict, reason="NoResources", message=f"admits jobs, but {NO_FLAVOR}")
     return verdicts
 
 

@@ -106,7 +106,8 @@ def list_jobs(
 
     phases = None if phase is None else _phases(phase)
     of = None if all_namespaces else namespace or listed_namespace()
-    listing = connect().listing(of)
+    client = connect()
+    listing = client.listing(of)
     jobs = [
         job
         for job in listing.jobs
@@ -118,9 +119,25 @@ def list_jobs(
     elif jobs:
         show(job_table(jobs, time.time(), console().width))
     elif not odd:
+        if queue is not None and all(job.spec.queue != queue for job in listing.jobs):
+            _check_queue(client, queue)
         print("No jobs. Submit one: muster submit FILE.yaml")
     for one in () if as_json else odd:
         aside(f"warning: job {one.name} cannot be read: {one.complaint}")
+
+
+def _check_queue(client: Client, name: str) -> None:
+    """Raises `NotFound` where there is no such queue, as far as queues may be read."""
+    from muster.errors import NotFound, Refused
+    from muster.nearest import meant
+
+    try:
+        known = [row["name"] for row in client.queues()]
+    except Refused:
+        return
+    if name not in known:
+        hint = meant(name, known, f"there is {', '.join(known[:8])}" if known else "there is no queue yet")
+        raise NotFound(f"there is no queue {name!r}; {hint}", field="--queue")
 
 
 def _phases(text: str) -> frozenset[str]:

@@ -17,7 +17,7 @@ from muster.engine.desk import Desk
 from muster.engine.drafts import Rank, in_phases
 from muster.engine.news import News
 from muster.engine.refit import misfits
-from muster.engine.reports import flavor_writes, queue_writes
+from muster.engine.reports import beyond_nodes, flavor_writes, queue_writes
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
 from muster.lifecycle import Bounds, from_status, is_admitted
@@ -147,7 +147,8 @@ class Engine:
         _note_priorities(desk, world.priority_classes)
         phases, afterwards = in_phases(desk.drafts.values())
         reports: list[Write] = []
-        reports += queue_writes(world.queues, built.verdicts, self._shares, now, self._news.every_s)
+        beyond = beyond_nodes(planned.memo)
+        reports += queue_writes(world.queues, built.verdicts, beyond, self._shares, now, self._news.every_s)
         reports += flavor_writes(world.flavors, built.overlaps, now)
         if reports:
             phases.append(tuple(ObjectWrites("", (write,)) for write in reports))

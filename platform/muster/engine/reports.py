@@ -4,15 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from muster import spec
 from muster.admission import QueueVerdict
 from muster.cluster import WriteFlavorStatus, WriteQueueStatus
 from muster.fairshare import FairShare
 from muster.lifecycle.conditions import put
+from muster.quantity import format_quantity
+from muster.scheduling import Memo
+
+
+def beyond_nodes(memo: Memo) -> dict[str, str]:
+    """A sentence for every queue that is guaranteed more than all nodes of a flavor have, by name."""
+    table, found = memo.table, dict[str, str]()
+    for queue in memo.tree.queues:
+        for quota in queue.quotas:
+            span, column = table.flavors.get(quota.flavor), table.columns.get(quota.resource)
+            if span is None or not quota.guaranteed:
+                continue
+            has = 0.0 if column is None else table.bare[span.start : span.stop, column].sum(dtype=np.float64)
+            if quota.guaranteed > has:
+                asked = format_quantity(quota.guaranteed, quota.resource)
+                what = f"{asked} {quota.resource} of {quota.flavor}"
+                found.setdefault(queue.name, f"{what} are guaranteed, more than all nodes of that flavor have")
+    return found
 
 
 def queue_writes(
-    queues: Iterable[spec.Queue], verdicts: Mapping[str, QueueVerdict], shares: FairShare, now: float, news_s: float
+    queues: Iterable[spec.Queue],
+    verdicts: Mapping[str, QueueVerdict],
+    beyond: Mapping[str, str],
+    shares: FairShare,
+    now: float,
+    news_s: float,
 ) -> list[WriteQueueStatus]:
     """Active and Overcommitted at once when they change, fair-share usage at most every `news_s`."""
     writes = []
@@ -20,8 +45,10 @@ def queue_writes(
         verdict, generation = verdicts[queue.metadata.name], queue.metadata.generation
         conditions = queue.status.conditions
         conditions = put(conditions, "Active", verdict.active, verdict.reason, verdict.message, now, generation)
-        over = verdict.overcommitted_message
-        reason = "WithinGuarantee" if over is None else "ChildrenExceedGuarantee"
+        over, reason = verdict.overcommitted_message, "ChildrenExceedGuarantee"
+        if over is None:
+            over = beyond.get(queue.metadata.name)
+            reason = "WithinGuarantee" if over is None else "ExceedsNodes"
         conditions = put(conditions, "Overcommitted", over is not None, reason, over or "", now, generation)
         fair_share = queue.status.fair_share
         if now >= (0.0 if fair_share is None else fair_share.at) + news_s:

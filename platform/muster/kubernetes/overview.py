@@ -115,6 +115,13 @@ def check_new(connection: Connection, job: TrainingJob, namespace: str, others: 
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in kinds.values()], known)
 
 
+def nodes_of(connection: Connection, objects: Iterable[Queue | Flavor]) -> list[model.Node] | None:
+    """All nodes with their flavors, if they may be read and are few; else None."""
+    views = _first_nodes(connection)
+    kinds = {item.metadata.name: item for item in objects if isinstance(item, Flavor)}
+    return None if views is None else [to_node(view, list(kinds.values())) for view in views]
+
+
 def no_job(connection: Connection, name: str, namespace: str) -> NotFound:
     """What to raise of a job that is not there: with the nearest name, as far as the others may be read."""
     told = f"there is no job {name!r} in namespace {namespace!r} of context {connection.access.context!r}"

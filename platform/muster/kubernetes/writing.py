@@ -95,7 +95,7 @@ def _check_apply(connection: Connection, documents: Sequence[Object]) -> dict[st
         with _unless_forbidden():
             known: list[Queue | Flavor] = [*overview.queues(connection), *overview.flavors(connection)]
             check_apply(others, known)
-            told = apply_notices(others, known)
+            told = apply_notices(others, known, overview.nodes_of(connection, [*known, *others]))
     for job in documents:
         if isinstance(job, TrainingJob):
             namespace = job.metadata.namespace or connection.access.namespace

@@ -142,7 +142,7 @@ class Objects:
                 checked = self._check_job(document, environment, queues, flavors)
                 notices[_namespace(document), document.metadata.name] = checked
         self._check_not_leaving(documents)
-        told = apply_notices(documents, known)
+        told = apply_notices(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
         with self._adding():
             rows = [self._apply(document, notices, environment) for document, environment in sent]
         for row in rows:

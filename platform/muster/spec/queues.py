@@ -78,7 +78,7 @@ class QueueStatus(Observed):
 
     conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
     """Active: False in a cycle, under a missing parent or where it cannot be read, and admits nothing. Overcommitted:
-    the children's guarantees are more than the queue's."""
+    the children's guarantees are more than the queue's, or its own are more than all nodes have."""
     fair_share: FairShareStatus | None = None
     """What the queue has used, for the order among siblings."""
 
