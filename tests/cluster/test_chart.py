@@ -208,7 +208,7 @@ def test_no_role_of_the_cluster_reaches_a_status(plane: ControlPlane, role: str)
     rules = plane.api.get(f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")["rules"]
     ours = [rule for rule in rules if "muster.dev" in rule["apiGroups"]]
     assert ours
-    assert {name for rule in ours for name in rule["resources"]} == {"trainingjobs"}
+    assert {name for rule in ours for name in rule["resources"]} == {"trainingjobs", "trainingjobs/scale"}
 
 
 def test_who_may_view_a_namespace_sees_jobs_and_changes_none(plane: ControlPlane) -> None:
