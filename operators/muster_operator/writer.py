@@ -37,6 +37,7 @@ from muster_operator.manifests.events import event_manifest
 from muster_operator.manifests.pods import PodChoices
 from muster_operator.manifests.status import status_patch
 from muster_operator.outbox import Letter, Outbox
+from muster_operator.pending_events import PENDING, PendingEvents
 from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.admission import Seal
 from muster_operator.sight.known_job import KnownJob
@@ -45,7 +46,7 @@ from muster_operator.sight.written import written
 from muster_operator.staffing import Staffing
 
 _LOG = logging.getLogger("muster.operator")
-_TELLS_MORE = {"Completed": "Admitted"}  # an Event, and the one that is worth nothing after it
+_TELLS_MORE = {"Completed": "Admitted", "Admitted": PENDING}  # an Event, and the one that is worth nothing after it
 
 
 class Observer(Protocol):
@@ -108,12 +109,14 @@ class Writer:
     seal: Seal | None = None  # of what pods tell; None: every status comes before its pods
     staffing: Staffing = field(init=False)
     admitting: Admitting = field(init=False)
+    pending: PendingEvents = field(init=False)
 
     def __post_init__(self) -> None:
         """The same parts write pods."""
         parts = self.api, self.sight, self.dry_runs, self.doubts, self.choices
         self.staffing = Staffing(*parts, self.record, self.refusals)
         self.admitting = Admitting(self.sight, self.staffing, self.refusals)
+        self.pending = PendingEvents(self.sight, self.record)
 
     async def carry_out(self, phases: Sequence[Phase], begin_within_s: float) -> Outcome:
         """Phase after phase, until one is not carried out whole. After `begin_within_s` no more jobs are begun."""
@@ -242,6 +245,7 @@ class Writer:
                 return False
             raise
         self.sight.jobs.wrote(write.job_uid, status, written(answer).version)
+        self.pending.wrote(write.job_uid, known.written, status)
         self.wrote(known.job, status)
         return True
 
