@@ -19,6 +19,7 @@ from muster.local.environment import kept
 from muster.local.first_objects import ensure_first_objects
 from muster.local.home import Home
 from muster.local.job_environments import JobEnvironments
+from muster.local.log_limits import limit_of_daemon
 from muster.local.objects import Objects
 from muster.local.processes import boot_id, check_platform
 from muster.local.replicas import Replicas
@@ -56,6 +57,7 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Parts:
     host = Host(
         home=home, boot_id=boot, environment=environment, umask=_umask(),
         collector=tuple(shlex.split(os.environ.get("MUSTER_COLLECTOR") or "")) or _COLLECTOR,
+        log_limit=limit_of_daemon(os.environ),
     )  # fmt: skip
     replicas = Replicas(host, store, devices)
     cluster = LocalCluster(home, store, replicas, nodes)

@@ -42,7 +42,7 @@ _OF_SESSIONS = frozenset((
 _PREFIXES_OF_SESSIONS = ("MUSTER_", "XDG_", "SSH_", "DBUS_", "LESS", "HIST", "VSCODE_", "GNOME_", "GTK_", "QT_", "GPG_",
                          "BASH_", "ZSH_")  # fmt: skip
 _DAEMON_ONLY = (
-    "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
+    "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_LOG_LIMIT", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
 )  # fmt: skip
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")

@@ -1,15 +1,18 @@
 """The logs of replicas: where they lie, their tail, and their lines between two times.
 
+A log has a limit: its shim punches a hole where the oldest part was, so that what is left stays at its place.
 Lines carry no time. The shim notes how long the log was just before and after it grew; from that `since` and `until`
 follow, to about a second.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 TAIL_BYTES = 4096
 _POLL_S = 0.2
@@ -57,6 +60,7 @@ def begin_of_last(path: Path, begin: int, end: int | None, count: int) -> int:
     backwards, no more than it has to."""
     try:
         with open(path, "rb") as file:
+            begin = max(begin, _kept_from(file))
             size = file.seek(0, 2)
             top = size if end is None else min(end, size)
             if count == 0:
@@ -84,8 +88,10 @@ def lines(path: Path, begin: int, end: int | None, ended: Callable[[], bool] | N
     """
     position, rest, over = begin, b"", ended is None
     while True:
-        data = _block(path, position, end)
-        position += len(data)
+        start, data = _block(path, position, end)
+        if start != position and rest:  # its end was dropped
+            rest += b"\n"
+        position = start + len(data)
         *whole, rest = (rest + data).split(b"\n")
         yield from (line.decode(errors="replace") for line in whole)
         if len(data) == _BLOCK_BYTES:
@@ -99,11 +105,35 @@ def lines(path: Path, begin: int, end: int | None, ended: Callable[[], bool] | N
         yield rest.decode(errors="replace")
 
 
-def _block(path: Path, position: int, end: int | None) -> bytes:
-    """At most a block of what is there: logs may be larger than memory."""
+def _block(path: Path, position: int, end: int | None) -> tuple[int, bytes]:
+    """At most a block of what is there, since logs may be larger than memory, and where it begins: at `position`, or
+    where the log begins now if that was dropped."""
     try:
         with open(path, "rb") as file:
-            file.seek(position)
-            return file.read(_BLOCK_BYTES if end is None else max(0, min(_BLOCK_BYTES, end - position)))
+            while True:
+                start = _start(file, position)
+                file.seek(start)
+                data = file.read(_BLOCK_BYTES if end is None else max(0, min(_BLOCK_BYTES, end - start)))
+                if _start(file, start) == start:  # nothing of it was dropped meanwhile
+                    return start, data
     except FileNotFoundError:
-        return b""
+        return position, b""
+
+
+def _start(file: BinaryIO, position: int) -> int:
+    """Where to read on; a log that is shorter than it was has been begun anew."""
+    if os.fstat(file.fileno()).st_size < position:
+        return 0
+    return max(position, _kept_from(file))
+
+
+def _kept_from(file: BinaryIO) -> int:
+    """Where a log begins whose oldest part was dropped; 0 of any other. Moves the file's position."""
+    try:
+        data = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    except OSError:  # empty, or a file system without holes
+        return 0
+    if data == 0:
+        return 0
+    block = os.pread(file.fileno(), _BLOCK_BYTES, data)
+    return data + len(block) - len(block.lstrip(b"\0"))

@@ -7,7 +7,7 @@ never anything of Muster: a host may run hundreds of them.
 
 Files in FOLDER, all but `spec.json`, `stop.json` and `failure.json` written here:
 
-    spec.json      what to run: argv, env, cwd, log, grace_s, umask, boot_id, and perhaps a collector
+    spec.json      what to run: argv, env, cwd, log, log_limit, grace_s, umask, boot_id, and perhaps a collector
     lock           held (flock) as long as the shim lives
     started.json   the shim's pid and start time; from here on the replica counts as run and never runs again
     times          "unix-time bytes-in-log" just before and after the log grew, to a second
@@ -34,6 +34,8 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a replica that could not s
 _EXIT_BYTES = 4096
 _TICK_S = 1.0
 _LEAST_DRAIN_S = 2.0
+_LONGEST_LINE = 64 * 1024
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -52,6 +54,7 @@ class Shim:
         self.stopped = False
         self.killed = False
         self.log_size = -1
+        self.log_dropped = 0  # bytes from the beginning of the log that are there no more
         self.log_looked_at = 0.0  # the newest look that found no growth; 0 when that look is in the index
 
     def run(self) -> None:
@@ -162,6 +165,10 @@ class Shim:
         """Remember how long the log was now, so that it can be read by time though its lines carry none."""
         try:
             now, size = time.time(), os.stat(self.spec["log"]).st_size
+            limit = self.spec.get("log_limit", 0)
+            if limit and size - self.log_dropped > limit:
+                self._drop_oldest(size, limit)
+                size = os.stat(self.spec["log"]).st_size
             if size == self.log_size:
                 self.log_looked_at = now
                 return
@@ -172,6 +179,29 @@ class Shim:
             self.log_size, self.log_looked_at = size, 0.0
         except OSError:
             pass  # a full disk or a removed folder costs the index, not the replica
+
+    def _drop_oldest(self, size: int, limit: int) -> None:
+        """Keep the newest three quarters of `limit`, after a line that says what is gone. Raises OSError.
+
+        A hole is punched: the file keeps its length, so that whoever writes or follows it stays where it is. Where the
+        file system cannot do that, all is dropped.
+        """
+        file = os.open(self.spec["log"], os.O_RDWR | os.O_CLOEXEC)
+        try:
+            cut = size - limit * 3 // 4
+            end_of_line = os.pread(file, _LONGEST_LINE, cut).find(b"\n")
+            cut += end_of_line + 1
+            line = f"muster: the first {cut} bytes of this log were dropped; the limit is {limit} bytes\n".encode()
+            os.pwrite(file, line, cut - len(line))  # first: on a full disk this block is still ours
+            if _punch(file, cut - len(line)):
+                self.log_dropped = cut - len(line)
+                return
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"muster: {size} bytes of this log were dropped; the limit is {limit}\n".encode(), 0)
+            self.log_size = -1
+            os.truncate(os.path.join(self.folder, TIMES), 0)
+        finally:
+            os.close(file)
 
     def _write_exit(self, end: dict[str, Any]) -> None:
         """Into the room reserved at the start: this must succeed on a full disk."""
@@ -248,6 +278,12 @@ def _out_of_memory_kills() -> int:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
+
+
+def _punch(file: int, length: int) -> bool:
+    """Give back the first `length` bytes of a file, which then read as zeros; False where that cannot be done."""
+    function = ctypes.CDLL(None, use_errno=True).fallocate64
+    return bool(function(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length)) == 0)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -14,6 +14,7 @@ from muster.local import shim
 from muster.local.environment import PodIdentity, Slot, command_line, pod_environment
 from muster.local.home import Home
 from muster.local.job_environments import JobEnvironments
+from muster.local.log_limits import DEFAULT_BYTES, limit_of
 from muster.local.logs import log_path
 from muster.local.pod_folder import PodFolder
 from muster.local.processes import Process
@@ -33,6 +34,7 @@ class Host:
     umask: int
     collector: tuple[str, ...]  # command line, without its arguments
     drain_s: float = 60.0
+    log_limit: int = DEFAULT_BYTES
 
     def folder(self, pod: PodRecord) -> PodFolder:
         """What its shim and the daemon share."""
@@ -94,6 +96,7 @@ def what_to_run(host: Host, pod: PodRecord, job: spec.TrainingJob) -> dict[str, 
         "env": environment,
         "cwd": working_directory(job, container),
         "log": str(host.log(pod, job)),
+        "log_limit": limit_of(job, host.log_limit),
         "grace_s": role.template.spec.termination_grace_period_seconds,
         "umask": host.umask,
         "boot_id": host.boot_id,
