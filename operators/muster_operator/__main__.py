@@ -22,6 +22,7 @@ from muster.lifecycle import Bounds
 from muster_operator.accounts import Accounts
 from muster_operator.collectors.rounds import Asking
 from muster_operator.collectors.tokens import Tokens
+from muster_operator.documents import TemplateDocuments
 from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
 from muster_operator.keys import Key
@@ -41,6 +42,7 @@ from muster_operator.run import Leader
 from muster_operator.serve import Answers, Server
 from muster_operator.settings import Settings, parse
 from muster_operator.sight.admission import Seal
+from muster_operator.sight.templates import Templates
 from muster_operator.sight.world import Sight
 from muster_operator.traces import Traces
 from muster_operator.watching import Watching
@@ -65,8 +67,9 @@ class Operator:
         self._election = fence.election
         collectors = settings.collectors
         choices = PodChoices(settings.priority_class, collectors.choices)
-        self._dry_runs = DryRuns(api, choices, settings.learn_again_s)
-        self._sight = Sight(self._dry_runs, self._changed, collectors=collectors)
+        documents = TemplateDocuments(api, Templates())
+        self._dry_runs = DryRuns(api, choices, documents, settings.learn_again_s)
+        self._sight = Sight(self._dry_runs, self._changed, collectors=collectors, templates=documents.templates)
         self._dry_runs.learned = self._sight.jobs.learned
         self._watching = Watching(api, self._sight)
         self._metrics = metrics

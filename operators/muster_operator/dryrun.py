@@ -27,20 +27,21 @@ from muster.model import LARGEST
 from muster.quantity import format_quantity
 from muster.snapshot import pod_request
 from muster.spec.pods import NO_CLAIMS
+from muster_operator.documents import TemplateDocuments
 from muster_operator.kube.api import Api, ApiError
 from muster_operator.kube.resources import PODS
 from muster_operator.manifests.pods import PodChoices, pod_manifest
 from muster_operator.refusals import FORBIDDEN, concerns_everybody
 from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.recent import MOST, Recent
-from muster_operator.sight.templates import Template
+from muster_operator.sight.templates import Template, trimmed_pod
 
 _LOG = logging.getLogger("muster.operator")
 _AGAIN_S = 15.0  # how often refused templates are tried anew, at most
 _RETRY_S = 2.0
 _FAILURES = 2  # that the API server has to answer with before its pods count as refused
 _AT_ONCE = 8
-_MOST_BYTES = 64 * 2**20  # of pods that are others than their templates
+_MOST_BYTES = 16 * 2**20  # of pods that are others than their templates
 _READ_BACK = ("containers", "initContainers", "resources", "overhead", "nodeSelector", "affinity", "tolerations",
               "terminationGracePeriodSeconds")  # fmt: skip
 _BY_DEFAULT = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
@@ -60,6 +61,7 @@ class DryRuns:
 
     api: Api
     choices: PodChoices
+    documents: TemplateDocuments
     learn_again_s: float = 600.0  # how long a verdict counts for jobs that wait
     clock: Callable[[], float] = time.monotonic
     retry_s: float = _RETRY_S  # after a call without success
@@ -84,7 +86,7 @@ class DryRuns:
             known = self._verdicts.get(key)
             fresh = known is not None and known.refusal is None and not self._is_old(key)
             if key not in self._asking and not fresh:
-                self._asking[key] = asyncio.create_task(self._find_out(key, job.job, role, template))
+                self._asking[key] = asyncio.create_task(self._find_out(key, job, role))
 
     def refused(self, job: KnownJob, role: str, refusal: str) -> bool:
         """A real pod was refused: what the dry run said does not hold any more. Whether that is news."""
@@ -110,22 +112,22 @@ class DryRuns:
         at = self._learned_at.get(key)
         return at is None or self.clock() - at >= self.learn_again_s
 
-    async def _find_out(self, key: _Key, job: spec.TrainingJob, role: str, template: Template) -> None:
+    async def _find_out(self, key: _Key, job: KnownJob, role: str) -> None:
         verdict, failures = None, 0
         try:
             while verdict is None:
                 try:
                     async with self._turn:
-                        verdict = await self._try(job, role, template)
+                        verdict = await self._try(job, role)
                 except ClusterError as error:
                     failures += not concerns_everybody(error)
                     if isinstance(error, ApiError) and failures >= _FAILURES:
                         verdict = Verdict(refusal=_in_short(error.message))
                         break
-                    _LOG.warning("dry run", extra={"job": job.metadata.name, "why": str(error)})
+                    _LOG.warning("dry run", extra={"job": job.job.metadata.name, "why": str(error)})
                     await asyncio.sleep(self.retry_s)
                 except Exception as error:  # a bug that this template met; as long as the job waits it is tried again
-                    _LOG.exception("dry run", extra={"job": job.metadata.name})
+                    _LOG.exception("dry run", extra={"job": job.job.metadata.name})
                     verdict = Verdict(refusal=f"its pods cannot be tried: {type(error).__name__}: {error}")
         finally:
             del self._asking[key]
@@ -137,9 +139,9 @@ class DryRuns:
         if verdict != before or awaited:
             self.learned(*key)
 
-    async def _try(self, job: spec.TrainingJob, role: str, template: Template) -> Verdict:
+    async def _try(self, job: KnownJob, role: str) -> Verdict:
         example = CreatePod(
-            job_uid=job.metadata.uid,
+            job_uid=job.uid,
             name="",
             role=role,
             index=0,
@@ -150,12 +152,13 @@ class DryRuns:
             rank0_node="",
         )
         try:
-            manifest = pod_manifest(job, template.document, example, (), self.choices)
+            document = await self.documents.read(job, role)
+            manifest = pod_manifest(job.job, document, example, (), self.choices)
         except InvalidSpec as error:
             return Verdict(refusal=str(error))
         del manifest["metadata"]["name"]
         manifest["metadata"]["generateName"] = "muster-dry-run-"
-        path = PODS.path(job.metadata.namespace)
+        path = PODS.path(job.namespace)
         try:
             answer = await self.api.post(path, msgspec.json.encode(manifest), {"dryRun": "All"})
         except ApiError as error:
@@ -166,7 +169,7 @@ class DryRuns:
             pretended = decoded(_pretended.decode, answer)
         except ValueError as error:
             raise ClusterError(f"the answer is no pod: {answer[:200]!r}") from error
-        return judged(template.model.spec, pretended.spec)
+        return judged(job.templates[role].model.spec, pretended.spec)
 
 
 def judged(written: spec.PodSpec, answered: Mapping[str, Any]) -> Verdict:
@@ -174,7 +177,8 @@ def judged(written: spec.PodSpec, answered: Mapping[str, Any]) -> Verdict:
     if answered.get("resourceClaims"):
         return Verdict(refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): {NO_CLAIMS}")
     try:
-        really = spec.PodSpec.model_validate({name: answered[name] for name in _READ_BACK if name in answered})
+        whole = spec.PodSpec.model_validate({name: answered[name] for name in _READ_BACK if name in answered})
+        really, written = trimmed_pod(whole), trimmed_pod(written)
         asked = pod_request(really)
     except ValidationError as error:
         return Verdict(refusal=f"the API server turns the template into something that cannot be read: {error}")

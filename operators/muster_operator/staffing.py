@@ -33,6 +33,7 @@ from muster_operator.sight.written import written
 
 _LOG = logging.getLogger("muster.operator")
 _SERVED_MOST = 50_000
+_AT_ONCE = 128  # pods whose manifests are made, more than there are calls on their way
 Made: TypeAlias = PodMeta | Literal["taken", "refused"]
 """What was created; or that another has its name, or that it is refused."""
 
@@ -50,6 +51,7 @@ class Staffing:
     refusals: Refusals
     tokens: Tokens | None = None  # None: no pod has a collector
     groups: PodGroups | None = None  # None: kube-scheduler binds each pod by itself
+    _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
     _served: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Service was there
 
     async def carry_out(self, uid: str, writes: Sequence[CreatePod | DeletePod], later: set[str]) -> None:
@@ -128,22 +130,11 @@ class Staffing:
     async def _create(self, known: KnownJob, write: CreatePod, later: set[str], told: str = "") -> Made:
         if write.role not in known.templates:
             return "refused"
-        flavor = self.sight.flavors.get(write.flavor)
-        tolerations = flavor.spec.tolerations if flavor is not None else []
-        try:
-            manifest = pod_manifest(known.job, known.templates[write.role].document, write, tolerations, self.choices)
-        except InvalidSpec as error:
-            self._not_created(known, write, ApiError(422, "", str(error)), later)
-            return "refused"
-        if told:
-            manifest["metadata"]["annotations"][ADMITTED] = told
-        if self.groups is not None:
-            self.groups.join(manifest, known.uid, write.attempt)
-        path, body = PODS.path(known.namespace), msgspec.json.encode(manifest)
+        path = PODS.path(known.namespace, write.name)
         try:
             answer = await self.doubts.watch_over(
-                PODS.path(known.namespace, write.name),
-                lambda: self.api.post(path, body, accept=METADATA_ONLY),
+                path,
+                lambda: self._post(known, write, told),
                 lambda: self.sight.jobs.known(known.uid) is not None,  # or it was deleted meanwhile
             )
         except ApiError as error:
@@ -157,6 +148,22 @@ class Staffing:
         request = known.templates[write.role].request
         self.sight.pods.created(created_pod(meta, known.uid, write.node, request))
         return meta
+
+    async def _post(self, known: KnownJob, write: CreatePod, told: str) -> bytes:
+        """Create the pod. Its manifest is made when its turn comes: those of a large gang together may be very long."""
+        async with self._turn:
+            document = await self.dry_runs.documents.read(known, write.role)
+            flavor = self.sight.flavors.get(write.flavor)
+            tolerations = flavor.spec.tolerations if flavor is not None else []
+            try:
+                manifest = pod_manifest(known.job, document, write, tolerations, self.choices)
+            except InvalidSpec as error:
+                raise ApiError(422, "", str(error)) from error
+            if told:
+                manifest["metadata"]["annotations"][ADMITTED] = told
+            if self.groups is not None:
+                self.groups.join(manifest, known.uid, write.attempt)
+            return await self.api.post(PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY)
 
     async def _delete(self, known: KnownJob, write: DeletePod, later: set[str]) -> None:
         pod = self.sight.pods.of_job(known.uid, write.name)

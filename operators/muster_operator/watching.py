@@ -13,6 +13,7 @@ from muster_operator.sight import shapes
 from muster_operator.sight.world import Sight
 
 _LOG = logging.getLogger("muster.operator")
+_PAGE_OF_JOBS = 50  # an object may be 1.5 MiB long
 
 
 class Watching:
@@ -26,7 +27,7 @@ class Watching:
             Reflector(api, resources.PRIORITY_CLASSES, shapes.PriorityClass, sight.priority_classes),
             Reflector(api, resources.QUEUES, shapes.Document, sight.queues),
             Reflector(api, resources.FLAVORS, shapes.Document, sight.flavors),
-            Reflector(api, resources.TRAINING_JOBS, shapes.Job, sight.jobs),
+            Reflector(api, resources.TRAINING_JOBS, shapes.Job, sight.jobs, _PAGE_OF_JOBS),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""

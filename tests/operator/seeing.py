@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from muster_operator.kube.reflector import Sink, _key
 from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.templates import Template
 from muster_operator.sight.world import Sight
+
+T = TypeVar("T")
 
 
 class Knowing:
@@ -50,3 +54,10 @@ def tell(seen: Sight) -> None:
     for job in list(seen.jobs.all()):
         for one in job.templates.values():
             seen.jobs.learned(job.namespace, one.digest)
+
+
+def relist(sink: Sink[T], objects: Sequence[T], version: int) -> None:
+    """A list of this version shows these and no others."""
+    for item in objects:
+        sink.put(item)
+    sink.keep_only({_key(item) for item in objects}, version)

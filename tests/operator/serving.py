@@ -16,6 +16,7 @@ from tests.operator.seeing import sight
 
 from muster.engine import Engine
 from muster_operator.accounts import Accounts
+from muster_operator.documents import TemplateDocuments
 from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api, Limits
@@ -126,7 +127,7 @@ class Rounds:
         self.sight.queues.put(read(Document, {"metadata": meta, "spec": quota}))
         self.sight.flavors.put(read(Document, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}}))
         metrics, choices = Metrics(), PodChoices()
-        self.dry_runs = DryRuns(api, choices)
+        self.dry_runs = DryRuns(api, choices, TemplateDocuments(api, self.sight.templates))
         self.outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
         self.writer = Writer(api, self.sight, self.dry_runs, Doubts(api, self.sight), self.outbox, choices, "me")
         accounts = Accounts(metrics, self.sight.jobs.shown, time.time)

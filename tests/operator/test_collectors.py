@@ -23,6 +23,7 @@ from muster_operator.settings import parse
 from muster_operator.sight.jobs import Jobs
 from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.known_pod import known_pod
+from muster_operator.sight.specs import Specs
 from muster_operator.sight.templates import Template
 
 IMAGE = CollectorChoices(image="registry.example.com/trainer:1")
@@ -319,7 +320,7 @@ def test_pods_with_a_collector_are_tried_for_themselves_and_stalls_count_only_wh
     choices: CollectorChoices, seconds: int | None, kinds: int
 ) -> None:
     asked = Asked()
-    jobs = Jobs(asked, lambda uid, shown: None, lambda: None, choices)
+    jobs = Jobs(asked, lambda uid, shown: None, lambda: None, Specs(choices))
     jobs.put(job_seen("plain", 1))
     jobs.put(job_seen("watched", 2, stallTimeoutSeconds=60))
     assert len(set(asked.digests)) == kinds

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import Knowing, sight, tell
+from tests.operator.seeing import Knowing, relist, sight, tell
 from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator.kube.api import Api
@@ -27,8 +27,8 @@ def replaced() -> tuple[Sight, Knowing]:
     """Two lists, between which somebody replaced the job; nobody knows yet what its pods ask for."""
     knowing = Knowing(None)
     seen, _ = sight(knowing)
-    seen.jobs.replace([read(Job, written(5, "old"))], 5)
-    seen.jobs.replace([read(Job, written(9, "new"))], 9)
+    relist(seen.jobs, [read(Job, written(5, "old"))], 5)
+    relist(seen.jobs, [read(Job, written(9, "new"))], 9)
     return seen, knowing
 
 

@@ -10,15 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import sight
+from tests.operator.seeing import relist, sight
 from tests.operator.serving import Rounds, Server, serve, tried
 
 from muster import spec
 from muster.documents.shorn import decoded
 from muster.errors import ClusterError
-from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api
-from muster_operator.manifests.pods import PodChoices
 from muster_operator.outbox import Letter
 from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.shapes import Document, Job
@@ -103,7 +101,7 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
         return read_one(item, before)
 
     monkeypatch.setattr(seen.jobs._reader, "read", fails)
-    seen.jobs.replace([job_seen("odd"), job_seen("other", 2)], 3)
+    relist(seen.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
     assert seen.jobs.broken["team/odd"].complaint == "this version of the operator fails to read it: KeyError: 'a bug'"
 
@@ -135,7 +133,8 @@ def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting()
 
 def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(api: Api) -> None:
-        ask = partial(tried, Rounds(api), DryRuns(api, PodChoices()))
+        rounds = Rounds(api)
+        ask = partial(tried, rounds, rounds.dry_runs)
         with monkeypatch.context() as patched:
             patched.setattr("muster_operator.dryrun.pod_manifest", fails)
             assert await ask() == Verdict(refusal="its pods cannot be tried: RecursionError: a bug")

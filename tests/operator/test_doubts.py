@@ -15,6 +15,7 @@ from tests.operator.serving import serving
 
 from muster.errors import ClusterError
 from muster_operator.accounts import Accounts
+from muster_operator.documents import TemplateDocuments
 from muster_operator.doubts import Doubts
 from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api, ApiError, Fenced
@@ -174,7 +175,9 @@ def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
             await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         metrics, choices = Metrics(), PodChoices("")
         outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
-        writer = Writer(api, seen, DryRuns(api, choices), doubts, outbox, choices, "me")
+        writer = Writer(
+            api, seen, DryRuns(api, choices, TemplateDocuments(api, seen.templates)), doubts, outbox, choices, "me"
+        )
         leader = Leader(seen, writer, metrics, Accounts(metrics, seen.jobs.shown, time.time), lambda: True)
         leading = asyncio.create_task(leader.lead())
         async with asyncio.timeout(60):

@@ -25,6 +25,7 @@ from muster_operator.manifests.pods import PodChoices, pod_manifest
 from muster_operator.manifests.run_folder import keeps_run_folder
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.specs import Specs
+from muster_operator.sight.templates import Templates
 
 COLLECTORS = CollectorChoices(image="collector", store="s3://runs", store_secret="keys")
 Path = tuple[str | int, ...]
@@ -111,7 +112,8 @@ def made_of(template: Any, collectors: CollectorChoices, **fields: Any) -> dict[
     """Everything that is read of a template, up to its pod. Raises ValidationError and InvalidSpec only."""
     roles = [{"name": "trainer", "replicas": 2, "template": template}]
     document = job_document(**{"roles": roles, **fields})
-    wanted = Specs(collectors).read(json.dumps(document["spec"]).encode())
+    templates = Templates()
+    wanted = Specs(collectors, templates).read(json.dumps(document["spec"]).encode(), b"digest")
     job = spec.TrainingJob.model_construct(
         metadata=spec.ObjectMeta.model_validate(document["metadata"]), spec=wanted.spec
     )
@@ -120,7 +122,9 @@ def made_of(template: Any, collectors: CollectorChoices, **fields: Any) -> dict[
     keeps_run_folder(role)
     run_location(job, CollectorChoices(image=collectors.image))
     pod: CreatePod = create(index=0)
-    manifest = pod_manifest(job, wanted.templates["trainer"].document, pod, (), PodChoices(collector=collectors))
+    written = templates.document(wanted.templates["trainer"])
+    assert written is not None
+    manifest = pod_manifest(job, written, pod, (), PodChoices(collector=collectors))
     judged(role.template.spec, json.loads(msgspec.json.encode(manifest))["spec"])
     return manifest
 

@@ -74,10 +74,8 @@ class Seen:
         self.jobs: dict[str, int] = {}
         self.reached = 0
 
-    def replace(self, objects: list[Job], version: int) -> None:
-        for item in objects:
-            self.put(item)
-        names = {item.metadata.name for item in objects}
+    def keep_only(self, keys: set[str], version: int) -> None:
+        names = {key.rpartition("/")[2] for key in keys}
         self.jobs = {name: known for name, known in self.jobs.items() if name in names}
         self.reached = version
 

@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 from tests.operator.objects import pod_seen
+from tests.operator.seeing import relist
 from tests.operator.serving import Rounds, Server, admitted, serve, tried
 
 from muster.errors import ClusterError
-from muster_operator.dryrun import DryRuns
 from muster_operator.kube.api import Api, ApiError, Fenced
-from muster_operator.manifests.pods import PodChoices
 from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.known_job import Verdict
 
@@ -123,7 +122,9 @@ def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
     async def story(api: Api) -> None:
-        ask = partial(tried, Rounds(api), DryRuns(api, PodChoices(), retry_s=0.0))
+        rounds = Rounds(api)
+        rounds.dry_runs.retry_s = 0.0
+        ask = partial(tried, rounds, rounds.dry_runs)
         assert await ask() == Verdict(refusal="failed calling webhook: connection refused")
         server.refuses.clear()
         assert await ask() == Verdict()
@@ -138,7 +139,7 @@ def test_a_service_that_somebody_deleted_is_made_again_before_the_next_attempt()
         rounds = Rounds(api)
         rounds.submit("llama", 5, admitted())
         await rounds.round()
-        rounds.sight.pods.replace([], 4000)  # they are gone
+        relist(rounds.sight.pods, [], 4000)  # they are gone
         rounds.submit("llama", 5000, {**admitted(), "attempt": 1})
         await rounds.round()
         assert server.count("POST /api/v1/namespaces/team/services/") == 2

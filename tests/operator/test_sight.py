@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
-from tests.operator.seeing import sight
+from tests.operator.seeing import relist, sight
 
 from muster.cluster import World
 from muster.model import Resources, Taint
@@ -116,7 +116,7 @@ def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
     seen.jobs.put(job_seen())
     seen.pods.put(pod_seen("gone"))
     seen.pods.put(pod_seen(owner="uid-llama"))
-    seen.pods.replace([pod_seen("new", 7)], 9)
+    relist(seen.pods, [pod_seen("new", 7)], 9)
     world = seen.observe()
     assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
     assert world.pods == {}
@@ -255,7 +255,7 @@ def test_a_pod_that_had_ended_before_a_fresh_list_lacks_it_is_shown_as_it_ended(
     seen.jobs.put(job_seen())
     seen.pods.put(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
     seen.pods.put(pod_seen("", 6, owner="uid-llama", seat=(1, 0)))
-    seen.pods.replace([], 9)
+    relist(seen.pods, [], 9)
     assert [view.name for view in seen.observe().pods["uid-llama"]] == [name_of()]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import job_document, job_seen, read, template
-from tests.operator.seeing import Knowing, sight, tell
+from tests.operator.seeing import Knowing, relist, sight, tell
 
 from muster import spec
 from muster.snapshot import pod_request
@@ -203,7 +203,7 @@ def test_a_job_with_room_is_shown_as_it_was_before_an_edit_that_cannot_be_read()
 def test_what_cannot_be_read_and_is_gone_from_a_list_is_forgotten() -> None:
     seen, _ = sight()
     seen.jobs.put(unreadable())
-    seen.jobs.replace([job_seen("other")], 9)
+    relist(seen.jobs, [job_seen("other")], 9)
     assert seen.jobs.broken == {}
 
 
@@ -340,5 +340,5 @@ def test_a_job_that_goes_before_anybody_looked_is_unseen_no_more() -> None:
     seen, _ = sight(Knowing())
     seen.jobs.put(job_seen())
     assert seen.jobs.unseen()
-    seen.jobs.replace([], 10_000)
+    relist(seen.jobs, [], 10_000)
     assert not seen.jobs.unseen()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.operator.objects import read
-from tests.operator.seeing import sight
+from tests.operator.seeing import relist, sight
 
 from muster_operator.sight.shapes import Document
 
@@ -67,7 +67,7 @@ def test_what_is_deleted_or_gone_from_a_list_is_no_longer_told_of() -> None:
             sink.put(seen_as(name, nodeLabels=7, weight="x"))
         sink.drop(seen_as("a", 2))
         assert list(getattr(seen.observe().unreadable, kind)) == ["b"]
-        assert changes.during(lambda sink=sink: sink.replace([], 9)) > 0  # type: ignore[misc]
+        assert changes.during(lambda sink=sink: relist(sink, [], 9)) > 0  # type: ignore[misc]
         world = seen.observe()
         assert (getattr(world, kind), bool(world.unreadable)) == ((), False)
 

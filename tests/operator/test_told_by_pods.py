@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from tests.operator.conftest import LONG_S
 from tests.operator.objects import create, job, job_document, node_seen, pod_seen, read, template
-from tests.operator.seeing import sight
+from tests.operator.seeing import relist, sight
 from tests.operator.serving import NOW, Rounds, Server, serve
 from tests.operator.test_leading import Cluster, operator, until
 
@@ -87,8 +87,8 @@ def status_of(seen: Sight) -> spec.TrainingJobStatus:
 def seen_anew(pod: Pod, one: Job) -> Sight:
     """What an operator sees that has just begun to lead."""
     seen = sight()[0]
-    seen.pods.replace([pod], 7)
-    seen.jobs.replace([one], 7)
+    relist(seen.pods, [pod], 7)
+    relist(seen.jobs, [one], 7)
     seen.begin(Seal(SEAL.key, "next"))
     return seen
 
@@ -287,7 +287,7 @@ def test_in_a_new_term_a_pod_that_is_gone_admits_nobody() -> None:
     """Another leader may have given its room away meanwhile."""
     seen = seen_anew(told(), alone())
     assert is_admitted(status_of(seen))
-    seen.pods.replace([], 20)
+    relist(seen.pods, [], 20)
     assert is_admitted(status_of(seen)), "until then it has only vanished"
     seen.begin(Seal(SEAL.key, "after next"))
     assert not is_admitted(status_of(seen))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.objects import job_document, job_seen, read
-from tests.operator.seeing import Knowing, sight
+from tests.operator.seeing import Knowing, relist, sight
 from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 
 from muster import spec
@@ -192,7 +192,7 @@ def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
     seen.jobs.put(odd(5))
     assert changes.during(lambda: seen.jobs.drop(odd(6))) > 0
     seen.jobs.put(odd(7))
-    assert changes.during(lambda: seen.jobs.replace([], 8)) > 0
+    assert changes.during(lambda: relist(seen.jobs, [], 8)) > 0
 
 
 def test_the_delete_of_a_job_that_is_not_shown_yet_is_news() -> None:

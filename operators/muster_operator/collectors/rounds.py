@@ -90,7 +90,7 @@ class Asking:
             if pod is None or pod.view is None or not pod.collector or not pod.ip or role.name not in known.templates:
                 continue
             if pod.view.phase == "Running":
-                on_host = bool(known.templates[role.name].document.get("spec", {}).get("hostNetwork"))
+                on_host = bool(role.template.spec.host_network)
                 port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
                 durable = keeps_run_folder(role)
                 yield Target(known.uid, pod.name, pod.ip, port, self.tokens.token(known.uid), durable)

@@ -27,6 +27,7 @@ from muster_operator.kube.api import Api, ApiError, Status
 from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 _LOG = logging.getLogger("muster.operator")
 _PAGE = 500
 _WATCH_S = (300, 600)  # each watch asks to be ended after some time in between
@@ -37,16 +38,16 @@ _SHORT_S = 1.0  # a watch that ends sooner, however it ends, counts as one that 
 _SLICE = 200  # events handled before others get their turn
 
 
-class Sink(Protocol[T]):
+class Sink(Protocol[T_contra]):
     """Where what is seen goes. Versions are resourceVersions, which grow within one resource."""
 
-    def replace(self, objects: list[T], version: int) -> None:
-        """These are all there are, as of this version."""
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others as of this version: NAMESPACE/NAME, or NAME where there are no namespaces."""
 
-    def put(self, item: T) -> None:
+    def put(self, item: T_contra) -> None:
         """It was created or changed."""
 
-    def drop(self, item: T) -> None:
+    def drop(self, item: T_contra) -> None:
         """It was deleted; this is its last state."""
 
     def progress(self, version: int) -> None:
@@ -81,11 +82,13 @@ class Expired(ClusterError):
 class Reflector(Generic[T]):
     """One resource. `shape` is the msgspec type of one object; fields it does not name are skipped unread."""
 
-    def __init__(self, api: Api, resource: Resource, shape: type[T], sink: Sink[T]) -> None:
+    def __init__(self, api: Api, resource: Resource, shape: type[T], sink: Sink[T], page: int = _PAGE) -> None:
+        """`page`: as many objects are listed at a time, which bounds the memory that they need."""
         self.resource = resource
         self.synced = asyncio.Event()
         self._api = api
         self._sink = sink
+        self._limit = str(page)
         self._object = msgspec.json.Decoder(shape)
         event = msgspec.defstruct("Event", [("type", str), ("object", shape)])
         self._event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
@@ -154,10 +157,11 @@ class Reflector(Generic[T]):
         return float(min(most, least * 2.0 ** min(troubles, 20)) * self._random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        """All objects, page by page, as of now: without a version the server answers from its store."""
-        objects: list[T] = []
+        """All objects, page by page, as of now: without a version the server answers from its store. What one page says
+        is handed over before the next one comes: of all objects together there may be more than memory holds."""
+        keys: set[str] = set()
         outages = self._outages.lists(self.resource.plural)
-        params = {"limit": str(_PAGE)}
+        params = {"limit": self._limit}
         while True:
             try:
                 answer = await self._api.read(self.resource.path(), params)
@@ -171,14 +175,15 @@ class Reflector(Generic[T]):
                 raise ClusterError(f"list of {self.resource.plural}: not a list: {answer[:200]!r}") from error
             for raw in page.items or ():
                 item = self._decoded(raw)
-                if item is not None:
-                    objects.append(item)
+                if item is not None and self._take(self._sink.put, item):
+                    keys.add(_key(item))
             if not page.metadata.continue_:
                 break
-            params = {"limit": str(_PAGE), "continue": page.metadata.continue_}
+            params = {"limit": self._limit, "continue": page.metadata.continue_}
+            del answer, page
             await asyncio.sleep(0)
         self._version = int(page.metadata.resource_version)
-        self._replace(objects)
+        self._sink.keep_only(keys, self._version)
         self._listed_at = outages
         self._outages.listed(self.resource.plural, outages)
 
@@ -262,13 +267,6 @@ class Reflector(Generic[T]):
             _LOG.error("object left out", extra={"resource": self.resource.plural, "why": str(error)})
             return None
 
-    def _replace(self, objects: list[T]) -> None:
-        """Hand over all there are; without those that the sink cannot take, if there are such."""
-        try:
-            self._sink.replace(objects, self._version)
-        except Exception:  # a bug that one of them met
-            self._sink.replace([item for item in objects if self._take(self._sink.put, item)], self._version)
-
     def _take(self, act: Callable[[T], None], item: T) -> bool:
         """Hand one over. False, and a line in the log, if the sink cannot take it."""
         try:
@@ -278,3 +276,9 @@ class Reflector(Generic[T]):
             _LOG.exception("object left out", extra={"resource": self.resource.plural, "object": name})
             return False
         return True
+
+
+def _key(item: Any) -> str:
+    meta = item.metadata
+    namespace = getattr(meta, "namespace", "")
+    return f"{namespace}/{meta.name}" if namespace else str(meta.name)

@@ -43,24 +43,53 @@ def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
     return (place or f"volume://{volume['name']}") + (f"/{folder}" if folder else "")
 
 
+def without_the_rest(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of the variables and mounts of the first container, and of the volumes, those that tell where the run folder is:
+    one of each at most, with what is read of it."""
+    own, mount = _of_trainer(pod)
+    env = [] if own is None else [spec.EnvVar(name=RUN_DIR_VARIABLE, value=own)]
+    mounts = (
+        [{key: mount[key] for key in ("name", "mountPath", "subPath", "subPathExpr") if key in mount}] if mount else []
+    )
+    volume = _volume(pod, own, mount)
+    if volume is None:
+        return env, mounts, []
+    claim = volume.get("persistentVolumeClaim")
+    kind = (
+        {"persistentVolumeClaim": {k: v for k, v in claim.items() if k == "claimName"}}
+        if isinstance(claim, Mapping)
+        else {}
+    )
+    return env, mounts, [{"name": volume["name"], **kind}]
+
+
 def _kept(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
     """The volume that keeps the run folder, and where the folder is in it, variables and all; None: it goes with the
     pod."""
     pod = role.template.spec
-    main = pod.containers[0]
-    mounts = main.volume_mounts
-    own = next((one.value for one in main.env if one.name == RUN_DIR_VARIABLE), None)
-    name, folder = RUN_VOLUME, JOB_FOLDER
-    theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
+    own, mount = _of_trainer(pod)
+    volume = _volume(pod, own, mount)
+    if volume is None:
+        return None
     if own is not None:
-        holding = [one for one in mounts if holds(one, own)]
-        mount = max(holding, key=_depth) if holding else {}
-        name, folder = mount.get("name", ""), _within(mount, own)
-    elif theirs is not None:  # then that is the run folder
-        folder = _within(theirs, str(theirs.get("mountPath", "")))
+        return volume, _within(mount or {}, own)
+    return volume, JOB_FOLDER if mount is None else _within(mount, str(mount.get("mountPath", "")))
+
+
+def _of_trainer(pod: spec.PodSpec) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Where the trainer's own variable has the run folder, if it has one; and the mount in which the folder lies."""
+    main = pod.containers[0]
+    own = next((one.value for one in main.env if one.name == RUN_DIR_VARIABLE), None)
+    if own is None:
+        return None, next((one for one in main.volume_mounts if one.get("name") == RUN_VOLUME), None)
+    return own, max((one for one in main.volume_mounts if holds(one, own)), key=_depth, default=None)
+
+
+def _volume(pod: spec.PodSpec, own: str | None, mount: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The volume of the run folder, if it outlives the pod."""
+    name = RUN_VOLUME if own is None else (mount or {}).get("name", "")
     volumes = (one for one in pod.volumes if one.get("name") == name)
-    kept = [one for one in volumes if not any(kind in one for kind in _GONE_WITH_THE_POD)]
-    return (kept[0], folder) if kept else None
+    return next((one for one in volumes if not any(kind in one for kind in _GONE_WITH_THE_POD)), None)
 
 
 def _within(mount: Mapping[str, Any], path: str) -> str:

@@ -52,7 +52,7 @@ class Claims:
         told = None if before is None or before.uid != known.uid else before.admission
         if before is None or told is None or told.attempt != attempt:
             return self._told(known.name, attempt)
-        same = told.generation == before.job.metadata.generation and is_as_created(before.job, known.job)
+        same = told.generation == before.job.metadata.generation and _makes_the_same_pods(before, known)
         return replace(told, generation=generation) if same else told
 
     def _told(self, name: JobName, attempt: int) -> Admission | None:
@@ -66,3 +66,9 @@ class Claims:
     def _is_true(self, pod: KnownPod, claim: PodClaim) -> bool:
         seal = self._seal
         return seal is not None and (claim.term == seal.term or pod.uid in self._earlier) and claim.holds(seal.key)
+
+
+def _makes_the_same_pods(before: KnownJob, now: KnownJob) -> bool:
+    """Whether an edit leaves alone everything that pods are made from: specs hold of templates only what is read."""
+    templates = [{role: one.text for role, one in known.templates.items()} for known in (before, now)]
+    return templates[0] == templates[1] and is_as_created(before.job, now.job)

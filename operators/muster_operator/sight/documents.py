@@ -41,14 +41,11 @@ class Documents(Generic[D]):
         self.broken: dict[str, Faulty] = {}  # what cannot be read, by name
         self._complaints: Mapping[str, str] | None = None
 
-    def replace(self, objects: list[Document], version: int) -> None:
-        """All there are."""
-        for item in objects:
-            self.put(item)
-        names = {item.metadata.name for item in objects}
-        for name in self.broken.keys() - names:
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        for name in self.broken.keys() - keys:
             self._mended(name)
-        self._shelf.keep_only(names, version)
+        self._shelf.keep_only(keys, version)
 
     def put(self, item: Document) -> None:
         """Created or changed."""

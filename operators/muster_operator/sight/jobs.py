@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from muster import spec
 from muster.lifecycle import is_finished
-from muster_operator.manifests.collector import NO_COLLECTORS, CollectorChoices
 from muster_operator.sight.admission import Seal
 from muster_operator.sight.claims import Claims
 from muster_operator.sight.known_job import KnownJob, Learned, Verdict, has_room
@@ -25,6 +24,7 @@ from muster_operator.sight.known_pod import JobName, KnownPod
 from muster_operator.sight.reading import Reader, read_metadata
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.shelf import Shelf
+from muster_operator.sight.specs import Specs
 from muster_operator.sight.unreadable import Unreadable, unreadable
 
 _NOT_TRIED = "its pods have not been tried yet: the API server has not said what they ask for"
@@ -38,13 +38,13 @@ class Jobs:
         learned: Learned,
         show: Callable[[str, bool], None],
         changed: Callable[[], None],
-        collectors: CollectorChoices = NO_COLLECTORS,
+        specs: Specs,
         pods_of: Callable[[JobName], Iterable[KnownPod]] = lambda job: (),
     ) -> None:
         self._learned = learned
         self._show = show
         self._changed = changed
-        self._reader = Reader(collectors)
+        self._reader = Reader(specs)
         self._shelf = Shelf[KnownJob](self._note)
         self._by_uid: dict[str, KnownJob] = {}
         self._shown: dict[str, spec.TrainingJob] = {}
@@ -64,11 +64,8 @@ class Jobs:
 
     # ---- what is seen
 
-    def replace(self, objects: list[Job], version: int) -> None:
-        """All jobs there are."""
-        for job in objects:
-            self.put(job)
-        keys = {_key(job) for job in objects}
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others."""
         for gone in self.broken.keys() - keys:
             self._forget(gone)
         self._shelf.keep_only(keys, version)
@@ -98,7 +95,7 @@ class Jobs:
         if before is not None and same and one.status is not None:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
             job = before.job.model_copy(update={"metadata": meta, "status": one.status})
-            kept = self._claims.with_pod(replace(before, job=job, spec_text=b"", status_text=None), before)
+            kept = self._claims.with_pod(replace(before, job=job, spec_digest=b"", status_text=None), before)
         if kept is None or not (aside or has_room(kept.job.status)):
             self._shelf.drop(key, item.metadata.version)
         else:

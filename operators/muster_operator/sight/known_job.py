@@ -16,12 +16,12 @@ from muster_operator.sight.templates import Template
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job, its status as it is written or as its pod tells it (`admission`), the template of each role, and the texts
-    it was read from (to see what changed)."""
+    """A job, its status as it is written or as its pod tells it (`admission`), the template of each role, and what it
+    was read from, to see what changed: the SHA-256 of its spec, and the text of its status."""
 
     job: spec.TrainingJob
     templates: Mapping[str, Template]  # by role
-    spec_text: bytes
+    spec_digest: bytes
     status_text: bytes | None  # None after a write of our own
     behind: spec.TrainingJobStatus | None = None  # what is written, where the job's pod tells more
     admission: Admission | None = None  # that is what it tells

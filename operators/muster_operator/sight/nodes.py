@@ -44,11 +44,9 @@ class Nodes:
 
     # ---- what is seen
 
-    def replace(self, objects: list[Node], version: int) -> None:
-        """All nodes there are."""
-        for node in objects:
-            self.put(node)
-        self._shelf.keep_only((node.metadata.name for node in objects), version)
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        self._shelf.keep_only(keys, version)
 
     def put(self, item: Node) -> None:
         """A node was created or changed."""

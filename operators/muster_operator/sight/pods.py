@@ -46,11 +46,9 @@ class Pods:
 
     # ---- what is seen
 
-    def replace(self, objects: list[Pod], version: int) -> None:
-        """All pods there are."""
-        for pod in objects:
-            self.put(pod)
-        self._shelf.keep_only((_key(pod) for pod in objects), version)
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        self._shelf.keep_only(keys, version)
 
     def put(self, item: Pod) -> None:
         """A pod was created or changed."""

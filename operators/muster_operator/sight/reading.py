@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from muster import spec
-from muster_operator.manifests.collector import CollectorChoices
 from muster_operator.sight.known_job import KnownJob, Verdict
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.specs import Specs
@@ -14,18 +14,19 @@ from muster_operator.sight.specs import Specs
 class Reader:
     """Jobs written alike share a spec."""
 
-    def __init__(self, collectors: CollectorChoices) -> None:
-        self._specs = Specs(collectors)
+    def __init__(self, specs: Specs) -> None:
+        self._specs = specs
 
     def read(self, item: Job, before: KnownJob | None) -> KnownJob:
         """The job as it is written. Raises pydantic's ValidationError, and whatever else a document may bring about."""
         spec_text, status_text = bytes(item.spec), bytes(item.status)
+        digest = hashlib.sha256(spec_text).digest()
         metadata = read_metadata(item)
         same = before if before is not None and before.uid == metadata.uid else None
-        if same is not None and same.spec_text == spec_text:
+        if same is not None and same.spec_digest == digest:
             wanted, templates = same.job.spec, same.templates
         else:
-            read = self._specs.read(spec_text)
+            read = self._specs.read(spec_text, digest)
             wanted, templates = read.spec, read.templates
         if same is not None and same.status_text == status_text:
             status = same.written
@@ -36,7 +37,7 @@ class Reader:
         job = spec.TrainingJob.model_construct(
             api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
         )
-        return KnownJob(job, templates, spec_text, status_text)
+        return KnownJob(job, templates, digest, status_text)
 
     def really(self, job: spec.TrainingJob, verdicts: Mapping[str, Verdict | None]) -> spec.TrainingJob:
         """The job with what its pods really ask for."""

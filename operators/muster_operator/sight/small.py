@@ -27,11 +27,9 @@ class ByName(Generic[O_in, V]):
         self._shelf = Shelf[V](self._note)
         self._values: dict[str, V] = {}
 
-    def replace(self, objects: list[O_in], version: int) -> None:
-        """All there are."""
-        for item in objects:
-            self.put(item)
-        self._shelf.keep_only((item.metadata.name for item in objects), version)
+    def keep_only(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        self._shelf.keep_only(keys, version)
 
     def put(self, item: O_in) -> None:
         """Created or changed."""

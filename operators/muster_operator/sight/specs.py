@@ -6,6 +6,7 @@ and checking it is done for the first, and whoever works something out of it may
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from muster import spec
+from muster.spec.bounds import too_large
 from muster_operator.manifests.collector import CollectorChoices, has_collector
 from muster_operator.sight.recent import Recent
 from muster_operator.sight.templates import Template, Templates
 
+_MOST_BYTES = 16 * 2**20
+_STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*"')
 _Fields = dict[str, msgspec.Raw]
 _Pods = Mapping[str, spec.PodSpec]
 
@@ -30,6 +34,10 @@ class Wanted:
     templates: Mapping[str, Template]  # by role
 
 
+class TooLarge(Exception):
+    """The roles of a spec are larger than they may be: they are not decoded, since that is what is not to happen."""
+
+
 class _Real(NamedTuple):
     written: weakref.ref[spec.TrainingJobSpec]
     pods: _Pods
@@ -39,18 +47,18 @@ class _Real(NamedTuple):
 class Specs:
     """Known specs by their text. The API server writes keys in order, so the same spec is the same text."""
 
-    def __init__(self, collectors: CollectorChoices) -> None:
+    def __init__(self, collectors: CollectorChoices, templates: Templates | None = None) -> None:
         self._collectors = collectors
-        self._templates = Templates()
-        self._known = Recent[bytes, Wanted]()
+        self._templates = Templates() if templates is None else templates
+        self._known = Recent[bytes, Wanted](most_bytes=_MOST_BYTES)
         self._real: dict[int, _Real] = {}  # by the identity of the spec, as long as anybody has it
 
-    def read(self, text: bytes) -> Wanted:
-        """What the text says. Raises pydantic's ValidationError."""
-        known = self._known.get(text)
+    def read(self, text: bytes, digest: bytes) -> Wanted:
+        """What the text says; `digest` is its SHA-256. Raises TooLarge, and pydantic's ValidationError."""
+        known = self._known.get(digest)
         if known is None:
             known = self._read(text)
-            self._known.put(text, known, len(text))
+            self._known.put(digest, known, len(text))
         return known
 
     def really(self, wanted: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
@@ -71,6 +79,7 @@ class Specs:
 
     def _read(self, text: bytes) -> Wanted:
         fields = msgspec.json.decode(text, type=_Fields)
+        check_size(fields.get("roles", b""))
         roles, templates = [], {}
         for role in msgspec.json.decode(fields.pop("roles", msgspec.Raw(b"[]")), type=list[_Fields]):
             template = self._templates.read(bytes(role.pop("template", msgspec.Raw(b"{}"))))
@@ -86,3 +95,13 @@ class Specs:
             if has_collector(wanted, name, 0, self._collectors):  # its pods are others than those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")
         return Wanted(wanted, templates)
+
+
+def check_size(roles: msgspec.Raw | bytes) -> None:
+    """Count without decoding, in compact JSON as the API server writes it. Raises TooLarge."""
+    text = bytes(roles)
+    plain = _STRING.sub(b"0", text)
+    inside = plain.count(b"{") - plain.count(b"{}") + plain.count(b"[") - plain.count(b"[]")
+    fault = too_large(1 + plain.count(b",") + inside, len(text))
+    if fault is not None:
+        raise TooLarge(f"spec.roles: {fault}")

@@ -1,11 +1,14 @@
-"""Pod templates, read once however many jobs carry the same one.
+"""Pod templates: what is known of each, however many jobs carry the same one, and the texts of those read lately.
 
 Thousands of jobs differ in nothing but their names; reading, checking and trying their template is done for the first.
+What is held of a template as long as a job has it is what decisions are made from. Its text, and what that says once it
+is decoded, are needed when pods are made: they are kept while there is room, and read from the API server again else.
 """
 
 from __future__ import annotations
 
 import hashlib
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,18 +17,24 @@ import msgspec
 from muster import spec
 from muster.model import Resources
 from muster.snapshot import pod_request
+from muster_operator.manifests.run_folder import without_the_rest
 from muster_operator.sight.recent import Recent
 
+_MOST_TEXTS, _MOST_TEXT_BYTES = 200_000, 128 * 2**20
+_MOST_DECODED, _MOST_DECODED_BYTES = 32, 4 * 2**20
+_OF_TOLERATIONS = ("key", "operator", "value", "effect")
+_OF_REQUIREMENTS = ("key", "operator", "values")
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Template:
-    """A pod template: what it says (`document`, never to be changed), as checked values, and a name for it.
+    """A pod template: what decisions are made from (`model`), and what it requests by its own words.
 
-    `request` is what it asks for by its own words.
+    `digest` tells pods that are made alike, in one namespace; `text` is the SHA-256 of what the user wrote.
     """
 
     digest: str
-    document: dict[str, Any]
+    text: str
     model: spec.PodTemplate
     request: Resources
 
@@ -34,14 +43,85 @@ class Templates:
     """Known templates by their text. The API server writes keys in order, so the same template is the same text."""
 
     def __init__(self) -> None:
-        self._known = Recent[bytes, Template]()
+        self._known: weakref.WeakValueDictionary[str, Template] = weakref.WeakValueDictionary()
+        self._texts = Recent[str, bytes](_MOST_TEXTS, _MOST_TEXT_BYTES)
+        self._decoded = Recent[str, dict[str, Any]](_MOST_DECODED, _MOST_DECODED_BYTES)
 
     def read(self, text: bytes) -> Template:
         """The template. Raises pydantic's ValidationError."""
-        known = self._known.get(text)
+        digest = self.keep(text)
+        known = self._known.get(digest)
         if known is None:
-            document = msgspec.json.decode(text)
-            model, digest = spec.PodTemplate.model_validate(document), hashlib.sha256(text).hexdigest()[:16]
-            known = Template(digest, document, model, pod_request(model.spec))
-            self._known.put(text, known, len(text))
+            model = trimmed(spec.PodTemplate.model_validate(msgspec.json.decode(text)))
+            known = self._known[digest] = Template(digest, digest, model, pod_request(model.spec))
         return known
+
+    def keep(self, text: bytes) -> str:
+        """Have the text at hand for a while; its SHA-256."""
+        digest = hashlib.sha256(text).hexdigest()
+        self._texts.put(digest, text, len(text))
+        return digest
+
+    def document(self, template: Template) -> dict[str, Any] | None:
+        """What the user wrote, never to be changed; None where the text has to be read again."""
+        document = self._decoded.get(template.text)
+        if document is None and (text := self._texts.get(template.text)) is not None:
+            document = msgspec.json.decode(text)
+            self._decoded.put(template.text, document, len(text))
+        return document
+
+
+def trimmed(template: spec.PodTemplate) -> spec.PodTemplate:
+    """The template with what decisions are made from, and nothing else."""
+    return spec.PodTemplate.model_construct(metadata=spec.TemplateMeta(), spec=trimmed_pod(template.spec))
+
+
+def trimmed_pod(pod: spec.PodSpec) -> spec.PodSpec:
+    """The same of a pod's spec."""
+    env, mounts, volumes = without_the_rest(pod)
+    main, *others = pod.containers
+    return spec.PodSpec.model_construct(
+        containers=[_container(main, env=env, volume_mounts=mounts), *map(_container, others)],
+        init_containers=[_container(one) for one in pod.init_containers],
+        resources=_resources(pod.resources),
+        overhead=pod.overhead,
+        node_selector=pod.node_selector,
+        affinity=_affinity(pod.affinity),
+        tolerations=[_only(one, _OF_TOLERATIONS) for one in pod.tolerations],
+        volumes=volumes,
+        host_network=pod.host_network,
+        termination_grace_period_seconds=pod.termination_grace_period_seconds,
+    )
+
+
+def _container(container: spec.Container, **more: Any) -> spec.Container:
+    return spec.Container.model_construct(
+        name=container.name,
+        resources=_resources(container.resources),
+        restart_policy=container.restart_policy,
+        **more,
+    )
+
+
+def _resources(resources: spec.ContainerResources) -> spec.ContainerResources:
+    return spec.ContainerResources.model_construct(requests=resources.requests, limits=resources.limits)
+
+
+def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
+    """What the planner obeys: required node affinity."""
+    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return {}
+    terms = [
+        {
+            kind: [_only(line, _OF_REQUIREMENTS) for line in term.get(kind) or ()]
+            for kind in ("matchExpressions", "matchFields")
+            if term.get(kind)
+        }
+        for term in required.get("nodeSelectorTerms") or ()
+    ]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _only(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value[name] for name in names if name in value}

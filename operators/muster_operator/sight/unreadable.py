@@ -16,6 +16,7 @@ from muster import spec
 from muster.documents.shorn import decoded
 from muster.documents.unreadable import complaint
 from muster_operator.sight.shapes import Job
+from muster_operator.sight.specs import TooLarge
 
 _LONGEST = 500  # characters of an error
 
@@ -33,11 +34,12 @@ class Unreadable:
 
 def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unreadable:
     """Why a job could not be read; `error` is told of one that seems to be right."""
+    large = isinstance(error, TooLarge)
     document: dict[str, Any] = {
         "apiVersion": spec.API_VERSION,
         "kind": "TrainingJob",
         "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-        "spec": decoded(msgspec.json.decode, item.spec),
+        "spec": _without_roles(item.spec) if large else decoded(msgspec.json.decode, item.spec),
         "status": decoded(msgspec.json.decode, item.status),
     }
     try:
@@ -47,10 +49,16 @@ def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unread
     named = document["spec"].get("queue") if isinstance(document["spec"], dict) else ""
     return Unreadable(
         metadata,
-        complaint(document, "TrainingJob") or f"this version of the operator fails to read it: {_told(error)}",
+        (str(error) if large else complaint(document, "TrainingJob"))
+        or f"this version of the operator fails to read it: {_told(error)}",
         status,
         named if isinstance(named, str) else "",
     )
+
+
+def _without_roles(text: msgspec.Raw) -> dict[str, Any]:
+    fields = decoded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, text)
+    return {name: decoded(msgspec.json.decode, value) for name, value in fields.items() if name != "roles"}
 
 
 def _told(error: Exception) -> str:

@@ -23,6 +23,8 @@ from muster_operator.sight.known_pod import JobName, KnownPod
 from muster_operator.sight.nodes import Nodes
 from muster_operator.sight.pods import Pods
 from muster_operator.sight.shapes import Namespace, PriorityClass
+from muster_operator.sight.specs import Specs
+from muster_operator.sight.templates import Templates
 
 _LAST_WORDS = 10_000
 _PATIENCE, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
@@ -45,6 +47,7 @@ class Sight:
         changed: Callable[[], None],
         clock: Callable[[], float] = time.time,
         collectors: Collectors = Collectors(),
+        templates: Templates | None = None,
     ) -> None:
         self._clock = clock
         self._with_beats = bool(collectors.choices.image)
@@ -52,7 +55,9 @@ class Sight:
         self._changed = changed
         self.collected = Collected()
         self.pods = Pods(self.nodes.take, lambda uid: changed(), self._named, self._collector_ended, self._admitted)
-        self.jobs = Jobs(learned, self.pods.show, changed, collectors.choices, self.pods.of)
+        self.templates = Templates() if templates is None else templates
+        specs = Specs(collectors.choices, self.templates)
+        self.jobs = Jobs(learned, self.pods.show, changed, specs, self.pods.of)
         self.queues = Documents(spec.Queue, changed)
         self.flavors = Documents(spec.Flavor, changed)
         self.namespaces = small.ByName[Namespace, Mapping[str, str]](small.labels, changed)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from muster.model import LARGEST
 from muster.quantity import format_quantity, parse_quantity
+from muster.spec.bounds import check_roles
 from muster.spec.depth import check_spec_depth
 from muster.spec.fields import MAX_JOB_NAME, MAX_REPLICAS, MAX_SECONDS, Keyed, Name, ObjectName, Seconds
 from muster.spec.job_status import TrainingJobStatus
@@ -227,7 +228,7 @@ class TrainingJob(Strict):
     @model_validator(mode="before")
     @classmethod
     def _can_be_followed_down(cls, document: Any) -> Any:
-        return check_spec_depth(document)
+        return check_roles(check_spec_depth(document))
 
     @field_validator("metadata")
     @classmethod

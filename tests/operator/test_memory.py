@@ -1,0 +1,210 @@
+"""What the operator holds of a job is bounded, whatever its pod templates say."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from tests.operator.objects import job_document, read
+from tests.operator.seeing import sight
+from tests.operator.serving import Rounds, Server, serve
+
+from muster.spec.bounds import MAX_BYTES, MAX_VALUES
+from muster_operator.kube.api import Api
+from muster_operator.kube.reflector import Reflector
+from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.sight.recent import Recent
+from muster_operator.sight.shapes import Job
+from muster_operator.sight.world import Sight
+
+MIB = 2**20
+
+
+def with_pod(name: str, version: int = 1, **fields: Any) -> Job:
+    """A job whose pods have these fields more."""
+    document = job_document(name, version)
+    document["spec"]["roles"][0]["template"]["spec"] |= fields
+    return read(Job, document)
+
+
+def held_mib(act: Callable[[], object]) -> float:
+    """How much more memory is held afterwards."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = act()
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+        del kept
+        return (after - before) / MIB
+    finally:
+        tracemalloc.stop()
+
+
+def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> Sight:
+    seen, _ = sight()
+    for number in range(count):
+        seen.jobs.put(with_pod(f"j{number}", number + 1, **make(number)))
+    return seen
+
+
+def test_a_job_with_more_values_than_any_true_one_is_refused_and_takes_next_to_nothing() -> None:
+    seen, _ = sight()
+
+    def put() -> Sight:
+        for number in range(5):
+            seen.jobs.put(with_pod(f"j{number}", number + 1, odd=[number, [[{}] * 300] * 1000]))
+        return seen
+
+    assert held_mib(put) < 1
+    assert seen.observe().jobs == ()
+    told = seen.jobs.broken["team/j0"].complaint
+    assert told.startswith("spec.roles: all roles and their pod templates must have at most 10,000 values; got ")
+
+
+LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
+    "empty objects": lambda number: {"odd": [number, [{}] * (MAX_VALUES - 100)]},
+    "objects inside objects": lambda number: {"odd": [number, [{"a": {"b": {}}}] * ((MAX_VALUES - 100) // 3)]},
+    "variables": lambda number: {
+        "containers": [{"env": [{"name": f"A{i}", "value": str(number)} for i in range((MAX_VALUES - 100) // 3)]}]
+    },
+    "volumes": lambda number: {"volumes": [{"name": f"v{number}-{i}"} for i in range((MAX_VALUES - 100) // 2)]},
+    "volumes of the run folder": lambda number: {
+        "volumes": [{"name": "muster-run", "a": number} for i in range((MAX_VALUES - 100) // 3)]
+    },
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_of_a_large_template_little_is_held_beside_its_text(make: Callable[[int], dict[str, Any]]) -> None:
+    seen_with(1, lambda number: make(1000))  # what is made once
+    assert held_mib(lambda: seen_with(20, make)) < 20 * 0.4
+    assert len(seen_with(2, make).observe().jobs) == 2, "it is legal"
+
+
+def test_jobs_with_one_template_share_its_text() -> None:
+    text = "x" * (MAX_BYTES - 1000)
+    seen_with(1, lambda number: {"containers": [{"args": ["y"]}]})
+
+    def put() -> Sight:
+        seen, _ = sight()
+        for number in range(100):
+            document = job_document(f"j{number}", number + 1, priority=number)  # their specs differ
+            document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [text]
+            seen.jobs.put(read(Job, document))
+        return seen
+
+    assert held_mib(put) < 3
+
+
+class Cluster(Server):
+    """One that lists the jobs it was given."""
+
+    def __init__(self, *jobs: dict[str, Any]) -> None:
+        super().__init__()
+        self.jobs = list(jobs)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.endswith("/trainingjobs"):
+            self.calls.append(f"GET {request.query['fieldSelector']}")
+            return web.json_response({"items": self.jobs}, dumps=compact)
+        return await super().answer(request)
+
+
+def compact(document: Any) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+def as_served(document: dict[str, Any]) -> Job:
+    return msgspec.json.decode(compact(document), type=Job)
+
+
+def forget(rounds: Rounds) -> None:
+    """As if many others had been read since."""
+    templates = rounds.sight.templates
+    templates._texts, templates._decoded = Recent(), Recent()
+
+
+def test_a_template_whose_text_had_to_go_is_read_again_once_for_all_pods_of_a_gang() -> None:
+    document = job_document("llama", 5)
+    server = Cluster(document)
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.sight.jobs.put(as_served(document))
+        forget(rounds)
+        await rounds.round()
+        assert rounds.phase("llama") == "Admitted"
+        assert server.calls.count("GET metadata.name=llama") == 1
+        pods = [body for body in server.bodies if body.get("kind") == "Pod"]
+        assert [pod["spec"]["containers"][0]["resources"] for pod in pods] == [{"limits": {"nvidia.com/gpu": "1"}}] * 2
+
+    serve(server, story)
+
+
+def test_no_pod_is_made_of_another_template_than_was_decided_about() -> None:
+    document, edited = job_document("llama", 5), job_document("llama", 6)
+    edited["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = "other"
+    server = Cluster(edited)
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api)
+        rounds.sight.jobs.put(as_served(document))
+        forget(rounds)
+        await rounds.round()
+        assert server.count("POST /api/v1/namespaces/team/pods") == 0
+        assert rounds.writer.refusals.pause_s("uid-llama") > 0
+
+    serve(server, story)
+
+
+def test_an_edit_of_what_is_not_held_of_a_template_makes_another_template() -> None:
+    seen, _ = sight()
+    digests = set()
+    for version, image in enumerate(("a", "b"), 1):
+        seen.jobs.put(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
+        known = seen.jobs.known("uid-llama")
+        assert known is not None
+        digests.add(known.templates["trainer"].digest)
+    assert [len(digest) for digest in digests] == [64, 64]
+
+
+def test_a_list_is_handed_over_page_by_page() -> None:
+    pages = [[job_document("a", 1), job_document("b", 2)], [job_document("c", 3)]]
+    limits: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.sleep(3600)
+        limits.append(request.query["limit"])
+        page = int(request.query.get("continue", "0"))
+        meta = {"resourceVersion": "3", **({"continue": "1"} if page == 0 else {})}
+        if page == 1:
+            assert seen.observe().jobs != (), "the first page is known"
+        return web.json_response({"metadata": meta, "items": pages[page]})
+
+    seen, _ = sight()
+
+    async def story(api: Api) -> None:
+        reflector = Reflector(api, TRAINING_JOBS, Job, seen.jobs, page=2)
+        running = asyncio.create_task(reflector.run())
+        async with asyncio.timeout(60):
+            await reflector.synced.wait()
+        running.cancel()
+
+    serve(Answering(answer), story)
+    assert [job.metadata.name for job in seen.observe().jobs] == ["a", "b", "c"]
+    assert limits == ["2", "2"]
+
+
+class Answering:
+    def __init__(self, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
+        self.answer = answer
