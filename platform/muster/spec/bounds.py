@@ -14,7 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_BYTES = 256 * 1024
 """Of `spec.roles` as compact JSON."""
-MAX_VALUES = 10_000
+MAX_VALUES = 5_000
 """Of `spec.roles`: objects, lists, texts, numbers, true, false and null, at every depth."""
 _PATH = ("spec", "roles")
 

@@ -55,16 +55,16 @@ class NodeRequirement(Open):
 class NodeSelectorTerm(Open):
     """Requirements that must all hold."""
 
-    match_expressions: list[NodeRequirement] = []
+    match_expressions: Annotated[list[NodeRequirement], Field(max_length=16)] = []
     """On labels of the node."""
-    match_fields: list[NodeRequirement] = []
+    match_fields: Annotated[list[NodeRequirement], Field(max_length=16)] = []
     """On fields of the node: metadata.name."""
 
 
 class NodeSelector(Open):
     """Terms of which one must hold."""
 
-    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1)]
+    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
     """The terms."""
 
 
