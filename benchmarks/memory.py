@@ -17,15 +17,14 @@ import argparse
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the control plane is that of the tests
 
-from benchmarks.scale.programs import peak_rss_mib
+from benchmarks.scale.programs import metrics, peak_rss_mib
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import install
 from tests.cluster.operator.process import Operator
@@ -68,7 +67,7 @@ def measured(case: str, count: int) -> Json:
                 if turn == 0:
                     idle = peak_rss_mib(operator.pid)
                     create(plane, case, count)
-                wait_until_decided(plane, operator, count)
+                wait_until_seen(operator, case, count, statuses=turn == 0)
                 peaks[turn] = peak_rss_mib(operator.pid)
             finally:
                 operator.kill()
@@ -95,26 +94,26 @@ def create(plane: ControlPlane, case: str, count: int) -> None:
         list(pool.map(one, range(count)))
 
 
-def wait_until_decided(plane: ControlPlane, operator: Operator, count: int) -> None:
-    """Every job says why it waits, and the operator has seen that."""
-    until = time.monotonic() + _LONGEST_S
-    while (decided := sum(1 for _ in waiting(plane))) < count:
-        assert operator.running, operator.tail()
-        assert time.monotonic() < until, f"{decided} of {count} jobs after {_LONGEST_S} s\n{operator.tail()}"
-        time.sleep(2.0)
-    newest = int(plane.api.get("/api/v1/namespaces/default")["metadata"]["resourceVersion"])
-    operator.wait("it has seen them", lambda: operator.has_seen("trainingjobs") >= newest, _LONGEST_S)
+def wait_until_seen(operator: Operator, case: str, count: int, *, statuses: bool) -> None:
+    """Every pod was tried, and where the jobs are new, every job says why it waits."""
+    calls = {"PATCH": ("trainingjobs/status", "200")} if statuses else {}
+    if case != "refused":
+        calls["DRY-RUN"] = ("pods", "")
+    for verb, (resource, code) in calls.items():
+        operator.wait(
+            f"{count} calls of {verb} {resource}",
+            lambda verb=verb, resource=resource, code=code: _calls(operator, verb, resource, code) >= count,  # type: ignore[misc]
+            _LONGEST_S,
+        )
 
 
-def waiting(plane: ControlPlane) -> Iterator[str]:
-    """Jobs that say why they wait."""
-    columns = (
-        "jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=='Admitted')].reason}{'\\n'}{end}"
+def _calls(operator: Operator, verb: str, resource: str, code: str) -> float:
+    found = metrics(operator.get("/metrics")[1], "muster_api_calls_total")
+    return sum(
+        value
+        for labels, value in found
+        if (labels["verb"], labels["resource"]) == (verb, resource) and code in ("", labels["code"])
     )
-    for line in plane.kubectl("get", "trainingjobs", "--chunk-size=50", "-o", columns).splitlines():
-        name, _, reason = line.partition(" ")
-        if reason:
-            yield name
 
 
 # ---- templates, each another one

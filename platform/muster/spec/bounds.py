@@ -36,7 +36,7 @@ def check_roles(document: Any) -> Any:
 def too_large(values: int, size: int) -> str | None:
     """What is wrong with roles of so many values and bytes of JSON; None where nothing is."""
     if values > MAX_VALUES:
-        return f"all roles and their pod templates must have at most {MAX_VALUES:,} values; got {values:,}"
+        return f"all roles and their pod templates must have at most {MAX_VALUES:,} values; these have more"
     if size > MAX_BYTES:
         return f"all roles and their pod templates must be at most {MAX_BYTES:,} bytes of JSON; got {size:,}"
     return None
