@@ -119,5 +119,5 @@ def test_a_process_that_is_killed_while_it_reads_traces_is_named(
         build(written(tmp_path, files), workers=2)
 
 
-def killed(path: Path) -> None:
+def killed(path: Path, limits: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)

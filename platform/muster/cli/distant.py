@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from muster.spec import TrainingJob
 
 
-def bring(job: TrainingJob) -> Path:
+def bring(job: TrainingJob, most_bytes: int) -> Path:
     """The folder here that holds what a report needs of the job's run. Raises `Refused` that says where the run is
     instead, and as `muster.tracing.fetching.fetch` does."""
     from muster.local.home import home_path
@@ -24,7 +24,7 @@ def bring(job: TrainingJob) -> Path:
     meta = job.metadata
     folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return fetch(location, folder).folder
+    return fetch(location, folder, most_bytes=most_bytes).folder
 
 
 def store_of(job: TrainingJob) -> str:

@@ -12,10 +12,13 @@ import typer
 from muster.cli.client import connect
 from muster.cli.completing import Json, Namespace, split_name
 from muster.cli.printing import console, print_json, unfilled
-from muster.errors import NotFound, Refused
+from muster.errors import InvalidSpec, NotFound, Refused
+from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from muster.tracing.scan import Limits
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +34,13 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Write the report there.")
     ] = None,
+    max_trace_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Leave out traces that unpack to more.")] = "4Gi",
+    max_trace_events: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Leave out traces with more events.")
+    ] = 5_000_000,
+    max_fetch_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Fetch no run from a store that is larger.")
+    ] = "16Gi",
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
@@ -39,12 +49,16 @@ def report(
     What a job in a cluster has left in the cluster's store is brought here first, with your credentials for the store
     in the environment.
     """
+    from muster.tracing.scan import Limits
+
+    limits = Limits(_size(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
+    most_bytes = _size(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = _run_dir(runs[0], namespace)
+        run_dir, job = _run_dir(runs[0], namespace, most_bytes)
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
-    page = _build(sources, job, out)
+    page = _build(sources, job, out, limits)
     if as_json:
         from muster.tracing.report import json_beside
 
@@ -67,14 +81,26 @@ def show(page: Path, to: Console) -> None:
     to.print(str(page), soft_wrap=True, markup=False)
 
 
-def _build(sources: list[Path], job: str | None, out: Path | None) -> Path:
+def _size(text: str, option: str) -> int:
+    try:
+        size = parse_quantity(text, "memory")
+    except ValueError as error:
+        raise InvalidSpec(f"{option}: {error}", field=option) from error
+    if size < 1:
+        raise InvalidSpec(f"{option} must be 1 or more; got {text!r}", field=option)
+    return size
+
+
+def _build(sources: list[Path], job: str | None, out: Path | None, limits: Limits | None = None) -> Path:
     """The page, built with all the CPUs that this process may use."""
     from muster.tracing.report import build
+    from muster.tracing.scan import Limits
 
-    return Path(str(build(sources, out, name=job, workers=len(os.sched_getaffinity(0))).page))
+    workers = len(os.sched_getaffinity(0))
+    return Path(str(build(sources, out, name=job, workers=workers, limits=limits or Limits()).page))
 
 
-def _run_dir(run: str, namespace: str | None) -> tuple[Path, str | None]:
+def _run_dir(run: str, namespace: str | None, most_bytes: int) -> tuple[Path, str | None]:
     """The folder to report on, and the job's name if it was given by name."""
     path = Path(run)
     if path.exists():
@@ -89,7 +115,7 @@ def _run_dir(run: str, namespace: str | None) -> tuple[Path, str | None]:
     if found is None:
         from muster.cli.distant import bring
 
-        return bring(connect().job(name, space)), name
+        return bring(connect().job(name, space), most_bytes), name
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: there is no run folder", reason="NotStarted")
     return found, name

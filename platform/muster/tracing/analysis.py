@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import repeat
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from muster.tracing.idle import StreamIdle, idle_by_stream
 from muster.tracing.operators import Operator, kernels_by_time, operators_by_self_time
 from muster.tracing.overlap import overlap
 from muster.tracing.reader import read
+from muster.tracing.scan import DEFAULT_LIMITS, Limits
 from muster.tracing.spans import clip
 from muster.tracing.steps import steps_of
 from muster.tracing.temporal import KernelType, kernel_types, selected, temporal, whole_microseconds
@@ -152,29 +154,31 @@ def hta_numbers(trace: Trace) -> HtaNumbers:
     )
 
 
-def summarise_file(path: Path) -> TraceSummary | Unreadable:
+def summarise_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> TraceSummary | Unreadable:
     """Read and analyse one file; what is wrong with it comes back as a value, since the other ranks still count."""
     try:
-        return summarise(read(path))
+        return summarise(read(path, limits))
     except InvalidTrace as error:
         return Unreadable(str(path), str(error).removeprefix(f"{path}: "), trace=error.reason != "NotATrace")
     except OSError as error:
         return Unreadable(str(path), str(error))
 
 
-def summarise_files(paths: Sequence[Path], *, workers: int = 1) -> tuple[TraceSummary | Unreadable, ...]:
+def summarise_files(
+    paths: Sequence[Path], *, workers: int = 1, limits: Limits = DEFAULT_LIMITS
+) -> tuple[TraceSummary | Unreadable, ...]:
     """The same for many files, in their order; with several workers each file is one process's, one at a time.
 
     Raises InvalidTrace if one of these processes is killed.
     """
     if workers <= 1 or len(paths) <= 1:
-        return tuple(summarise_file(path) for path in paths)
+        return tuple(summarise_file(path, limits) for path in paths)
     # Not fork: the caller may have threads.
     with ProcessPoolExecutor(
         min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_end_with_parent
     ) as pool:
         try:
-            return tuple(pool.map(summarise_file, paths))
+            return tuple(pool.map(summarise_file, paths, repeat(limits)))
         except BrokenProcessPool as error:
             raise InvalidTrace(
                 f"{paths[0].parent}: a process that read the traces was killed, perhaps for want of memory; "

@@ -36,6 +36,8 @@ from muster.tracing.sharedfolder import IrregularFile, SharedFolder
 from muster.tracing.store import Store
 
 LONGEST_BACKOFF_S = 30.0
+MOST_BYTES = 16 << 30
+"""Of the text of a trace, unpacked. To check one takes time in proportion, not memory."""
 MOST_TRIES = 5
 """A trace whose reader was killed over it so often is set aside."""
 LOOK_AROUND_S = 30.0
@@ -47,7 +49,8 @@ class Duty:
     """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
 
     `keeps_metrics`: metrics, beats and events of the run folder go to the store as well. `mount`: the part of `run_dir`
-    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it.
+    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it. `most_bytes`: a
+    trace that unpacks to more is set aside.
     """
 
     run_dir: Path
@@ -57,6 +60,7 @@ class Duty:
     store: str | None = None
     keeps_metrics: bool = False
     mount: Path | None = None
+    most_bytes: int = MOST_BYTES
 
     @property
     def run(self) -> SharedFolder:
@@ -147,6 +151,10 @@ class Collector:
             return
         with source:
             size = os.fstat(source.fileno()).st_size
+            if size > self.duty.most_bytes:
+                reason = f"has {size} bytes, more than the limit of --max-trace-bytes: {self.duty.most_bytes}"
+                self._set_aside(name, Published(size, ""), reason, now)
+                return
             try:
                 self._check(name, source)
             except InvalidTrace as error:
@@ -170,7 +178,7 @@ class Collector:
             raise InvalidTrace(f"{self._shown(name)}: whoever read it was killed or failed, {tries} times")
         self.claims.begin_try(name)
         try:
-            check(source, self._shown(name))
+            check(source, self._shown(name), self.duty.most_bytes)
         except (InvalidTrace, OSError):
             self.claims.end_try(name)
             raise

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from muster.quantity import parse_quantity
 from muster.tracing.claims import LOCK_PATIENCE_S, SPOOL, TRACES, only_one
-from muster.tracing.collect import Collector, Duty, say, start
+from muster.tracing.collect import MOST_BYTES, Collector, Duty, say, start
 from muster.tracing.credentials import load_store_credentials, read_token, refuse_inspection
 from muster.tracing.ending import good, write_ending
 from muster.tracing.endpoint import SHORTEST_TOKEN, Address, Endpoint, Subject
@@ -96,7 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m muster.tracing.collector`; 0 when done, 1 when something is left or another one runs, 2 for usage."""
     parser = _parser()
     args = parser.parse_args(argv)
-    duty = Duty(args.run_dir.absolute(), args.role, args.index, args.ranks, args.store, args.store_metrics, args.mount)
+    duty = Duty(
+        args.run_dir.absolute(),
+        args.role,
+        args.index,
+        args.ranks,
+        args.store,
+        args.store_metrics,
+        args.mount,
+        args.max_trace_bytes,
+    )
     token = _secrets(parser, args)
     if args.open_spool:
         _open_spool(duty)
@@ -184,6 +194,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ending", type=Path, default=None, metavar="FILE", help="at the end say there what was collected"
     )
+    parser.add_argument(
+        "--max-trace-bytes",
+        type=_bytes,
+        default=MOST_BYTES,
+        metavar="SIZE",
+        help="set traces aside that unpack to more; default 16Gi",
+    )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between two looks; default 1")
     parser.add_argument("--port", type=_port, default=None, help="answer GET /beat there; needs --token-file")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token that requests are signed with")
@@ -219,6 +236,16 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; right is 29480")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    try:
+        size = parse_quantity(text, "memory")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more; got {text!r}")
+    return size
 
 
 def _ip(text: str) -> str:

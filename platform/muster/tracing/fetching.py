@@ -20,6 +20,8 @@ from muster.tracing.store import Store
 
 _RECORDS = re.compile(rf"metrics/rank-\d+\.jsonl|beats/rank-\d+\.json|{re.escape(EVENTS)}")
 _MANIFEST = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
+MOST_BYTES = 16 << 30
+_MOST_FILES = 20_000
 _PATIENCE = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
 
 
@@ -32,11 +34,12 @@ class Fetched:
     records: int
 
 
-def fetch(location: str, folder: Path) -> Fetched:
+def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetched:
     """Copy a run's newest window from its folder in a store; what is here already, of the same size, is not copied
     again.
 
-    Raises `Refused` where there is nothing yet (NothingCollected) or the store's package is missing (NoPackage),
+    Raises `Refused` where there is nothing yet (NothingCollected), the store's package is missing (NoPackage), or there
+    is more than `most_bytes`, before anything is written (TooLarge),
     `InvalidSpec` for what is no store, `ClusterError` where the store is out of reach, OSError if it cannot be written.
     """
     with _reaching(location):
@@ -47,13 +50,21 @@ def fetch(location: str, folder: Path) -> Fetched:
         raise Refused(
             f"nothing has been collected yet: {location} holds no trace and no metrics", reason="NothingCollected"
         )
-    for name in (*traces, *records):
+    names = (*traces, *records)
+    total = sum(sizes[name] for name in names)
+    if total > most_bytes or len(names) > _MOST_FILES:
+        raise Refused(
+            f"the run is too large to be fetched: {len(names)} files with {total} bytes in {location}; the limit is "
+            f"{_MOST_FILES} files, and {most_bytes} bytes, which --max-fetch-bytes raises",
+            reason="TooLarge",
+        )
+    for name in names:
         local = folder / name
         if name in traces and local.is_file() and local.stat().st_size == sizes[name]:
             continue
         local.parent.mkdir(parents=True, exist_ok=True)
         with _reaching(location):
-            store.fetch(name, local)
+            store.fetch(name, local, sizes[name])
     return Fetched(folder, len(traces), len(records))
 
 

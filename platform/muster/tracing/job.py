@@ -16,6 +16,7 @@ from muster.tracing.operators import Operator, merged
 from muster.tracing.pauses import Pause, pauses_of, usual
 from muster.tracing.rows import Row, labelled, picture_step
 from muster.tracing.runfolder import Float64, Metrics, RunFolder, Skipped, Window
+from muster.tracing.scan import DEFAULT_LIMITS, Limits
 from muster.tracing.steps import Skew, skew
 from muster.tracing.untraced import untraced
 
@@ -68,9 +69,9 @@ class Report:
     page: str | None = None
 
 
-def analyse(folder: RunFolder, *, name: str | None = None, workers: int = 1) -> Report:
+def analyse(folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: Limits = DEFAULT_LIMITS) -> Report:
     """The report without writing it."""
-    window, summaries, unreadable = _newest_readable(folder, workers)
+    window, summaries, unreadable = _newest_readable(folder, workers, limits)
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing(folder, unreadable))
     rows = labelled(summaries)
@@ -96,11 +97,13 @@ def analyse(folder: RunFolder, *, name: str | None = None, workers: int = 1) -> 
     return replace(report, findings=findings_of(folder, rows, skews, pauses, skipped))
 
 
-def _newest_readable(folder: RunFolder, workers: int) -> tuple[Window | None, list[TraceSummary], list[Unreadable]]:
+def _newest_readable(
+    folder: RunFolder, workers: int, limits: Limits
+) -> tuple[Window | None, list[TraceSummary], list[Unreadable]]:
     """The newest window of which at least one trace can be read; what could not be is returned too."""
     unreadable: list[Unreadable] = []
     for window in folder.windows:
-        found = summarise_files(window.files, workers=workers)
+        found = summarise_files(window.files, workers=workers, limits=limits)
         # In a bare folder other JSON may lie about: what is no trace is nobody's loss.
         unreadable += [f for f in found if isinstance(f, Unreadable) and (f.trace or folder.ours)]
         summaries = [f for f in found if isinstance(f, TraceSummary)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from muster.errors import InvalidTrace
 from muster.tracing.events import Events, Int32, Kind, Thread, Trace
-from muster.tracing.scan import Header, RawEvent, scan, scan_file
+from muster.tracing.scan import DEFAULT_LIMITS, MOST_BYTES, TOO_LARGE, Header, Limits, RawEvent, scan, scan_file
 
 # Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
 KINDS = {
@@ -29,6 +29,7 @@ KINDS = {
     "cuda_sync": Kind.SYNC,
     "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
 }
+MOST_NAME_CHARACTERS = 256 << 20
 # The profiler's own span would hide everything under it; Python frames are most of a with_stack trace and unused here.
 SKIPPED = frozenset({"Trace", "python_function"})
 
@@ -41,23 +42,23 @@ class TraceFacts:
     rank: int | None
 
 
-def check(file: IO[bytes], path: Path) -> TraceFacts:
+def check(file: IO[bytes], path: Path, most_bytes: int = MOST_BYTES) -> TraceFacts:
     """Decode the whole file and keep nothing. Raises InvalidTrace as `scan_file` does, or if it holds no event."""
     counts: list[int] = []
-    header = scan_file(file, path, lambda events: counts.append(len(events)))
+    header = scan_file(file, path, lambda events: counts.append(len(events)), most_bytes=most_bytes)
     if not sum(counts):
         raise InvalidTrace(f"{path}: holds no events")
     return TraceFacts(events=sum(counts), rank=_distributed(header)[0])
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
     """Read one trace, `.json` or gzipped.
 
-    Raises InvalidTrace (file and byte named) if it is truncated, damaged or no trace, and OSError if it cannot be
-    opened. Events without a time or of an impossible one are counted in `unusable` and left out.
+    Raises InvalidTrace (file and byte named) if it is truncated, damaged, no trace or past the limits, and OSError if
+    it cannot be opened. Events without a time or of an impossible one are counted in `unusable` and left out.
     """
-    columns = _Columns()
-    header = scan(path, columns.take)
+    columns = _Columns(path, limits.events)
+    header = scan(path, columns.take, most_bytes=limits.unpacked_bytes)
     if not columns.decoded:
         raise InvalidTrace(f"{path}: holds no events")
     rank, world_size, backend = _distributed(header)
@@ -86,6 +87,10 @@ def read(path: Path) -> Trace:
 class _Columns:
     """Columns under construction: arrays of each block, and the tables that give every name and thread a number."""
 
+    path: Path
+    most_events: int
+    rows: int = 0
+    characters: int = 0  # of names, of which each is kept once
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
@@ -107,8 +112,22 @@ class _Columns:
                     self.thread_names.setdefault((event.pid, event.tid), event.args.name)
             elif event.ph == "unusable":
                 self.unusable += 1
+        self._bound(kept)
         if kept:
             self.blocks.append(self._columns(kept))
+
+    def _bound(self, kept: list[RawEvent]) -> None:
+        self.rows += len(kept)
+        if self.rows + len(self.thread_names) > self.most_events:
+            raise InvalidTrace(
+                f"{self.path}: keeps more than {self.most_events} events, the limit of --max-trace-events",
+                reason=TOO_LARGE,
+            )
+        self.characters += sum(map(len, {event.name for event in kept} - self.names.keys()))
+        if self.characters > MOST_NAME_CHARACTERS:
+            raise InvalidTrace(
+                f"{self.path}: has more than {MOST_NAME_CHARACTERS} characters of names", reason=TOO_LARGE
+            )
 
     def _columns(self, kept: list[RawEvent]) -> tuple[Any, ...]:
         names, threads, other = self.names, self.threads, Kind.OTHER

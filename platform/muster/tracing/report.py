@@ -24,6 +24,7 @@ from muster.tracing.html import page
 from muster.tracing.job import Report, analyse
 from muster.tracing.publish import write_atomically
 from muster.tracing.runfolder import read_run_folder, read_selection
+from muster.tracing.scan import DEFAULT_LIMITS, Limits
 from muster.tracing.terminal import render
 
 __all__ = ["Report", "build", "json_beside", "load", "render_terminal"]
@@ -37,13 +38,15 @@ def build(
     *,
     name: str | None = None,
     workers: int = 1,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Report:
     """Analyse a run folder, any folder of traces, or some traces, and write a page and, beside it, the same as JSON.
 
     A folder's are report.html and report.json; those of one trace or several have names of their own, so that they
     leave the folder's alone. `out` is the folder for both (default: `report` in the folder, or beside the first trace);
     `name` the job's name where the folder does not tell it; `workers` how many processes read traces; with more than
-    one, a script that calls this needs the `__main__` guard that multiprocessing asks for.
+    one, a script that calls this needs the `__main__` guard that multiprocessing asks for. A trace past the `limits` is
+    left out and named.
     Raises InvalidTrace if there is nothing to report on, OSError if the report cannot be written.
     """
     paths = [Path(run)] if isinstance(run, str | os.PathLike) else [Path(path) for path in run]
@@ -51,7 +54,7 @@ def build(
         raise InvalidTrace("no trace was named")
     first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
     read = read_selection(paths) if of_traces else read_run_folder(first)
-    report = _in_utf8(analyse(read, name=name, workers=workers))
+    report = _in_utf8(analyse(read, name=name, workers=workers, limits=limits))
     target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
     written = target / f"{_name_of(paths) if of_traces else 'report'}.html"

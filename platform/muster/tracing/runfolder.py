@@ -21,11 +21,14 @@ from muster.errors import InvalidTrace
 from muster.tracing.claims import CLAIMED
 from muster.tracing.manifest import manifest_names, read_manifest
 from muster.tracing.names import TraceName, parse_name
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.sharedfolder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
 
 Float64 = NDArray[np.float64]
 MOST_FILES = 1024
+MOST_LINES_BYTES = 256 << 20
+"""Of a file of metrics or events."""
+LARGEST_BEAT_BYTES = 65_536
 BEYOND = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
@@ -163,8 +166,12 @@ def _rank_files(folder: Path) -> list[Path]:
 
 def _beat(path: Path, skipped: list[Skipped]) -> Beat | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Beat)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        with open_regular(path) as file:
+            text = file.read(LARGEST_BEAT_BYTES + 1)
+        if len(text) > LARGEST_BEAT_BYTES:
+            raise InvalidTrace(f"has more than {LARGEST_BEAT_BYTES} bytes")
+        return msgspec.json.decode(text, type=Beat)
+    except (InvalidTrace, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         skipped.append(Skipped(_short(path), f"cannot be read: {error}"))
         return None
 
@@ -178,13 +185,18 @@ def _lines(path: Path, kind: type[Line], skipped: list[Skipped]) -> list[Line]:
     found: list[Line] = []
     broken: list[int] = []
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with open_regular(path) as file:
+            left, number = MOST_LINES_BYTES, 0
+            while left > 0 and (line := file.readline(left)):
+                left, number = left - len(line), number + 1
                 try:
                     found.append(decoder.decode(line))
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     if line.strip():
                         broken.append(number)
+            if file.read(1):
+                limit = f"only the first {MOST_LINES_BYTES} bytes are read"
+                skipped.append(Skipped(_short(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}"))
     except OSError as error:
         skipped.append(Skipped(_short(path), str(error)))
     if broken:

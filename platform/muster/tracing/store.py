@@ -112,11 +112,16 @@ class Store:
         kept = sorted(name for name in named if not name.rpartition("/")[2].startswith("."))
         return {name: int(named[name]["size"] or 0) for name in kept}
 
-    def fetch(self, name: str, local: Path) -> None:
-        """Copy one file here, whole or not at all. FileNotFoundError if it is not there."""
+    def fetch(self, name: str, local: Path, most_bytes: int) -> None:
+        """Copy one file here, whole or not at all. FileNotFoundError if it is not there, OSError if it is larger."""
         local.parent.mkdir(parents=True, exist_ok=True)
         with SharedFolder(local.parent).new_file(local.name, owner="download") as new, self.open(name) as source:
-            shutil.copyfileobj(source, new.file, _PART_BYTES)
+            left = most_bytes
+            while block := source.read(min(left + 1, _PART_BYTES)):
+                if len(block) > left:
+                    raise OSError(f"{self.url}: {name} has grown beyond {most_bytes} bytes")
+                new.file.write(block)
+                left -= len(block)
             new.publish()
 
     def open(self, name: str) -> IO[bytes]:

@@ -1,0 +1,136 @@
+"""Traces that are small as files and large once they are unpacked: refused past a bound, before they take memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Muster, muster
+from tests.tracing.kineto import trace_text, training_steps
+from tests.tracing.spool import collected, manifest_of, run_once, spooled
+
+from muster.errors import InvalidTrace, Refused
+from muster.tracing import fetching, reader, runfolder
+from muster.tracing.reader import read
+from muster.tracing.report import build
+from muster.tracing.scan import Limits
+
+__all__ = ["muster"]  # a fixture
+
+SMALL = Limits(unpacked_bytes=10 << 20, events=1000)
+EVENT = b'{"ph":"X","cat":"c","name":"n","ts":1,"dur":1}'
+
+
+def packed(path: Path, parts: Iterator[bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wb", compresslevel=1) as out:
+        for part in parts:
+            out.write(part)
+    return path
+
+
+def of_skipped_events(mib: int) -> Iterator[bytes]:
+    """Text without an event that is kept, one MiB after the other."""
+    block = b'{"ph":"i","s":"' + b"x" * 1000 + b'"},'
+    yield b'{"traceEvents":['
+    for _ in range(mib):
+        yield block * ((1 << 20) // len(block))
+    yield b'{"ph":"X","cat":"c","name":"n","ts":1,"dur":1}]}'
+
+
+def of_events(count: int, **fields: Any) -> Iterator[bytes]:
+    yield b'{"traceEvents":['
+    for number in range(count):
+        event = json.loads(EVENT) | {key: value.format(number) for key, value in fields.items()}
+        yield json.dumps(event).encode() + b","
+    yield EVENT + b"]}"
+
+
+def test_a_trace_of_more_text_than_the_limit_is_refused_and_no_further_read(tmp_path: Path) -> None:
+    path = packed(tmp_path / "x.json.gz", of_skipped_events(40))
+    assert path.stat().st_size < 2 << 20
+    with pytest.raises(InvalidTrace, match="unpacks to more than 10485760 bytes, the limit of --max-trace-bytes"):
+        read(path, SMALL)
+    assert read(path, Limits(unpacked_bytes=64 << 20)).decoded > 1000
+
+
+@pytest.mark.parametrize("fields", [{}, {"ph": "M", "name": "thread_name", "tid": "{}", "args": "{}"}])
+def test_a_trace_of_more_events_than_the_limit_is_refused(tmp_path: Path, fields: dict[str, str]) -> None:
+    if fields:  # names of threads are kept too
+        events = (dict(ph="M", name="thread_name", tid=number, args={"name": "x"}) for number in range(1500))
+        text = json.dumps({"traceEvents": [*events, json.loads(EVENT)]}).encode()
+        path = packed(tmp_path / "x.json.gz", iter([text]))
+    else:
+        path = packed(tmp_path / "x.json.gz", of_events(1500))
+    with pytest.raises(InvalidTrace, match="keeps more than 1000 events, the limit of --max-trace-events"):
+        read(path, SMALL)
+    assert read(path, Limits(events=2000)).decoded == 1501
+
+
+def test_names_take_no_more_memory_than_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = packed(tmp_path / "x.json.gz", of_events(100, name="name-{}" + "x" * 1000))
+    monkeypatch.setattr(reader, "MOST_NAME_CHARACTERS", 50_000)
+    with pytest.raises(InvalidTrace, match="more than 50000 characters of names"):
+        read(path)
+    same = packed(tmp_path / "same.json.gz", of_events(100, name="x" * 1000))
+    assert read(same).decoded == 101
+
+
+def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, muster: Muster) -> None:
+    folder = tmp_path / "logs"
+    packed(folder / "large.json.gz", of_skipped_events(3))
+    (folder / "good.json").write_bytes(trace_text(training_steps(3)))
+    assert build(folder, limits=Limits(unpacked_bytes=1 << 20)).skipped[0].file == "large.json.gz"
+    ended = muster("report", str(folder), "--max-trace-bytes", "1Mi", "--json")
+    assert ended.code == 0
+    (report,) = json.loads(ended.out)
+    assert len(report["rows"]) == 1
+    (left_out,) = report["skipped"]
+    assert "--max-trace-bytes" in left_out["reason"]
+    assert len(json.loads(muster("report", str(folder), "--json").out)[0]["rows"]) == 2
+    for wrong in (("--max-trace-bytes", "lots"), ("--max-trace-bytes", "0"), ("--max-trace-events", "0")):
+        ended = muster("report", str(folder), *wrong)
+        assert ended.code == 2
+        assert wrong[0] in ended.err
+
+
+def test_the_collector_sets_a_trace_of_more_text_than_its_limit_aside(tmp_path: Path, undisturbed: None) -> None:
+    content = gzip.compress(b"".join(of_skipped_events(3)))
+    spooled(tmp_path, 0, content=content)
+    spooled(tmp_path, 1)
+    large = spooled(tmp_path, 2)
+    with large.open("r+b") as file:
+        file.truncate(1 << 40)  # takes no room on the disk
+    assert run_once(tmp_path, "--max-trace-bytes", "1Mi") == 0
+    entries = manifest_of(tmp_path).traces
+    assert {entry.rank: entry.status for entry in entries} == {0: "corrupt", 1: "ok", 2: "corrupt"}
+    assert all("--max-trace-bytes" in str(entry.reason) for entry in entries if entry.status == "corrupt")
+    assert not collected(tmp_path, 0).exists()
+
+
+def test_metrics_and_beats_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("metrics", "beats"):
+        (tmp_path / name).mkdir()
+    line = '{"step": 1, "step_time_s": 0.1, "loss": 1.0}\n'
+    (tmp_path / "metrics/rank-0.jsonl").write_text(line * 10 + "x" * 10_000)
+    (tmp_path / "beats/rank-0.json").write_text('{"rank": 0, "more": "' + "x" * 100_000 + '"}')
+    monkeypatch.setattr(runfolder, "MOST_LINES_BYTES", 5 * len(line))
+    left_out = {one.file: one.reason for one in runfolder.read_run_folder(tmp_path).skipped}
+    assert "only the first 225 bytes are read" in left_out["metrics/rank-0.jsonl"]
+    assert "has more than 65536 bytes" in left_out["beats/rank-0.json"]
+
+
+def test_a_run_that_is_too_large_to_be_fetched_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    packed(store / "traces/rank-0.attempt-0.steps-1-2.json.gz", of_events(1000))
+    size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+    with pytest.raises(Refused) as refusal:
+        fetching.fetch(f"file://{store}", tmp_path / "here", most_bytes=size - 1)
+    assert refusal.value.reason == "TooLarge"
+    assert "--max-fetch-bytes" in str(refusal.value)
+    assert not (tmp_path / "here").exists()
+    assert fetching.fetch(f"file://{store}", tmp_path / "here", most_bytes=size).traces == 1
