@@ -145,7 +145,7 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 ) -> None:
     killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
 
-    def dies(file: IO[bytes], path: Path) -> TraceFacts:
+    def dies(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
         if path.name == killer.name:
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
         return check(file, path)
@@ -167,7 +167,7 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(file: IO[bytes], path: Path) -> TraceFacts:
+    def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
         raise MemoryError
 
     monkeypatch.setattr(collect, "check", fails)
@@ -189,7 +189,7 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     for _ in range(2 * collect.MOST_TRIES):
         assert sweeping.sweep(0.0, patient=False) == 0
 
-    def unread(file: IO[bytes], path: Path) -> TraceFacts:
+    def unread(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:

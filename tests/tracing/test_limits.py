@@ -61,7 +61,7 @@ def test_a_trace_of_more_text_than_the_limit_is_refused_and_no_further_read(tmp_
 @pytest.mark.parametrize("fields", [{}, {"ph": "M", "name": "thread_name", "tid": "{}", "args": "{}"}])
 def test_a_trace_of_more_events_than_the_limit_is_refused(tmp_path: Path, fields: dict[str, str]) -> None:
     if fields:  # names of threads are kept too
-        events = (dict(ph="M", name="thread_name", tid=number, args={"name": "x"}) for number in range(1500))
+        events = [{"ph": "M", "name": "thread_name", "tid": number, "args": {"name": "x"}} for number in range(1500)]
         text = json.dumps({"traceEvents": [*events, json.loads(EVENT)]}).encode()
         path = packed(tmp_path / "x.json.gz", iter([text]))
     else:

@@ -49,8 +49,8 @@ class Duty:
     """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
 
     `keeps_metrics`: metrics, beats and events of the run folder go to the store as well. `mount`: the part of `run_dir`
-    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it. `most_bytes`: a
-    trace that unpacks to more is set aside.
+    that the job cannot replace, as the mount point of a volume; below it no link is followed. None: all of it.
+    `most_bytes`: a trace that unpacks to more is set aside.
     """
 
     run_dir: Path
