@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import CreatePod
+from muster.documents.complaints import field_path
+from muster.documents.pod_fields import unknown_in
 from muster.documents.shorn import decoded
 from muster.errors import ClusterError, InvalidSpec
 from muster.model import LARGEST
@@ -42,8 +45,10 @@ _RETRY_S = 2.0
 _FAILURES = 2  # that the API server has to answer with before its pods count as refused
 _AT_ONCE = 8
 _MOST_BYTES = 16 * 2**20  # of pods that are others than their templates
+_STRICT = {"dryRun": "All", "fieldValidation": "Strict"}  # a misspelt field is refused by name, not dropped
 _READ_BACK = ("containers", "initContainers", "resources", "overhead", "nodeSelector", "affinity", "tolerations",
               "terminationGracePeriodSeconds")  # fmt: skip
+_UNKNOWN = re.compile(r'unknown field "([^"]+)"')
 _BY_DEFAULT = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
 _Key = tuple[str, str]  # namespace, digest of the template
 
@@ -160,10 +165,10 @@ class DryRuns:
         manifest["metadata"]["generateName"] = "muster-dry-run-"
         path = PODS.path(job.namespace)
         try:
-            answer = await self.api.post(path, msgspec.json.encode(manifest), {"dryRun": "All"})
+            answer = await self.api.post(path, msgspec.json.encode(manifest), _STRICT)
         except ApiError as error:
             if error.code in FORBIDDEN:
-                return Verdict(refusal=_in_short(error.message))
+                return Verdict(refusal=_in_short(_as_written(error.message, document)))
             raise
         try:
             pretended = decoded(_pretended.decode, answer)
@@ -199,3 +204,13 @@ def judged(written: spec.PodSpec, answered: Mapping[str, Any]) -> Verdict:
 def _in_short(message: str) -> str:
     """The API server's sentence without the name it made up for the pretended pod."""
     return message.replace('"muster-dry-run-', '"').strip() or "the API server refuses the pod"
+
+
+def _as_written(message: str, template: Mapping[str, Any]) -> str:
+    """The message, with fields of the template that the API server does not know at their own places, and with the
+    names that were probably meant, where the pinned document of Kubernetes does not know them either."""
+    unknown = _UNKNOWN.findall(message)
+    names = {re.split(r"[.\[\]]+", path)[-1] for path in unknown}
+    found = [one for one in unknown_in("PodTemplateSpec", template) if one.path[-1] in names]
+    written = "; ".join(f"{field_path(one.path)}: {one.message}" for one in found)
+    return written if found and len(found) == len(unknown) else "; ".join(part for part in (message, written) if part)

@@ -112,3 +112,18 @@ def _tried(pool: Pool) -> Json:
     path = f"/api/v1/namespaces/{pool.namespace}/pods?dryRun=All"
     container = {"name": "c", "image": "none"}
     return pool.api.create(path, {"metadata": {"generateName": "try-"}, "spec": {"containers": [container]}})
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        ({"resorces": {}}, "resorces: unknown field of Container; did you mean 'resources'?"),
+        ({"env": [{"name": "A", "valu": "1"}]}, "env[0].valu: unknown field of EnvVar; did you mean 'value'?"),
+    ],
+    ids=["of a container", "of a variable"],
+)
+def test_a_field_that_the_api_server_does_not_know_is_refused_by_name(pool: Pool, odd: Json, told: str) -> None:
+    pool.set_up(nodes=1)
+    pool.submit("misspelt", pods=1, pod={"containers": [{"name": "main", "image": "none", **odd}]})
+    assert f"spec.containers[0].{told}" in pool.wait_for_reason("misspelt", "PodRejected")
+    assert pool.pods("misspelt") == []
