@@ -129,6 +129,43 @@ def test_an_honest_alias_and_a_merge_are_read() -> None:
     assert [(item.flavor, item.limit) for item in queue.spec.resources] == [("x", {"cpu": "4"}), ("y", {"cpu": "4"})]
 
 
+def test_what_merges_copy_counts_over_all_of_them() -> None:
+    wide = f"x: &wide {{{', '.join(f'k{i}: 1' for i in range(20_000))}}}\ns: &small {{q: 1}}\n"
+    error = refusal(f"{wide}m:\n  <<: [*wide, {', '.join(['*small'] * 20_000)}]\n")
+    assert (error.reason, "aliases expand to more than" in str(error)) == ("TooLarge", True)
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "0" + "7" * 5000, "0b" + "1" * 20_000, "1" + "0" * 5000])
+def test_a_number_of_too_many_digits_is_refused_at_its_place_without_being_written(number: str) -> None:
+    error = refusal(f"a: 1\nb: {number}\n")
+    assert (error.reason, str(error).startswith("jobs.yaml:2:4: "), len(str(error)) < 200) == (
+        "MalformedYaml",
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed("gpu: 8", "gpu: 8, cpu: '" + "1" * 200_000 + "'"),
+        changed("roles:", "? " + "rolls" * 40_000 + "\n  : 1\n  roles:"),
+        "a: !!float " + "x" * 100_000,
+        "a" * 100_000 + ": 1\n" + "a" * 100_000 + ": 2\n",
+    ],
+)
+def test_a_message_about_a_long_value_is_short(text: str) -> None:
+    assert len(str(refusal(text))) < 5000
+
+
+def test_findings_are_sought_up_to_a_number_of_which_the_first_are_said() -> None:
+    unknown = "".join(f"  zz{i}: 1\n" for i in range(5000))
+    *shown, more = str(refusal(changed("  roles:", f"{unknown}  roles:"))).splitlines()
+    assert (len(shown), "at least" in more) == (12, True)
+    *shown, more = str(refusal("---\n".join(["kind: Queu\n"] * 900))).splitlines()
+    assert (len(shown), "at least" in more) == (12, True)
+
+
 @pytest.mark.parametrize("text", ["x" * (4 * 2**20 + 1), "[" * 100 + "]" * 100, "- " * 500 + "a"])
 def test_what_is_too_large_or_too_deep_is_refused(text: str) -> None:
     assert refusal(text).reason == "TooLarge"

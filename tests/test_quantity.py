@@ -64,6 +64,12 @@ def test_what_is_no_quantity_is_told_with_the_resource_and_the_value(value: str 
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("value", ["1" * 41, "1" + "0" * 2_000_000, "0." + "0" * 2_000_000 + "1"])
+def test_an_amount_of_more_than_40_characters_is_refused_with_its_length(value: str) -> None:
+    with pytest.raises(ValueError, match=rf"^cpu: must have at most 40 characters; got {len(value)}$"):
+        parse_quantity(value, "cpu")
+
+
 @pytest.mark.parametrize(
     ("amount", "resource", "text"),
     [

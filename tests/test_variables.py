@@ -13,6 +13,8 @@ from muster.variables import HIDDEN, is_secret, read_env, shown, without_secrets
     [
         ("WANDB_API_KEY", True), ("HF_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True), ("CLIENT_SECRET", True),
         ("DB_PASSWORD", True), ("PGPASSWORD", True), ("TOKEN", True), ("hf_token", True), ("OPENAI_APIKEY", True),
+        ("AWS_BEARER_TOKEN_BEDROCK", True), ("MYSQL_PWD", True), ("REDISCLI_AUTH", True), ("CI_JOB_JWT", True),
+        ("AZURE_STORAGE_CONNECTION_STRING", True), ("PWD", False), ("AUTHOR", False), ("MAX_TOKEN_LENGTH", False),
         ("TOKENIZERS_PARALLELISM", False), ("HF_HOME", False), ("KEYBOARD", False), ("PATH", False),
     ],
 )  # fmt: skip

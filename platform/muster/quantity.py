@@ -22,6 +22,8 @@ _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[nu
 FRACTIONAL = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES = "hugepages-"
 """What Kubernetes does not count in whole numbers: names, and how names begin."""
+MAX_QUANTITY = 40
+"""Characters of an amount that a user writes."""
 _SMALLEST = Decimal("1e-9")  # to Kubernetes: it rounds up what is less
 
 
@@ -51,6 +53,8 @@ def check_whole(value: str | float, resource: str) -> None:
 
 
 def _amount(value: str | float, resource: str) -> Decimal:
+    if isinstance(value, str) and len(value) > MAX_QUANTITY:
+        raise ValueError(f"{resource}: must have at most {MAX_QUANTITY} characters; got {len(value)}")
     amount = _read(value, resource)
     if amount > LARGEST:
         raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")

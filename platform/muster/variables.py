@@ -13,7 +13,9 @@ HIDDEN = "(hidden)"
 _NAMED = 12
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
-    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT)$", re.IGNORECASE
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|BEARER_TOKEN|CONNECTION_STRING"
+    r"|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT|AUTH|JWT)$|_PWD$",
+    re.IGNORECASE,
 )
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 

@@ -8,13 +8,14 @@ All findings of a text are told at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from muster.documents.complaints import Complaint, explain, split_field, written
 from muster.documents.fields import unknown_fields
-from muster.documents.located import Located, parse_located
+from muster.documents.located import Located, parse_located, shortened
 from muster.documents.pod_fields import unknown_to_kubernetes
 from muster.errors import InvalidSpec
 from muster.nearest import meant
@@ -29,6 +30,7 @@ KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
     "Flavor": Flavor,
 }
 _MOST_SHOWN = 12
+_MOST_SOUGHT = 100  # of each kind in an object, and in a text: to find all in a text of megabytes takes long
 _SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "finalizers")
 
 
@@ -68,6 +70,8 @@ def load_placed(text: str | bytes, source: str = "input", *, newer: bool = False
     for document in parse_located(text, source):
         if document.value is None:
             continue
+        if len(complaints) >= _MOST_SOUGHT:
+            break
         model, wrong = _model(document)
         complaints += wrong
         if model is None:
@@ -77,7 +81,7 @@ def load_placed(text: str | bytes, source: str = "input", *, newer: bool = False
         seen = {one.path for one in wrong}
         doubts = [
             Complaint(field.path, document.line(field.path), field.message)
-            for field in unknown_to_kubernetes(document.value)
+            for field in islice(unknown_to_kubernetes(document.value), _MOST_SOUGHT)
             if field.path not in seen
         ]
         complaints += [] if newer else doubts
@@ -116,13 +120,13 @@ def _model(document: Located) -> tuple[type[Object] | None, list[Complaint]]:
 
 def _validated(model: type[Object], document: Located) -> tuple[Object | None, list[Complaint]]:
     """The object, or all that is wrong with its fields."""
-    unknown = list(unknown_fields(model, document.value))
+    unknown = list(islice(unknown_fields(model, document.value), _MOST_SOUGHT))
     meant = {field.meant for field in unknown}
     complaints = [Complaint(field.path, document.line(field.path), field.message) for field in unknown]
     try:
         return model.model_validate(_without_server_fields(document.value), strict=True), complaints
     except ValidationError as error:
-        for finding in error.errors():
+        for finding in error.errors(include_url=False)[:_MOST_SOUGHT]:
             told_already = finding["loc"] == ("apiVersion",) or (
                 finding["type"] == "missing" and finding["loc"] in meant
             )
@@ -139,12 +143,16 @@ def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(complaints: list[Complaint], source: str) -> list[str]:
-    return [f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}" for item in complaints]
+    return [
+        shortened(f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}")
+        for item in complaints
+    ]
 
 
 def _invalid(complaints: list[Complaint], source: str) -> InvalidSpec:
     complaints = sorted(complaints, key=lambda item: item.line)
     shown = _told(complaints, source)
     if len(shown) > _MOST_SHOWN:
-        shown = [*shown[:_MOST_SHOWN], f"... and {len(complaints) - _MOST_SHOWN} more"]
+        least = "at least " if len(shown) >= _MOST_SOUGHT else ""
+        shown = [*shown[:_MOST_SHOWN], f"... and {least}{len(shown) - _MOST_SHOWN} more"]
     return InvalidSpec("\n".join(shown), field=complaints[0].field)

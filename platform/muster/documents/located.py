@@ -19,6 +19,8 @@ from muster.spec.depth import MAX_DEPTH
 MAX_BYTES = 4 * 2**20
 MAX_DOCUMENTS = 1000
 MAX_VALUES = 400_000  # of all documents of a text together
+_MOST_DIGITS = 100  # of a number: Python writes none of more than 4300
+_MOST_CHARACTERS = 1000  # of what is said about one value
 
 Path: TypeAlias = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -73,6 +75,11 @@ def parse_located(text: str | bytes, source: str) -> list[Located]:
         column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
         message = f"{source}:{line}:{column}: malformed YAML: {error.reason}"
         raise InvalidSpec(message, reason="MalformedYaml") from error
+
+
+def shortened(message: str) -> str:
+    """A message that shows what was written, which may have megabytes."""
+    return message if len(message) <= _MOST_CHARACTERS else f"{message[: _MOST_CHARACTERS - 3]}..."
 
 
 def _decoded(text: bytes, source: str) -> str:
@@ -134,10 +141,7 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
-        self.left -= 1
-        if self.left < 0:
-            message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
-            raise self.refusal(node, message, reason="TooLarge")
+        self.spend(node, 1)
         if id(node) in self.open:
             raise self.refusal(node, "an alias stands for something that it is itself a part of; write it out")
         if isinstance(node, yaml.ScalarNode):
@@ -152,12 +156,22 @@ class _Builder:
         self.open.discard(id(node))
         return value
 
+    def spend(self, node: yaml.Node, values: int) -> None:
+        """Count values that are built. Raises `InvalidSpec` TooLarge."""
+        self.left -= values
+        if self.left < 0:
+            message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
+            raise self.refusal(node, message, reason="TooLarge")
+
     def scalar(self, node: yaml.ScalarNode) -> Any:
         kind = node.tag.removeprefix(_PLAIN)
         if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
             return node.value  # YAML 1.1 reads 20:25 as base 60, which nobody means
         if kind not in ("int", "float", "bool", "null"):
             raise self.refusal(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
+        if kind == "int" and len(node.value) > _MOST_DIGITS:
+            message = f"a number must have at most {_MOST_DIGITS} characters; got {len(node.value)}"
+            raise self.refusal(node, message)
         try:
             return self.scalars.construct_object(node)
         except ValueError as error:
@@ -170,6 +184,7 @@ class _Builder:
             if key_node.tag == f"{_PLAIN}merge":
                 for part in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
                     merged = {**self.merged(part, path), **merged}
+                    self.spend(node, len(merged))  # all of them were copied
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self.refusal(key_node, "a key must be a plain word, not a list or a mapping")
@@ -189,4 +204,4 @@ class _Builder:
 
     def refusal(self, node: yaml.Node, message: str, reason: str = "MalformedYaml") -> InvalidSpec:
         mark = node.start_mark
-        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {message}", reason=reason)
+        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {shortened(message)}", reason=reason)

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from muster.quantity import check_whole
+from muster.quantity import MAX_QUANTITY, check_whole
 
 API_VERSION = "muster.dev/v1alpha1"
 JOB_LABEL, ROLE_LABEL = "muster.dev/job", "muster.dev/role"  # of pods on Kubernetes
@@ -102,7 +102,7 @@ _QUANTITY_SCHEMA = {
     "anyOf": [{"type": "integer"}, {"type": "string"}],
     "x-kubernetes-int-or-string": True,
     "minimum": 0,
-    "maxLength": 40,
+    "maxLength": MAX_QUANTITY,
     "pattern": r"^\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i)?$",
 }
 Quantities = Annotated[
