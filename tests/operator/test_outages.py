@@ -106,3 +106,30 @@ def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
         leading.cancel()
 
     serve(Server(), story)
+
+
+def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None:
+    async def story() -> None:
+        outages, ended = Outages(), False
+
+        async def watch() -> None:
+            nonlocal ended
+            try:
+                async with asyncio.timeout(None) as scope:
+                    with outages.ends(scope):
+                        await asyncio.Event().wait()
+            except TimeoutError:
+                ended = True
+
+        watching = asyncio.create_task(watch())
+        while not outages._watches:
+            await asyncio.sleep(0)
+        calls = 0
+        while not watching.done():  # a call fails in every turn of the event loop
+            outages.lost()
+            calls += 1
+            await asyncio.sleep(0)
+        await watching
+        assert (ended, outages.count) == (True, calls)
+
+    asyncio.run(story())

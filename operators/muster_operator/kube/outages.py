@@ -47,6 +47,7 @@ class Outages:
         self.reachable.clear()
         for watch in self._watches:
             watch.reschedule(0.0)
+        self._watches.clear()  # one that ends already must not be rescheduled by the next call that fails
         self._look()
 
     def answered(self) -> None:
