@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -58,3 +59,14 @@ def test_roles_may_have_so_many_bytes_and_not_one_more() -> None:
     beside = len(compact(roles("")))
     assert taken(roles("x" * (MAX_BYTES - beside)))
     assert not taken(roles("x" * (MAX_BYTES - beside + 1)))
+
+
+def test_to_count_a_text_of_an_object_of_the_largest_size_takes_little_memory() -> None:
+    text = compact(roles("x" * 1_500_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge):
+            check_size(text)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    finally:
+        tracemalloc.stop()
