@@ -10,12 +10,13 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.documents import Object
-from muster.errors import ClusterError, Conflict, MusterError, NotFound
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
 from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironments
+from muster.local.log_limits import LOG_LIMIT
 from muster.local.objects import Objects
 from muster.local.shape import parse_shape, pretended_nodes
 from muster.local.store import Store, open_store
@@ -90,6 +91,15 @@ def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Object
     assert objects.find("default", "over").spec.ttl_seconds_after_finished == 60
     with pytest.raises(Conflict, match="job 'over' is finished"):
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
+
+
+def test_a_log_limit_that_is_no_amount_is_refused_for_a_job_that_is_there(objects: Objects) -> None:
+    (job,) = submitted(objects, "waits")
+    annotations = {**job.metadata.annotations, LOG_LIMIT: "much"}
+    edited = job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
+    with pytest.raises(InvalidSpec, match="log-limit"):
+        objects.apply([edited])
+    assert LOG_LIMIT not in objects.find("default", "waits").metadata.annotations
 
 
 def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +26,9 @@ def check_room(folder: Path) -> None:
 
 def log_fault(folder: Path) -> tuple[str, str] | None:
     """(Reason, message) of why logs in this folder cannot be written; None when they can."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
         if os.statvfs(folder).f_flag & os.ST_RDONLY:
             return "ReadOnlyFilesystem", f"logs cannot be written: the file system of {folder} is read-only"
         if _free(folder) < _LEAST_FOR_LOGS:
@@ -52,13 +51,11 @@ def reserve(file: Path) -> None:
 
 
 def release(file: Path) -> bool:
-    """Give back what `reserve` has set aside. False when there was nothing."""
+    """Give back what `reserve` has set aside. False when there was nothing, or it cannot be removed."""
     try:
         file.unlink()
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            return False
-        raise
+    except OSError:
+        return False
     return True
 
 
