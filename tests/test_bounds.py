@@ -61,8 +61,9 @@ def test_roles_may_have_so_many_bytes_and_not_one_more() -> None:
     assert not taken(roles("x" * (MAX_BYTES - beside + 1)))
 
 
-def test_to_count_a_text_of_an_object_of_the_largest_size_takes_little_memory() -> None:
-    text = compact(roles("x" * 1_500_000))
+@pytest.mark.parametrize("long", ["x" * 1_500_000, "\n" * 750_000], ids=["plain", "escapes"])
+def test_to_count_a_text_of_an_object_of_the_largest_size_takes_little_memory(long: str) -> None:
+    text = compact(roles(long))
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):

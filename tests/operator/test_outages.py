@@ -110,26 +110,24 @@ def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
 
 def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None:
     async def story() -> None:
-        outages, ended = Outages(), False
+        outages, opened, ended = Outages(), asyncio.Event(), False
 
         async def watch() -> None:
             nonlocal ended
             try:
                 async with asyncio.timeout(None) as scope:
                     with outages.ends(scope):
+                        opened.set()
                         await asyncio.Event().wait()
             except TimeoutError:
                 ended = True
 
         watching = asyncio.create_task(watch())
-        while not outages._watches:
-            await asyncio.sleep(0)
-        calls = 0
-        while not watching.done():  # a call fails in every turn of the event loop
+        await opened.wait()
+        for _ in range(20):  # a call fails in every turn of the event loop until the watch has ended, and later
             outages.lost()
-            calls += 1
             await asyncio.sleep(0)
         await watching
-        assert (ended, outages.count) == (True, calls)
+        assert (ended, outages.count) == (True, 20)
 
     asyncio.run(story())

@@ -11,7 +11,8 @@ def untraced(folder: RunFolder) -> list[str]:
     """Sentences about the newest attempt that was to be traced: what could not be written; and, where there is no trace
     at all, that its steps were not reached, or not yet."""
     events = [event for event in folder.happenings if event.kind in ("trace_planned", "trace_missed", "trace_failed")]
-    newest = [event for event in events if event.attempt == max(other.attempt for other in events)]
+    attempt = max((event.attempt for event in events), default=0)
+    newest = [event for event in events if event.attempt == attempt]
     found = {kind: [event for event in newest if event.kind == kind] for kind in ("trace_failed", "trace_missed")}
     if found["trace_failed"] or folder.windows:
         return [_sentence(event) for event in found["trace_failed"]]
