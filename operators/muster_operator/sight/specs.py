@@ -21,7 +21,9 @@ from muster_operator.sight.recent import Recent
 from muster_operator.sight.templates import Template, Templates
 
 _MOST_BYTES = 16 * 2**20
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # possessive: to go back would take 100 bytes a character
+_STRING = re.compile(
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL
+)  # possessive: to go back would take 100 bytes a character
 _Fields = dict[str, msgspec.Raw]
 _Pods = Mapping[str, spec.PodSpec]
 
