@@ -209,7 +209,8 @@ def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_know
             digests_of({**described, **change})
     with pytest.raises(ValueError, match="sha256"):
         digests_of({name: value for name, value in described.items() if name != "sha256"})
-    wrongs: list[object] = [[{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3]]
+    endless = {"name": "a", "bytes": float("inf"), "sha256": ""}
+    wrongs: list[object] = [[{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3], [endless]]
     for wrong in wrongs:
         with pytest.raises((ValueError), match="files must"):
             digests_of(with_raw_files(wrong))

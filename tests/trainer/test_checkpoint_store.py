@@ -146,11 +146,16 @@ def test_after_a_resume_from_an_early_checkpoint_later_ones_are_neither_latest_n
     assert [found.step for found in first.candidates()] == [15, 30, 20]
 
 
-def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", ['{"step": 2', '{"step": 1e999, "attempt": 0, "path": "", "at": 0}', "[" * 200_000, "3"]
+)
+def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_found(
+    tmp_path: Path, content: str
+) -> None:
     owner = store(tmp_path)
     save(owner, 10)
     save(owner, 20)
-    (tmp_path / "checkpoints" / "latest").write_text('{"step": 2')
+    (tmp_path / "checkpoints" / "latest").write_text(content)
     with pytest.raises(ValueError, match="latest cannot be read"):
         owner.latest()
     assert [found.step for found in owner.candidates()] == [20, 10]

@@ -186,7 +186,7 @@ class Checkpointer:
             try:
                 described = json.loads((candidate.path / DESCRIPTION).read_bytes())
                 result = [(describe_mismatch(described, self._must_agree), digests_of(described), None)]
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except Exception as error:  # whatever lies there: the other ranks wait for this answer
                 result = [([], None, TrainerError(f"{DESCRIPTION}: {error}"))]
         dist.broadcast_object_list(result, src=0, group=self._group)
         return cast(tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None], result[0])

@@ -47,7 +47,7 @@ def digests_of(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None
     try:
         listed = cast(list[dict[str, Any]], content["files"])
         files = tuple(FileDigest(str(file["name"]), int(file["bytes"]), str(file["sha256"])) for file in listed)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("files must be a list of name, bytes and sha256") from error
     if outside := [file.name for file in files if not is_file_name(file.name)]:
         raise ValueError(f"files must lie in the checkpoint's folder; got {outside[0]!r}")

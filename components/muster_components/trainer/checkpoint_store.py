@@ -102,7 +102,7 @@ class CheckpointStore:
             return Latest(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
         except FileNotFoundError:
             return None
-        except (OSError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
 
     def candidates(self) -> list[Candidate]:
