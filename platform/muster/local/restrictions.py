@@ -71,6 +71,21 @@ def _problems(pod: spec.PodSpec) -> Iterator[tuple[str, str]]:
                 "there are no secrets or config maps on this host; write a literal value, or read a file in the program"
             )
             yield f"containers[0].env[{number}].valueFrom", f"{variable.name!r}: {what}"
+    yield from _impossible(container)
+
+
+def _impossible(container: spec.Container) -> Iterator[tuple[str, str]]:
+    """What no process can be started with."""
+    for number, variable in enumerate(container.env):
+        field = f"containers[0].env[{number}]"
+        if not variable.name or "=" in variable.name or "\0" in variable.name:
+            yield f"{field}.name", f"must be a name without '=' and the character NUL; got {variable.name!r}"
+        if "\0" in (variable.value or ""):
+            yield f"{field}.value", "must not contain the character NUL"
+    for part, texts in (("command", container.command), ("args", container.args)):
+        for number, text in enumerate(texts):
+            if "\0" in text:
+                yield f"containers[0].{part}[{number}]", f"must not contain the character NUL; got {text[:60]!r}"
 
 
 def _forbidden(part: spec.Open, fields: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
