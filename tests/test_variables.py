@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from tests.manifests.objects import job
+
+from muster.documents import load_documents
 from muster.errors import InvalidSpec
 from muster.variables import HIDDEN, is_secret, read_env, shown, without_secrets
 
@@ -46,3 +50,17 @@ def test_no_name_and_secrets_with_their_values_are_refused_without_showing_those
         read_env([text], "--env")
     assert refused.value.field == "--env"
     assert "do-not-tell" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [HIDDEN, f"http://{HIDDEN}@proxy:3128"])
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_job_whose_secrets_were_hidden_when_it_was_printed_cannot_be_submitted(kind: str, value: str) -> None:
+    document = job()
+    pod = document["spec"]["roles"][0]["template"]["spec"]
+    pod.setdefault(kind, [{"name": "first", "image": "i"}])[0]["env"] = [
+        {"name": "PLAIN", "value": "see (hidden) files"},
+        {"name": "HF_TOKEN", "value": value},
+    ]
+    with pytest.raises(InvalidSpec) as refusal:
+        load_documents(json.dumps(document))
+    assert refusal.value.field == f"spec.roles[0].template.spec.{kind}[0].env[1].value"

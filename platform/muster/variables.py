@@ -41,6 +41,11 @@ def shown(name: str, value: str) -> str:
     return HIDDEN if is_secret(name) else _USER_OF_URL.sub(f"{HIDDEN}@", value)
 
 
+def is_hidden(value: str) -> bool:
+    """Whether this is what was shown in the place of a value."""
+    return value == HIDDEN or f"://{HIDDEN}@" in value
+
+
 def without_secrets(document: Mapping[str, Any]) -> dict[str, Any]:
     """A TrainingJob as JSON values, whatever its form, with the secrets in `env` of its templates hidden."""
     return {key: _hidden(value) for key, value in document.items()}

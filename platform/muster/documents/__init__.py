@@ -20,6 +20,7 @@ from muster.documents.pod_fields import unknown_to_kubernetes
 from muster.errors import InvalidSpec
 from muster.nearest import meant
 from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
+from muster.variables import is_hidden
 
 __all__ = ["KINDS", "Object", "Placed", "load_documents", "load_placed"]
 
@@ -62,7 +63,7 @@ def load_placed(text: str | bytes, source: str = "input", *, newer: bool = False
 
     Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
     `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
-    of `muster describe --json` can be submitted again.
+    of `muster describe --json` can be submitted again, unless values of variables are hidden in it.
     """
     found: list[Placed] = []
     complaints: list[Complaint] = []
@@ -87,6 +88,7 @@ def load_placed(text: str | bytes, source: str = "input", *, newer: bool = False
         complaints += [] if newer else doubts
         if item is None:
             continue
+        complaints += _hidden_values(item, document)
         key = (item.kind, item.metadata.namespace or "", item.metadata.name)
         line = document.line(("metadata", "name"))
         if key in first_lines:
@@ -133,6 +135,23 @@ def _validated(model: type[Object], document: Located) -> tuple[Object | None, l
             if finding["type"] != "extra_forbidden" and not told_already:
                 complaints.append(explain(finding, document))
         return None, complaints
+
+
+def _hidden_values(item: Object, document: Located) -> list[Complaint]:
+    """A complaint about each variable of a job whose value was hidden when the job was printed."""
+    found = []
+    for role, wanted in enumerate(item.spec.roles if isinstance(item, TrainingJob) else ()):
+        pod = wanted.template.spec
+        for kind, containers in (("containers", pod.containers), ("initContainers", pod.init_containers)):
+            for index, container in enumerate(containers):
+                for place, variable in enumerate(container.env):
+                    if is_hidden(variable.value or ""):
+                        path = ("spec", "roles", role, "template", "spec", kind, index, "env", place, "value")
+                        message = (
+                            f"must be the value of {variable.name}; got {variable.value!r}, as secrets are printed"
+                        )
+                        found.append(Complaint(path, document.line(path), message))
+    return found
 
 
 def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
