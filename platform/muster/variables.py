@@ -79,10 +79,10 @@ def read_env(given: Sequence[str], option: str) -> tuple[list[str], dict[str, st
         if not is_name(name):
             raise InvalidSpec(f"{option}: must be NAME or NAME=VALUE; got the name {name!r}", field=option)
         if has_value and is_secret(name):
-            told = (
+            message = (
                 f"{option}: {name} holds a secret, and command lines can be read by others; set it in your environment"
             )
-            raise InvalidSpec(f"{told} and write {option} {name}", field=option)
+            raise InvalidSpec(f"{message} and write {option} {name}", field=option)
         if has_value:
             values[name] = value
         else:

@@ -140,10 +140,10 @@ def _by_the_official_client(kubeconfig: str, context: str | None) -> Endpoint:
     try:
         from kubernetes import client, config
     except ImportError as error:
-        told = (
+        message = (
             "it logs in by a program or a provider, which needs the official client: pip install 'muster[kubernetes]'"
         )
-        raise ClusterError(f"kubeconfig {kubeconfig}: {told}") from error
+        raise ClusterError(f"kubeconfig {kubeconfig}: {message}") from error
     settings = client.Configuration()
     try:
         config.load_kube_config(kubeconfig, context, client_configuration=settings, persist_config=False)

@@ -118,13 +118,13 @@ def _lacking(request: Resources, candidates: Sequence[str], nodes: Sequence[Node
     usable = [node for node in nodes if node.flavor in candidates and node.schedulable]
     if not usable:
         return "; no node is of that flavor"
-    told = ""
+    message = ""
     for name, amount in request:
         largest = min(usable, key=lambda node: (-node.allocatable.get(name), node.name))
         most = largest.allocatable.get(name)
         if most < amount:
-            told += f"; the largest node, {largest.name}, has {format_quantity(most, name)} {name}"
-    return told
+            message += f"; the largest node, {largest.name}, has {format_quantity(most, name)} {name}"
+    return message
 
 
 def _pods(role: Role) -> str:

@@ -96,8 +96,8 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
     if named is not None and classes is not None:
         field = "spec.priorityClassName"
         if named not in classes:
-            told = f"{field}: PriorityClass {named!r} does not exist; {nearest(named, classes, 'PriorityClass')}"
-            raise NotFound(told, field=field, reason="PriorityClassNotFound")
+            message = f"{field}: PriorityClass {named!r} does not exist; {nearest(named, classes, 'PriorityClass')}"
+            raise NotFound(message, field=field, reason="PriorityClassNotFound")
         priority = classes[named]
     path = path_to_root(job.spec.queue, by_name)
     caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
@@ -105,8 +105,8 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
         most, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
         right = f"write {most} or less" if named is None else "write a class with a lower value"
-        told = f"{field}: {priority} is above maxPriority {most} of {whose}; {right}"
-        raise Refused(told, field=field, reason="PriorityTooHigh")
+        message = f"{field}: {priority} is above maxPriority {most} of {whose}; {right}"
+        raise Refused(message, field=field, reason="PriorityTooHigh")
 
 
 def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:

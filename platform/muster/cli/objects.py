@@ -89,12 +89,12 @@ def _ask(client: Client, targets: list[tuple[str, str, str]]) -> None:
     names = [label for label in unfinished if ("TrainingJob", *split_name(label)) not in targets]
     if not names:
         return
-    told = (
+    message = (
         f"{_some(names)} in {', '.join(sorted(queues))} must end before the queue is gone; none starts there any more"
     )
     if not sys.stdin.isatty():
-        raise Refused(f"{told}; pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
-    aside(told)
+        raise Refused(f"{message}; pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
+    aside(message)
     print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("nothing was deleted", reason="QueueInUse")
@@ -104,8 +104,8 @@ def _tell_awaited(client: Client, queue: str) -> None:
     """Which jobs a queue waits for that is being deleted, and what to do about them."""
     names = _unfinished(client, {queue})
     if names:
-        told = f"it goes once these have ended: {_some(names)}; let them end, or: muster cancel JOB"
-        console().print(f"  {told}", soft_wrap=True, markup=False)
+        message = f"it goes once these have ended: {_some(names)}; let them end, or: muster cancel JOB"
+        console().print(f"  {message}", soft_wrap=True, markup=False)
 
 
 def _unfinished(client: Client, queues: Collection[str]) -> list[str]:

@@ -50,8 +50,10 @@ def environment_overrides(given: Sequence[str], on_host: bool) -> tuple[list[str
         return names, values
     secret = next((name for name in names if is_secret(name)), None)
     if secret is not None:
-        told = f"--env {secret}: would be readable in the job by others of its namespace; make a Secret, and name it in"
-        raise InvalidSpec(f"{told} the template: env[].valueFrom.secretKeyRef", field="--env")
+        message = (
+            f"--env {secret}: would be readable in the job by others of its namespace; make a Secret, and name it in"
+        )
+        raise InvalidSpec(f"{message} the template: env[].valueFrom.secretKeyRef", field="--env")
     return [], {name: os.environ[name] for name in names} | values
 
 

@@ -110,9 +110,9 @@ class _Life:
             self.status = moves.suspend(self.status, now)
             self._event("Normal", "Suspended", "gave its room back until it is resumed")
         elif not self.job.spec.suspend and is_true(self.status, SUSPENDED) and self.sight.queue_deleted:
-            told = f"resumed while queue {self.job.spec.queue} is being deleted, which waits for its unfinished jobs"
-            self.status = moves.finish(self.status, FAILED, "QueueDeleted", told, now)
-            self._event("Warning", "QueueDeleted", told)
+            message = f"resumed while queue {self.job.spec.queue} is being deleted, which waits for its unfinished jobs"
+            self.status = moves.finish(self.status, FAILED, "QueueDeleted", message, now)
+            self._event("Warning", "QueueDeleted", message)
         elif not self.job.spec.suspend and is_true(self.status, SUSPENDED):
             self.status = moves.resume(self.status, now)
             self._event("Normal", "Resumed", "waits in its queue again")

@@ -20,8 +20,8 @@ def check_room(folder: Path) -> None:
     free = _free(folder)
     if free < LEAST_BYTES:
         least, left = amount(LEAST_BYTES, "memory"), amount(free, "memory")
-        told = f"the disk of {folder} is full: at least {least} must be free to accept anything; got {left}"
-        raise ClusterError(told, reason="StoreUnwritable")
+        message = f"the disk of {folder} is full: at least {least} must be free to accept anything; got {left}"
+        raise ClusterError(message, reason="StoreUnwritable")
 
 
 def log_fault(folder: Path) -> tuple[str, str] | None:

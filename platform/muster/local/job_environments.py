@@ -37,8 +37,8 @@ class JobEnvironments:
                 os.fsync(file.fileno())
             os.replace(temporary, folder / _FILE)
         except OSError as error:
-            told = f"the environment of the job cannot be written to {folder}: {error.strerror}"
-            raise ClusterError(told, reason="StoreUnwritable") from error
+            message = f"the environment of the job cannot be written to {folder}: {error.strerror}"
+            raise ClusterError(message, reason="StoreUnwritable") from error
 
     def of(self, uid: str) -> dict[str, str] | None:
         """That of a job; None where none was sent with it. Raises OSError."""

@@ -32,8 +32,8 @@ def limit_of_daemon(environ: Mapping[str, str]) -> int:
     text = environ.get(VARIABLE) or str(DEFAULT_BYTES)
     found = _read(text)
     if found is None:
-        told = f"{VARIABLE}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}"
-        raise DaemonError(told, reason="BadLogLimit")
+        message = f"{VARIABLE}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}"
+        raise DaemonError(message, reason="BadLogLimit")
     return found
 
 

@@ -267,8 +267,8 @@ def _sent(body: Any) -> tuple[list[Any], list[dict[str, str] | None]]:
         or len(environments) != len(objects)
         or not all(of is None or _is_environment(of) for of in environments)
     ):
-        told = "environments: must be a list of objects of texts with a PATH, or nulls, one for each of the objects"
-        raise InvalidSpec(told, field="environments")
+        message = "environments: must be a list of objects of texts with a PATH, or nulls, one for each of the objects"
+        raise InvalidSpec(message, field="environments")
     return objects, environments
 
 

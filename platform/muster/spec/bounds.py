@@ -27,7 +27,7 @@ def check_roles(document: Any) -> Any:
         fault = too_large(_values(roles), _size(roles))
         if fault is not None:
             detail = InitErrorDetails(
-                type=PydanticCustomError("too_large", "{told}", {"told": fault}), loc=_PATH, input=None
+                type=PydanticCustomError("too_large", "{message}", {"message": fault}), loc=_PATH, input=None
             )
             raise ValidationError.from_exception_data("bounds", [detail])
     return document
