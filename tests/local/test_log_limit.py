@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.local.small import ended, eventually, shell_job
@@ -69,6 +71,14 @@ def test_where_no_hole_can_be_punched_all_is_dropped_and_the_log_says_so(
         file.write("goes on\n")
     said, last = lines(tmp_path / "log", 4 * MI, None, None)  # a follower that was further
     assert (said.startswith("muster: "), last) == (True, "goes on")
+
+
+def test_a_hole_is_punched_by_a_libc_without_names_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = SimpleNamespace(fallocate=ctypes.CDLL(None, use_errno=True).fallocate)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: libc)
+    one = dropping(tmp_path, 2 * MI)
+    one._note_log()
+    assert (tmp_path / "log").stat().st_blocks * 512 <= 2 * MI
 
 
 @pytest.mark.parametrize(("text", "limit"), [("0", 0), ("1Mi", MI), ("10Gi", 10 * 2**30)])

@@ -45,7 +45,7 @@ class ApiError(ClusterError):
 
 
 class Fenced(ClusterError):
-    """A write was not begun: this operator may not act any more."""
+    """A write was not begun: this operator may not write, or not before everything is listed again."""
 
     reason = "Fenced"
 
@@ -218,7 +218,7 @@ class Api:
 
     def _fence(self, call: str) -> None:
         if not self._may_write():
-            raise Fenced(f"{call} was not begun: the lease is not ours any more")
+            raise Fenced(f"{call} aborted: leadership lost, or resources are being listed again")
 
     def _last_look(self) -> aiohttp.TraceConfig:
         """Ask again once there is a connection: opening one takes time, and a process can be frozen in the middle."""

@@ -282,7 +282,8 @@ def _out_of_memory_kills() -> int:
 
 def _punch(file: int, length: int) -> bool:
     """Give back the first `length` bytes of a file, which then read as zeros; False where that cannot be done."""
-    function = ctypes.CDLL(None, use_errno=True).fallocate64
+    libc = ctypes.CDLL(None, use_errno=True)
+    function = getattr(libc, "fallocate64", None) or libc.fallocate  # musl has one, of 64 bits
     return bool(function(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length)) == 0)
 
 
