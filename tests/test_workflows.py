@@ -51,3 +51,10 @@ def test_no_script_is_put_together_from_what_a_stranger_may_name(path: Path) -> 
     """Branches, titles and tags reach a script as variables, which a shell does not run."""
     scripts = [step["run"] for step in steps(path) if "run" in step]
     assert [script for script in scripts if re.search(r"\$\{\{\s*(github|inputs|steps)\.", script)] == []
+
+
+def test_a_step_fails_where_any_command_of_a_pipe_fails(path: Path) -> None:
+    """GitHub sets pipefail only where the shell is named."""
+    named = yaml.safe_load(path.read_text()).get("defaults", {}).get("run", {}).get("shell")
+    piped = [step for step in steps(path) if re.search(r"[^|]\|[^|]", step.get("run", ""))]
+    assert [step for step in piped if step.get("shell", named) != "bash"] == []
