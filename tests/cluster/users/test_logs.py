@@ -129,6 +129,6 @@ def test_a_watched_job_survives_a_restart_of_the_api_server(start_control_plane:
     assert next(seen).status.phase == "Running"
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     done = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": at}
-    plane.api.patch(f"{path}/a/status", {"status": {"phase": "Succeeded", "conditions": [done]}})
+    plane.api.patch(f"{path}/a/status", {"status": {"phase": "Succeeded", "conditions": [done], "finishedAt": at}})
     assert [job.status.phase for job in seen] == ["Succeeded"]
     assert re.match(r"v1\.\d+", client.status()["kubernetes"])
