@@ -166,7 +166,7 @@ def test_no_role_for_people_may_write_a_status(render: Render) -> None:
     roles = [item for item in render() if item["kind"] == "ClusterRole" and "operator" not in item["metadata"]["name"]]
     assert len(roles) == 4
     resources = {name for role in roles for rule in role["rules"] for name in rule["resources"]}
-    assert resources == {"trainingjobs", "queues", "flavors"}
+    assert resources == {"trainingjobs", "trainingjobs/scale", "queues", "flavors"}
 
 
 COLLECTOR = "collector.image.repository=registry.example.com/trainer"
