@@ -9,7 +9,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
-from muster.listing import Unreadable
+from muster.errors import Refused
+from muster.listing import Listing, Unreadable
 from muster.spec import TrainingJobStatus
 
 # ---- jobs
@@ -68,6 +69,45 @@ def test_jobs_of_a_queue_that_does_not_exist_are_not_found(cluster: MemoryClient
     assert "No jobs" in muster("jobs", "-q", "research").out
     assert "gone" in muster("jobs", "-q", "gone").out, "its jobs are there"
     assert "No jobs" in muster("jobs", "-q", "gone", "--phase", "Failed").out
+
+
+def test_jobs_of_a_queue_that_does_not_exist_are_not_found_in_json_too(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.queue_rows = [{"name": "research"}]
+    ended = muster("jobs", "-q", "nosuch", "--json")
+    assert (ended.code, ended.out, json.loads(ended.err)["error"]["reason"]) == (3, "", "NotFound")
+    assert muster("jobs", "-q", "research", "--json").rows == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--phase", "terminating"], "phase Terminating"),
+        (["-q", "research"], "queue research"),
+        (["-n", "team"], "namespace team"),
+    ],
+)
+def test_where_no_job_matches_the_filter_and_how_many_jobs_there_are_is_said(
+    cluster: MemoryClient, muster: Muster, words: list[str], named: str
+) -> None:
+    cluster.queue_rows = [{"name": "research"}]
+    cluster.kept_jobs = {name: job(name, queue="x") for name in ("a", "b", "c")}
+    ended = muster("jobs", *words)
+    assert (ended.code, named in ended.out, "3 jobs" in ended.out, "Submit one" in ended.out) == (0, True, True, False)
+
+
+def test_whoever_may_not_list_all_namespaces_learns_what_is_in_the_one_asked_for(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listing(namespace: str | None = None) -> Listing:
+        if namespace is None:
+            raise Refused("jobs may not be listed", reason="Forbidden")
+        return Listing(cluster.jobs(namespace), [])
+
+    monkeypatch.setattr(cluster, "listing", listing)
+    cluster.kept_jobs = {"a": job("a")}
+    ended = muster("jobs", "-n", "default", "--phase", "failed")
+    assert (ended.code, "1 job in namespace default" in ended.out) == (0, True)
+    assert "No jobs in namespace team. Submit one" in muster("jobs", "-n", "team").out
 
 
 def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(

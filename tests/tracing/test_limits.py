@@ -96,6 +96,13 @@ def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, mu
         ended = muster("report", str(folder), *wrong)
         assert ended.code == 2
         assert wrong[0] in ended.err
+        assert "memory" not in ended.err, "the option is named, not a resource"
+
+
+def test_the_help_of_report_shows_the_limits_that_apply_without_options(muster: Muster) -> None:
+    shown = muster("report", "--help").out
+    for limit in ("4Gi", "5000000", "16Gi"):
+        assert limit in shown
 
 
 def test_the_collector_sets_a_trace_of_more_text_than_its_limit_aside(tmp_path: Path, undisturbed: None) -> None:

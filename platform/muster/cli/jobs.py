@@ -16,6 +16,7 @@ from muster.cli.printing import aside, console, print_json, show
 
 if TYPE_CHECKING:
     from muster.cli.reading import Read
+    from muster.listing import Listing
     from muster.spec import TrainingJob
 
 
@@ -114,16 +115,40 @@ def list_jobs(
         if (queue is None or job.spec.queue == queue) and (phases is None or job.status.phase in phases)
     ]
     odd = [one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)]
+    if queue is not None and not _has_jobs(listing, queue):
+        _check_queue(client, queue)
     if as_json:
         print_json([*in_order(jobs), *({**one.document, "unreadable": one.complaint} for one in odd)])
     elif jobs:
         show(job_table(jobs, time.time(), console().width))
     elif not odd:
-        if queue is not None and all(job.spec.queue != queue for job in listing.jobs):
-            _check_queue(client, queue)
-        print("No jobs. Submit one: muster submit FILE.yaml")
+        shown = {"namespace": of, "queue": queue, "phase": phases and ",".join(sorted(phases))}
+        print(_no_match(client, listing, {name: value for name, value in shown.items() if value}))
     for one in () if as_json else odd:
         aside(f"warning: job {one.name} cannot be read: {one.complaint}")
+
+
+def _has_jobs(listing: Listing, queue: str) -> bool:
+    return any(job.spec.queue == queue for job in listing.jobs) or any(odd.queue == queue for odd in listing.unreadable)
+
+
+def _no_match(client: Client, listing: Listing, filters: dict[str, str]) -> str:
+    """What is printed in place of an empty table; `filters` are the values of the options by name."""
+    from muster.errors import Refused
+
+    where = ""
+    if "namespace" in filters:
+        try:
+            listing = client.listing(None)
+        except Refused:  # whoever may not list all namespaces is answered for this one
+            where = f" in namespace {filters.pop('namespace')}"
+    total = len(listing.jobs) + len(listing.unreadable)
+    if not total:
+        return f"No jobs{where}. Submit one: muster submit FILE.yaml"
+    matched = ", ".join(f"{name} {value}" for name, value in filters.items())
+    everywhere = "" if where else " in all namespaces"
+    count = "1 job" if total == 1 else f"{total} jobs"
+    return f"No jobs match {matched}{where}; there {'is' if total == 1 else 'are'} {count}{where or everywhere}."
 
 
 def _check_queue(client: Client, name: str) -> None:

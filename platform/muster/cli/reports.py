@@ -13,7 +13,7 @@ from muster.cli.client import connect
 from muster.cli.completing import Json, Namespace, split_name
 from muster.cli.printing import console, print_json, unfilled
 from muster.errors import InvalidSpec, NotFound, Refused
-from muster.quantity import parse_quantity
+from muster.quantity import MAX_QUANTITY, parse_quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,12 +34,14 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "--output", "-o", metavar="DIR", help="Write the report there.")
     ] = None,
-    max_trace_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Leave out traces that unpack to more.")] = "4Gi",
+    max_trace_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Leave out traces that unpack to more; default 4Gi.")
+    ] = "4Gi",
     max_trace_events: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Leave out traces with more events.")
+        int, typer.Option(metavar="N", min=1, help="Leave out traces with more events; default 5000000.")
     ] = 5_000_000,
     max_fetch_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Fetch no run from a store that is larger.")
+        str, typer.Option(metavar="SIZE", help="Fetch no run from a store that is larger; default 16Gi.")
     ] = "16Gi",
     namespace: Namespace = None,
     as_json: Json = False,
@@ -84,10 +86,11 @@ def show(page: Path, to: Console) -> None:
 def _size(text: str, option: str) -> int:
     try:
         size = parse_quantity(text, "memory")
-    except ValueError as error:
-        raise InvalidSpec(f"{option}: {error}", field=option) from error
+    except ValueError:
+        size = 0
     if size < 1:
-        raise InvalidSpec(f"{option} must be 1 or more; got {text!r}", field=option)
+        told = f"{option} must be a number of bytes from 1 to 2^62, such as 500Mi or 16Gi; got {text[:MAX_QUANTITY]!r}"
+        raise InvalidSpec(told, field=option)
     return size
 
 
