@@ -275,6 +275,23 @@ def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:
     assert look(dying).actions == (RemoveJob("u1"),)
 
 
+def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone() -> None:
+    one = running()
+    meta = one.metadata.model_copy(update={"deletion_timestamp": NOW, "finalizers": ["example.com/hold"]})
+    kept = one.model_copy(update={"metadata": meta})
+    assert look(kept, pods_of(one), now=NOW + 1).status.phase == "Running"
+    ended = look(kept, now=NOW + 2).status
+    assert (ended.phase, ended.reason, ended.finished_at) == ("Cancelled", "Deleted", NOW + 2)
+    assert look(with_status(kept, ended), now=NOW + 3).status == ended
+
+
+@pytest.mark.parametrize("finalizers", [[], ["foregroundDeletion"]])
+def test_a_deleted_job_that_no_foreign_finalizer_keeps_is_not_shown_as_cancelled(finalizers: list[str]) -> None:
+    one = running()
+    meta = one.metadata.model_copy(update={"deletion_timestamp": NOW, "finalizers": finalizers})
+    assert look(one.model_copy(update={"metadata": meta}), now=NOW + 1).status.phase == "Running"
+
+
 def test_a_finished_job_is_removed_after_its_time_and_not_while_pods_live() -> None:
     one = running(job(ttlSecondsAfterFinished=60))
     pods = with_phases(pods_of(one), DONE, DONE, DONE)

@@ -61,5 +61,6 @@ def read_metadata(item: Job) -> spec.ObjectMeta:
             "resource_version": meta.resource_version,
             "creation_timestamp": meta.creation_timestamp,
             "deletion_timestamp": meta.deletion_timestamp,
+            "finalizers": meta.finalizers,
         }
     )

@@ -230,7 +230,7 @@ class PriorityClass(msgspec.Struct):
 
 
 class DocumentMeta(Meta, rename="camel"):
-    """Of the metadata of a Queue or a Flavor."""
+    """Of the metadata of a Queue, a Flavor or a TrainingJob."""
 
     finalizers: list[str] = []
 
@@ -246,6 +246,6 @@ class Document(msgspec.Struct):
 class Job(msgspec.Struct):
     """A TrainingJob; spec and status are read when they changed."""
 
-    metadata: Meta
+    metadata: DocumentMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")

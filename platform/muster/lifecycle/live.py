@@ -31,6 +31,9 @@ from muster.lifecycle.places import Seat, from_status, is_wanted, pod_name, seat
 from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, role_grace
 from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RoleStatusPlacement, TrainingJob
 
+_OF_GARBAGE_COLLECTION = ("foregroundDeletion", "orphan")
+"""Finalizers of Kubernetes itself, which it removes without delay once the pods are gone."""
+
 
 def live(job: TrainingJob, sight: Sight, bounds: Bounds) -> Verdict:
     """The job's next status and actions."""
@@ -90,7 +93,20 @@ class _Life:
         self.status = moves.drop_hold(self.status)
         self._delete(self.sight.pods)
         if not self.sight.pods:
+            self._finish_deleted()
             self.last.append(RemoveJob(self.job.metadata.uid))
+
+    def _finish_deleted(self) -> None:
+        """End a deleted job that finalizers keep in the cluster after its pods are gone."""
+        now = self.sight.now
+        finalizers = [one for one in self.job.metadata.finalizers if one not in _OF_GARBAGE_COLLECTION]
+        if not finalizers:
+            return
+        if not is_finished(self.status):
+            message = f"deleted; the object is kept by its finalizers: {', '.join(finalizers)}"
+            self.status = moves.finish(self.status, CANCELLED, "Deleted", message, now)
+        if self.status.finished_at is None:
+            self.status = with_fields(self.status, {"finished_at": now})
 
     def _acknowledge_done_work(self) -> None:
         """Before anything that is asked of the job: who cancels or suspends it cannot know yet that it is through."""

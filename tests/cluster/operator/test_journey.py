@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import yaml
-from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.pools import GROUP, Pool
 
 
 def test_a_job_is_applied_runs_and_succeeds(pool: Pool) -> None:
@@ -72,6 +72,22 @@ def test_a_job_deleted_in_the_foreground_goes_after_its_pods(pool: Pool) -> None
     pool.delete("leaving", propagationPolicy="Foreground")
     pool.wait("it is gone", lambda: pool.get("leaving") is None)
     assert pool.pods("leaving") == []
+
+
+def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone(pool: Pool) -> None:
+    pool.submit("kept", pods=2)
+    pool.wait_for_phase("kept", "Running")
+    path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/kept"
+    pool.api.patch(path, {"metadata": {"finalizers": ["example.com/hold"]}})
+    pool.delete("kept")
+    try:
+        pool.wait_for_phase("kept", "Cancelled")
+        assert pool.pods("kept") == []
+        status = pool.status("kept")
+        assert (status["reason"], "finishedAt" in status) == ("Deleted", True)
+    finally:
+        pool.api.patch(path, {"metadata": {"finalizers": None}})
+    pool.wait("the job is gone", lambda: pool.get("kept") is None)
 
 
 def test_a_finished_job_is_removed_when_its_time_is_over(pool: Pool) -> None:
