@@ -75,6 +75,7 @@ def test_a_job_deleted_in_the_foreground_goes_after_its_pods(pool: Pool) -> None
 
 
 def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone(pool: Pool) -> None:
+    pool.set_up()
     pool.submit("kept", pods=2)
     pool.wait_for_phase("kept", "Running")
     path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/kept"
