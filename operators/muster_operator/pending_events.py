@@ -1,12 +1,12 @@
 """An Event for a job that has waited for a while: why it waits, as its status says it.
 
-Most jobs start at once, and most reasons change soon; so an Event comes only when a reason has stood for a while, and
-rarely for the same job. Like every Event that is no warning it is sent when nothing else is.
+Most jobs start at once, and most reasons change soon; so an Event comes only when a reason has stood for a while
+without a change, and rarely for the same job. Like every Event that is no warning it is sent when nothing else is.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,24 +25,42 @@ _MOST = 50_000
 
 @dataclass(slots=True)
 class PendingEvents:
-    """Told of every status that is written (`wrote`)."""
+    """Notes since when reasons stand (`wrote`), in one term of the leader (`begin`); rounds record them (`settle`)."""
 
     sight: Sight
     record: Callable[[RecordEvent], None]
-    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.get_running_loop
+    clock: Callable[[], float] = time.monotonic
+    _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason, since when; oldest first
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
+
+    def begin(self) -> None:
+        """A term begins: nobody knows since when the present reasons stand."""
+        self._since.clear()
 
     def wrote(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
         """The status of a job was written."""
-        if status.phase == "Pending" and (before.phase, before.reason) != (status.phase, status.reason):
-            self.loop().call_later(_AFTER_S, self._look, uid, status.reason)
+        if status.phase != PENDING:
+            self._since.pop(uid, None)
+        elif (before.phase, before.reason) != (status.phase, status.reason):
+            self._since[uid] = status.reason, self.clock()
+            self._since.move_to_end(uid)
 
-    def _look(self, uid: str, reason: str) -> None:
-        """Record it if the job still waits for this reason."""
+    def settle(self) -> None:
+        """Record the reasons that have stood for long enough."""
+        now = self.clock()
+        while self._since and self.due_in_s() <= 0.0:
+            uid, (reason, _) = self._since.popitem(last=False)
+            self._record(uid, reason, now)
+
+    def due_in_s(self) -> float:
+        """Seconds until the next reason will have stood for long enough, 0 if one has; infinity where none is noted."""
+        since = next((since for _, since in self._since.values()), float("inf"))
+        return max(0.0, since + _AFTER_S - self.clock())
+
+    def _record(self, uid: str, reason: str, now: float) -> None:
         known = self.sight.jobs.known(uid)
-        if known is None or (known.job.status.phase, known.job.status.reason) != ("Pending", reason):
+        if known is None or (known.job.status.phase, known.job.status.reason) != (PENDING, reason):
             return
-        now = self.loop().time()
         last = self._recorded.get(uid)
         if last is not None and (last[0] == reason or now < last[1] + _EVERY_S):
             return

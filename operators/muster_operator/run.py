@@ -79,6 +79,7 @@ class Leader:
         term = self.term = Term(Engine(None, bounds=self.bounds))
         self._backlog.clear()
         self._writer.refusals.end_pauses()  # nobody remembers when they end
+        self._writer.pending.begin()
         try:
             while self._may_write():
                 await self._until_current()
@@ -110,6 +111,7 @@ class Leader:
         assert term.last is not None
         waits = len(self._backlog) or self._sight.jobs.behind()
         wake_at, longest_s = term.last.wake_at, _LOOK_S if waits else _LONGEST_PAUSE_S
+        longest_s = min(longest_s, self._writer.pending.due_in_s())
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
 
     async def _decide_and_write(self, term: Term) -> Outcome:
@@ -146,6 +148,7 @@ class Leader:
             asyncio.get_running_loop().call_later(pause_s, self._again, term, uids)
         await finalizers.settle(self._writer.api, self._sight.queues, self._sight.jobs, self._writer.refusals)
         await self._complaints.settle()
+        self._writer.pending.settle()
         if self.traces is not None and (due := self.traces.due()):
             told = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
             late = await self._writer.carry_out([told], _BEGIN_WITHIN_S)

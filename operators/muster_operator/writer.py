@@ -213,6 +213,7 @@ class Writer:
         if how == "not now":
             outcome.unborn.add(item.job_uid)
         elif how == "admitted":
+            self.pending.wrote(item.job_uid, alone.known.written, alone.status.status)
             self.wrote(alone.known.job, alone.status.status)
             for write in item.writes:
                 if isinstance(write, RecordEvent):

@@ -2,76 +2,94 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, cast
+from collections.abc import Awaitable, Callable
 
 from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator.kube.api import Api
 
 
-class Loop:
-    """Timers that fire when the test says so, on a clock of its own."""
+class Waiting:
+    """A job whose reason the test writes, on a clock of the test's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, api: Api) -> None:
         self.now = 0.0
-        self.due: list[tuple[float, Any, tuple[Any, ...]]] = []
+        self.rounds = Rounds(api)
+        self.pending = self.rounds.writer.pending
+        self.pending.clock = lambda: self.now
+        self.rounds.submit("llama", 5, queue="missing")
 
-    def time(self) -> float:
-        return self.now
+    def write(self, reason: str, phase: str = "Pending") -> None:
+        """The job has another status."""
+        known = self.rounds.sight.jobs.known("uid-llama")
+        assert known is not None
+        before = known.job.status
+        status = before.model_copy(update={"phase": phase, "reason": reason})
+        self.rounds.sight.jobs.wrote("uid-llama", status, int(known.job.metadata.resource_version or 0) + 1)
+        self.pending.wrote("uid-llama", before, status)
 
-    def call_later(self, after_s: float, act: Any, *args: Any) -> None:
-        self.due.append((self.now + after_s, act, args))
+    def events(self, at: float) -> list[str]:
+        """Notes of the Events there are once it is `at` and a round has looked."""
+        self.now = at
+        self.pending.settle()
+        return [one.manifest["note"] for one in self.rounds.outbox.waiting()]
 
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        due, self.due = self.due, []
-        for at, act, args in due:
-            if at <= self.now:
-                act(*args)
-            else:
-                self.due.append((at, act, args))
+
+def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
+    async def told(api: Api) -> None:
+        await story(Waiting(api))
+
+    serve(Server(), told)
 
 
 def test_a_job_that_waits_for_half_a_minute_has_one_event_that_says_why() -> None:
-    async def story(api: Api) -> None:
-        rounds = Rounds(api)
-        rounds.submit("llama", 5, queue="missing")
-        events = rounds.writer.pending
-        before = rounds.sight.jobs.known("uid-llama")
-        assert before is not None
+    async def story(waiting: Waiting) -> None:
+        rounds = waiting.rounds
+        assert waiting.pending.due_in_s() == float("inf")
+        assert 0.0 < await rounds.round() <= 30.0, "the next round is no later than the Event"
+        assert rounds.phase("llama") == "Pending"
+        waiting.now = 29.0
         await rounds.round()
-        after = rounds.sight.jobs.known("uid-llama")
-        assert after is not None
-        assert (after.job.status.phase, after.job.status.reason) == ("Pending", "QueueNotFound")
-        loop = Loop()
-        rounds.writer.pending.loop = lambda: cast(asyncio.AbstractEventLoop, loop)
-        events.wrote("uid-llama", before.job.status, after.job.status)
-        loop.advance(29.0)
         assert rounds.told() == []
-        loop.advance(1.0)
+        waiting.now = 30.0
+        await rounds.round()
         assert rounds.told() == [("llama", "Pending")]
         assert rounds.outbox.waiting()[0].manifest["note"].startswith("QueueNotFound: ")
-        events.wrote("uid-llama", before.job.status, after.job.status)
-        loop.advance(60.0)
+        waiting.now = 90.0
+        await rounds.round()
         assert len(rounds.told()) == 1
-        events.wrote("uid-llama", after.job.status, after.job.status)
-        assert loop.due == [], "the reason has not changed"
 
-    serve(Server(), story)
+    play(story)
+
+
+def test_a_reason_that_changes_and_comes_back_has_stood_since_it_came_back() -> None:
+    async def story(waiting: Waiting) -> None:
+        for at, reason in ((0.0, "A"), (10.0, "B"), (20.0, "A")):
+            waiting.now = at
+            waiting.write(reason)
+        assert waiting.events(at=30.0) == []
+        assert waiting.events(at=49.0) == []
+        assert waiting.pending.due_in_s() == 1.0
+        (note,) = waiting.events(at=50.0)
+        assert note.startswith("A: ")
+
+    play(story)
 
 
 def test_a_job_that_is_admitted_before_has_no_such_event() -> None:
-    async def story(api: Api) -> None:
-        rounds = Rounds(api)
-        rounds.submit("llama", 5, queue="missing")
-        known = rounds.sight.jobs.known("uid-llama")
-        assert known is not None
-        waiting = known.job.status.model_copy(update={"phase": "Pending", "reason": "NoRoom"})
-        loop = Loop()
-        rounds.writer.pending.loop = lambda: cast(asyncio.AbstractEventLoop, loop)
-        rounds.writer.pending.wrote("uid-llama", known.job.status, waiting)
-        loop.advance(60.0)
-        assert rounds.told() == []
+    async def story(waiting: Waiting) -> None:
+        waiting.write("A")
+        waiting.write("Admitted", phase="Admitted")
+        assert waiting.pending.due_in_s() == float("inf")
+        assert waiting.events(at=60.0) == []
 
-    serve(Server(), story)
+    play(story)
+
+
+def test_a_reason_that_was_written_in_an_earlier_term_has_no_event_in_a_later_one() -> None:
+    async def story(waiting: Waiting) -> None:
+        waiting.write("A")
+        waiting.pending.begin()
+        assert waiting.events(at=60.0) == []
+
+    play(story)
