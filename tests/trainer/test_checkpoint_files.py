@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, verify, with_digests
+from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, read_regular, verify, with_digests
 from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import Finished, Starter, events, losses
@@ -101,6 +102,23 @@ def test_code_in_the_metadata_of_a_checkpoint_does_not_run_whatever_its_manifest
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_fifo_for_a_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(
+    start: Starter, finished: Finished
+) -> None:
+    checkpoints = finished.run_dir / "checkpoints"
+    for name in ("step-00000009/muster.json", f"step-00000006/{SHARD}"):
+        (checkpoints / name).unlink()
+        os.mkfifo(checkpoints / name)
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK], again.said()
+    first, second = unreadable(finished.run_dir)
+    assert ["step-00000009" in first, "muster.json" in first, "must be a regular file" in first] == [True] * 3
+    assert ["step-00000006" in second, SHARD in second, "must be a regular file" in second] == [True] * 3
+    assert [event["step"] for event in events(finished.run_dir, "resumed")] == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_checkpoint_of_a_version_without_digests_is_loaded_and_an_event_says_so(
     start: Starter, finished: Finished
 ) -> None:
@@ -180,6 +198,66 @@ def test_metadata_that_is_none_is_an_error(tmp_path: Path, content: bytes) -> No
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises((ValueError, EOFError, pickle.UnpicklingError)):
         read_metadata(tmp_path, None)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore")
+def test_a_fifo_for_the_metadata_a_listed_file_or_a_shard_without_digest_is_an_error(tmp_path: Path) -> None:
+    listed = saved(tmp_path, {"weights": torch.ones(3)})
+    metadata = read_metadata(tmp_path, {SHARD})
+    for name in (SHARD, ".metadata"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(OSError, match="must be a regular file"):
+            verify(tmp_path, [file for file in listed if file.name == name])
+    with pytest.raises(OSError, match="must be a regular file"):
+        read_metadata(tmp_path, None)
+    with pytest.raises(BaseException, match="must be a regular file"):
+        load(
+            {"weights": torch.zeros(3)},
+            storage_reader=CheckedReader(tmp_path, metadata),
+            planner=CheckedPlanner(),
+            no_dist=True,
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_of_a_checkpoint_may_be_a_symbolic_link(tmp_path: Path) -> None:
+    listed = saved(tmp_path / "checkpoint", {"weights": torch.ones(3)})
+    shard = tmp_path / "checkpoint" / SHARD
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    verify(tmp_path / "checkpoint", listed)
+    assert loaded(tmp_path / "checkpoint", {"weights": torch.zeros(3)})["weights"].tolist() == [1.0] * 3
+
+
+def test_a_file_of_more_bytes_than_may_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 10)
+    assert read_regular(tmp_path / "a", most_bytes=10) == b"x" * 10
+    with pytest.raises(ValueError, match="a: must have at most 9 bytes"):
+        read_regular(tmp_path / "a", most_bytes=9)
+
+
+@pytest.mark.parametrize(
+    "kind", [dcp.Metadata, dcp.MetadataIndex, dcp._MEM_FORMAT_ENCODING, torch.Size, "an instance", "a member"]
+)
+@pytest.mark.parametrize("in_slots", [True, False])
+def test_metadata_sets_no_attribute_but_the_fields_of_its_own_objects(
+    tmp_path: Path, kind: Any, in_slots: bool
+) -> None:
+    attributes = {"muster_test_attribute": 1}
+    target = {"an instance": dcp.StorageMeta(), "a member": dcp._MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT}
+    content = io.BytesIO()
+    pickler: Any = pickle._Pickler(content, protocol=4)
+    pickler.framer.start_framing()
+    pickler.save(target.get(kind, kind) if isinstance(kind, str) else kind)
+    pickler.save((None, attributes) if in_slots else attributes)
+    pickler.write(pickle.BUILD + pickle.STOP)
+    pickler.framer.end_framing()
+    (tmp_path / ".metadata").write_bytes(pickle.PROTO + b"\x04" + content.getvalue())
+    with pytest.raises(pickle.UnpicklingError, match="must set"):
+        read_metadata(tmp_path, None)
+    assert not any(hasattr(of, "muster_test_attribute") for of in (kind, *target.values()))
 
 
 def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> None:

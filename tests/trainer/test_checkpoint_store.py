@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,22 @@ def test_a_latest_that_cannot_be_read_is_an_error_but_the_newest_whole_one_is_fo
         owner.latest()
     assert [found.step for found in owner.candidates()] == [20, 10]
     assert save(owner, 30)
+
+
+@pytest.mark.timeout(60)
+def test_a_latest_that_is_a_fifo_a_folder_or_too_large_is_an_error_but_the_newest_whole_one_is_found(
+    tmp_path: Path,
+) -> None:
+    makes: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, lambda path: path.write_bytes(b" " * 100_000)]
+    for number, make in enumerate(makes):
+        owner = store(tmp_path / str(number))
+        save(owner, 10)
+        latest = owner.folder / "latest"
+        latest.unlink()
+        make(latest)
+        with pytest.raises(ValueError, match=r"latest cannot be read.* must "):
+            owner.latest()
+        assert [found.step for found in owner.candidates()] == [10]
 
 
 def test_without_a_folder_there_is_nothing_to_resume_from(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ tensors are read by name and cut to this run's shards, so the world size, and FS
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -31,7 +30,13 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from muster_components.trainer.beats import Reporter
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
 from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, verify, with_digests
-from muster_components.trainer.checkpoint_store import DESCRIPTION, Candidate, CheckpointStore, describe_mismatch
+from muster_components.trainer.checkpoint_store import (
+    DESCRIPTION,
+    Candidate,
+    CheckpointStore,
+    describe_mismatch,
+    read_description,
+)
 from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.models import Transformer
 
@@ -184,7 +189,7 @@ class Checkpointer:
         result: list[Any] = [None]
         if self._first:
             try:
-                described = json.loads((candidate.path / DESCRIPTION).read_bytes())
+                described = read_description(candidate.path)
                 result = [(describe_mismatch(described, self._must_agree), digests_of(described), None)]
             except Exception as error:  # whatever lies there: the other ranks wait for this answer
                 result = [([], None, TrainerError(f"{DESCRIPTION}: {error}"))]

@@ -15,9 +15,9 @@ import pickle
 from collections.abc import Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
+from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name, open_regular
 
 METADATA: Final = ".metadata"
 _LARGE: Final = 1 << 20  # bytes: below that, handing over to another thread costs more than to hash
@@ -61,6 +61,7 @@ class CheckedReader(FileSystemReader):
 
     def __init__(self, folder: Path, metadata: dcp.Metadata) -> None:
         super().__init__(folder)
+        self.fs = _RegularFiles()
         self._metadata = metadata
 
     def read_metadata(self) -> dcp.Metadata:  # no keywords: there is no metadata of one rank
@@ -84,7 +85,7 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
 
     Raises OSError, UnpicklingError for what it may not name, ValueError for what it must not say.
     """
-    with (folder / METADATA).open("rb") as stream:
+    with open_regular(folder / METADATA) as stream:
         metadata = _MetadataUnpickler(stream).load()
     if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
         raise ValueError(f"{METADATA} holds no metadata of a checkpoint")
@@ -93,6 +94,17 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
         if not isinstance(name, str) or not is_file_name(name) or (files is not None and name not in files):
             raise ValueError(f"{METADATA} refers to {name!r}, which is no file of this checkpoint")
     return metadata
+
+
+class _RegularFiles(FileSystem):
+    """Local files, of which only regular ones are read."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        if mode != "rb":
+            raise io.UnsupportedOperation(f"mode must be 'rb'; got {mode!r}")
+        with open_regular(Path(path)) as stream:
+            yield cast(io.IOBase, stream)
 
 
 class _HashingFileSystem(FileSystem):
@@ -145,8 +157,11 @@ class _HashingStream(io.BufferedWriter):
         raise io.UnsupportedOperation("a file that is being hashed is written from its beginning to its end")
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Unpickles torch's metadata of a checkpoint; refuses whatever else a pickle may name."""
+class _MetadataUnpickler(pickle._Unpickler):
+    """Unpickles torch's metadata of a checkpoint; refuses whatever else a pickle may name, and to set any attribute but
+    the fields of an instance: those of a class would stay for the whole process. The C unpickler has no such hook."""
+
+    dispatch = pickle._Unpickler.dispatch.copy()
 
     def find_class(self, module: str, name: str) -> Any:
         found = _METADATA_TYPES.get((module, name))
@@ -156,6 +171,16 @@ class _MetadataUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is no metadata of a checkpoint")
         return found
 
+    def load_build(self) -> None:
+        instance, state = self.stack[-2:]  # type: ignore[attr-defined]
+        of = type(instance)
+        by_name = isinstance(state, dict) and state.keys() <= _FIELDS.get(of, frozenset())
+        if of not in _FIELDS or not (by_name or hasattr(of, "__setstate__")):
+            raise pickle.UnpicklingError(f"{METADATA} must set fields of metadata only; got a state of a {of.__name__}")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]
+
 
 def _layout(name: str) -> torch.layout:
     found = getattr(torch, name.removeprefix("torch."), None)
@@ -164,21 +189,21 @@ def _layout(name: str) -> torch.layout:
     return found
 
 
+_METADATA_CLASSES: Final = (
+    dcp.Metadata,
+    dcp.MetadataIndex,
+    dcp.StorageMeta,
+    dcp.TensorStorageMetadata,
+    dcp.BytesStorageMetadata,
+    dcp.ChunkStorageMetadata,
+    dcp.TensorProperties,
+    _StorageInfo,
+)
+_FIELDS: Final[dict[type, frozenset[str]]] = {
+    of: frozenset(field.name for field in fields(of)) for of in _METADATA_CLASSES
+}
 _METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
-    **{
-        (of.__module__, of.__qualname__): of
-        for of in (
-            dcp.Metadata,
-            dcp.MetadataIndex,
-            dcp.StorageMeta,
-            dcp.TensorStorageMetadata,
-            dcp.BytesStorageMetadata,
-            dcp.ChunkStorageMetadata,
-            dcp.TensorProperties,
-            dcp._MEM_FORMAT_ENCODING,
-            _StorageInfo,
-        )
-    },
+    **{(of.__module__, of.__qualname__): of for of in (*_METADATA_CLASSES, dcp._MEM_FORMAT_ENCODING)},
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
     # Where it was written to, which nobody reads.

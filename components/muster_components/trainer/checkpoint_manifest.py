@@ -6,11 +6,15 @@ write the folder can write matching digests, too. `checkpoint_files` makes sure 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -54,6 +58,25 @@ def digests_of(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None
     return files
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading, through links too. OSError at once for a FIFO, a folder or a device, whose opening or
+    reading could wait for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a file. OSError as `open_regular` has it, ValueError if it has more than `most_bytes`."""
+    with open_regular(path) as stream:
+        content = stream.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"{path.name}: must have at most {most_bytes:,} bytes; it has more")
+    return content
+
+
 def is_file_name(name: str) -> bool:
     """Whether `name` is that of a file in a folder, without a path to elsewhere."""
     return name not in ("", ".", "..") and Path(name).name == name
@@ -67,7 +90,7 @@ def verify(folder: Path, files: Sequence[FileDigest]) -> None:
 
 
 def _verify(folder: Path, file: FileDigest) -> None:
-    with (folder / file.name).open("rb") as stream:
+    with open_regular(folder / file.name) as stream:
         size = stream.seek(0, 2)
         if size != file.size:
             raise ValueError(f"{file.name} has {size:,} bytes; its manifest says {file.size:,}")

@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Final
 
 from muster_components.trainer.beats import encode
+from muster_components.trainer.checkpoint_manifest import read_regular
 
 DESCRIPTION: Final = "muster.json"
+_MOST_BYTES_OF_LATEST: Final = 1 << 16
+_MOST_BYTES_OF_DESCRIPTION: Final = 64 << 20  # some 100 bytes for each rank that wrote
 _WHOLE: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
 _TEMPORARY: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
 
@@ -98,7 +101,7 @@ class CheckpointStore:
     def latest(self) -> Latest | None:
         """What `latest` says; None if there is none. Raises ValueError if it cannot be understood."""
         try:
-            value = json.loads((self.folder / "latest").read_bytes())
+            value = json.loads(read_regular(self.folder / "latest", _MOST_BYTES_OF_LATEST))
             return Latest(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
         except FileNotFoundError:
             return None
@@ -177,6 +180,14 @@ class CheckpointStore:
             return sorted(self.folder.iterdir())
         except OSError:
             return []
+
+
+def read_description(checkpoint: Path) -> dict[str, object]:
+    """`muster.json` of a checkpoint. Raises OSError, ValueError or RecursionError for one that cannot be read."""
+    described = json.loads(read_regular(checkpoint / DESCRIPTION, _MOST_BYTES_OF_DESCRIPTION))
+    if not isinstance(described, dict):
+        raise ValueError("must be a JSON object")
+    return described
 
 
 def describe_mismatch(described: dict[str, object], wanted: dict[str, object]) -> list[str]:
