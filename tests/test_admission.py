@@ -269,6 +269,16 @@ def test_an_unknown_topology_level_is_refused_with_the_nearest_one_even_of_a_rol
     assert told.startswith("spec.roles[0].topology.preferred: h200 has no level 'row'")
 
 
+@pytest.mark.parametrize("flavors", [[], [flavor("h200", "block")]])
+def test_a_topology_for_a_queue_that_names_no_flavor_is_refused_for_the_flavor(flavors: list[Flavor]) -> None:
+    check_submit(job(queue="bare", topology={"required": "block"}), [queue("bare", namespaceSelector={})], flavors)
+    refused("UnknownFlavor", check_size, gang(1, queue_name="bare", required="block"), [queue("bare")])
+
+
+def test_a_topology_on_a_flavor_that_was_deleted_is_not_refused_for_its_level() -> None:
+    check_submit(job(queue="research", topology={"required": "block"}), COMPANY, [flavor("a100", "block")])
+
+
 # ---- size
 
 

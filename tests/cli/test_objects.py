@@ -109,6 +109,18 @@ def test_a_queue_with_unfinished_jobs_is_not_deleted_without_yes_where_nobody_ca
     assert muster("delete", "queue", "a", "--yes").code == 0
 
 
+def test_of_several_queues_each_is_named_with_its_own_unfinished_jobs_and_those_without_are_not(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_queues = {name: queue(name) for name in ("aa", "bb", "cc", "dd")}
+    cluster.kept_jobs = {"j": job("j", queue="bb"), "k": job("k", queue="dd"), "l": job("l", queue="dd")}
+    ended = muster("delete", "queue", "aa", "bb", "cc", "dd")
+    assert (ended.code, set(cluster.kept_queues)) == (3, {"aa", "bb", "cc", "dd"})
+    assert "queue bb has 1 unfinished job: default/j." in ended.err
+    assert "queue dd has 2 unfinished jobs: default/k, default/l." in ended.err
+    assert not {"aa", "cc"} & set(ended.err.replace(",", " ").split())
+
+
 @pytest.mark.parametrize(
     ("answer", "deleted"), [("y\n", True), ("yes\n", True), ("n\n", False), ("\n", False), ("", False)]
 )
@@ -122,7 +134,7 @@ def test_at_a_terminal_whoever_deletes_a_queue_with_unfinished_jobs_is_asked(
     cluster.kept_queues, cluster.kept_jobs = {"a": queue("a")}, {"j": job("j", queue="a")}
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     ended = muster("delete", "queue", "a")
-    assert "default/j" in ended.err
+    assert "queue a has 1 unfinished job: default/j." in ended.err
     assert (ended.code, "queue a delet" in ended.out) == ((0, True) if deleted else (3, False))
 
 
@@ -161,6 +173,17 @@ def test_queues_are_a_tree_with_bars_to_one_scale(cluster: MemoryClient, muster:
     drawn = "█" * half + "▓" * borrowed + "·" * reach
     assert lines[3].split() == ["└─", "research", "●2", "○1", "gpu", drawn, "20", "16", "4", "24"]
     assert lines[-1].split("  ")[:4] == ["██ used", "▓▓ borrowed", "░░ own, idle", "·· may borrow"]
+
+
+def test_a_queue_whose_jobs_can_use_no_flavor_is_shown_so_and_one_above_others_without_quota(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    bare = {**row("bare"), "reason": "NoResources", "message": "its jobs can use no node", "resources": []}
+    cluster.queue_rows = [{**row("top"), "resources": []}, bare]
+    lines = muster("queues").out.splitlines()
+    assert "no flavor" in next(line for line in lines if line.startswith("bare"))
+    assert "! bare: its jobs can use no node" in lines
+    assert "no quota" in next(line for line in lines if line.startswith("top"))
 
 
 def test_what_nobody_limits_is_shown_as_use_alone_and_not_as_borrowed(cluster: MemoryClient, muster: Muster) -> None:

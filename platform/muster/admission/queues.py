@@ -53,7 +53,7 @@ def queue_verdicts(
     parents = {queue.spec.parent for queue in by_name.values()}
     for name, verdict in verdicts.items():
         if verdict.active and name not in parents and not usable_flavors(name, by_name):
-            verdicts[name] = replace(verdict, reason="NoResources", message=f"admits jobs, but {NO_FLAVOR}")
+            verdicts[name] = replace(verdict, reason="NoResources", message=NO_FLAVOR)
     return verdicts
 
 

@@ -37,7 +37,7 @@ def check_submit(
     for place, names, topology in _wishes(job):
         _check_flavors(place, names, by_flavor, usable, job.spec.queue)
         candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
-        if topology is not None:
+        if topology is not None and candidates:  # without a flavor `check_size` says that there is none
             _check_levels(place, topology, candidates)
 
 
@@ -143,7 +143,7 @@ def _check_levels(place: str, topology: TopologyRequest, candidates: Sequence[Fl
     known = {level.name for flavor in candidates for level in flavor.spec.topology}
     for word, level in (("required", topology.required), ("preferred", topology.preferred)):
         if level is not None and level not in known:
-            of = ", ".join(flavor.metadata.name for flavor in candidates) or "no flavor"
+            of = ", ".join(flavor.metadata.name for flavor in candidates)
             told = f"{place}.topology.{word}: {of} has no level {level!r}"
             raise Refused(
                 f"{told}; {nearest(level, known, 'level')}",

@@ -85,38 +85,52 @@ def _ask(client: Client, targets: list[tuple[str, str, str]]) -> None:
     """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse where the answer is not yes, or
     where nobody can be asked."""
     queues = {name for kind, name, _ in targets if kind == "Queue"}
-    unfinished = _unfinished(client, queues) if queues else []
-    names = [label for label in unfinished if ("TrainingJob", *split_name(label)) not in targets]
-    if not names:
-        return
-    message = (
-        f"{_some(names)} in {', '.join(sorted(queues))} must end before the queue is gone; none starts there any more"
+    message = " ".join(
+        _in_use(queue, names)
+        for queue, labels in sorted(_unfinished(client, queues).items())
+        if (names := [label for label in labels if ("TrainingJob", *split_name(label)) not in targets])
     )
+    if not message:
+        return
     if not sys.stdin.isatty():
-        raise Refused(f"{message}; pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
+        raise Refused(f"{message} Pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
     aside(message)
     print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("nothing was deleted", reason="QueueInUse")
 
 
+def _in_use(queue: str, names: list[str]) -> str:
+    jobs, ended = ("job", "the job has ended") if len(names) == 1 else ("jobs", "these jobs have ended")
+    return (
+        f"queue {queue} has {len(names)} unfinished {jobs}: {_some(names)}. "
+        f"If deleted, it admits no further jobs and is removed when {ended}."
+    )
+
+
 def _tell_awaited(client: Client, queue: str) -> None:
     """Which jobs a queue waits for that is being deleted, and what to do about them."""
-    names = _unfinished(client, {queue})
+    names = _unfinished(client, {queue}).get(queue)
     if names:
         message = f"it goes once these have ended: {_some(names)}; let them end, or: muster cancel JOB"
         console().print(f"  {message}", soft_wrap=True, markup=False)
 
 
-def _unfinished(client: Client, queues: Collection[str]) -> list[str]:
-    """The unfinished jobs of some queues, as far as they may be read."""
+def _unfinished(client: Client, queues: Collection[str]) -> dict[str, list[str]]:
+    """The unfinished jobs of some queues, by queue, as far as they may be read."""
     from muster.cli.views.job_words import is_over, label
 
+    unfinished: dict[str, list[str]] = {}
+    if not queues:
+        return unfinished
     try:
         jobs = client.jobs()
     except Refused:
-        return []  # in a cluster, whoever may delete queues need not see everybody's jobs
-    return [label(job) for job in jobs if job.spec.queue in queues and not is_over(job)]
+        return unfinished  # in a cluster, whoever may delete queues need not see everybody's jobs
+    for job in jobs:
+        if job.spec.queue in queues and not is_over(job):
+            unfinished.setdefault(job.spec.queue, []).append(label(job))
+    return unfinished
 
 
 def _some(names: list[str]) -> str:

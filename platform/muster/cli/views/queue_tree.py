@@ -35,7 +35,7 @@ class Branch:
 
 
 def queue_tree(rows: Sequence[QueueRow], width: int = 120) -> RenderableType:
-    """The tree with its bars, a legend, and a line for every queue that is inactive or promises too much."""
+    """The tree with its bars, a legend, and a line for each queue inactive, overcommitted or without a flavor."""
     levels = {row["name"]: _levels(row) for row in rows}
     branches = list(_branches(rows))
     wholes = _wholes(branches, levels)
@@ -79,7 +79,7 @@ def _queue(
     """The rows of one queue: for every flavor and resource a cell under each title."""
     row = branch.row
     name = Text.assemble((branch.before_name, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
-    if not row["active"] or row["overcommitted"]:
+    if not row["active"] or row["overcommitted"] or _without_flavor(row):
         name.append(" !", style="bold red" if not row["active"] else "bold yellow")
     jobs = Text.assemble(
         (f"●{row['admitted']}" if row["admitted"] else "", "green"),
@@ -87,17 +87,25 @@ def _queue(
         (f"○{row['waiting']}" if row["waiting"] else "", "yellow"),
     )
     if not levels:
-        yield [name, jobs, Text("no quota", style="dim"), *_EMPTY]
+        told = Text("no flavor", style="yellow") if _without_flavor(row) else Text("no quota", style="dim")
+        yield [name, jobs, told, *_EMPTY]
     below = Text(branch.below_name, style="bright_black")
     for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first)):
         cells = _cells(key, level, wholes[branch.root, key], several_flavors, bar)
         yield [below if index else name, Text() if index else jobs, *cells]
 
 
+def _without_flavor(row: QueueRow) -> bool:
+    """Whether its jobs can use no node: `muster submit` refuses them."""
+    return row["active"] and row["reason"] == "NoResources"
+
+
 def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
     for branch in branches:
         row = branch.row
-        for told, style in ((None if row["active"] else row["message"], "red"), (row["overcommitted"], "yellow")):
+        inactive = None if row["active"] else row["message"]
+        useless = row["message"] if _without_flavor(row) else None
+        for told, style in ((inactive, "red"), (useless, "yellow"), (row["overcommitted"], "yellow")):
             if told:
                 yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
 
