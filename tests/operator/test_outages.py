@@ -131,3 +131,32 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
         assert (ended, outages.count) == (True, 20)
 
     asyncio.run(story())
+
+
+def test_outages_that_follow_one_another_are_followed_by_lists_after_pauses_that_grow() -> None:
+    now = 0.0
+    outages = Outages(lambda: now)
+    outages.listed("pods", outages.lists("pods"))
+    pauses = []
+    for _ in range(12):
+        outages.lost()
+        outages.lost()
+        pauses.append(outages.list_in_s())
+        now += pauses[-1]
+        assert outages.list_in_s() == pytest.approx(0.0)
+        outages.listed("pods", outages.lists("pods"))
+    assert pauses[:4] == pytest.approx([0.0, 0.2, 0.4, 0.8])
+    assert pauses[-1] == pytest.approx(15.0)
+    now += 60.0
+    outages.lost()
+    assert outages.list_in_s() == 0.0, "the last one was long ago"
+
+
+def test_an_outage_before_anything_was_listed_delays_no_list() -> None:
+    outages = Outages(lambda: 0.0)
+    for _ in range(5):
+        outages.lost()
+    outages.lists("pods")
+    for _ in range(5):
+        outages.lost()
+    assert outages.list_in_s() == 0.0

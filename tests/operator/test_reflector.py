@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import pytest
 from aiohttp import web
 from tests.operator.serving import serving
 
+from muster.errors import ClusterError
 from muster_operator.kube.api import Api
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
@@ -228,3 +230,40 @@ def test_an_outage_that_another_call_notices_has_everything_listed_again() -> No
 
     asyncio.run(main())
     assert server.listed == 2
+
+
+@dataclass
+class Resetting(Server):
+    """It resets the connection of every write, and answers everything else."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return await super().answer(request)
+
+
+def test_a_call_that_is_reset_each_time_has_everything_listed_again_after_pauses_that_grow() -> None:
+    server, paused_s = Resetting([(7, [])]), 0.0
+
+    async def main() -> None:
+        async def follow(api: Api) -> None:
+            nonlocal paused_s
+            running = asyncio.create_task(Reflector(api, TRAINING_JOBS, Job, Seen()).run())
+            async with asyncio.timeout(60):
+                for number in range(1, 6):
+                    while len(server.asked_from) < number:  # noqa: ASYNC110 - a condition of the server, not of ours
+                        await asyncio.sleep(0.01)
+                    began = time.monotonic()
+                    with pytest.raises(ClusterError):
+                        await api.post("/api/v1/namespaces/team/pods", b"{}")
+                    await api.outages.wait_until_current()
+                    paused_s += time.monotonic() - began
+            running.cancel()
+
+        await serving(server, follow)
+
+    asyncio.run(main())
+    assert paused_s > 0.2 + 0.4 + 0.8
+    assert server.listed == 6

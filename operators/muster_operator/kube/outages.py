@@ -7,20 +7,32 @@ API server answers, and until that is done nothing is decided and nothing is wri
 
 An outage is a request that could not be sent or whose connection broke before an answer. A slow answer is none, since
 one webhook may cause it; nor is a watch that ends, if it can be opened again.
+
+A connection that is reset for one object only, by a proxy say, looks the same from here. Each such outage costs a list
+of everything; so where one follows soon after another, the lists come after a pause that grows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+_PAUSE_S = (0.2, 15.0)  # before lists after an outage that follows soon after another
+_SOON_S = 30.0  # after everything was listed
 
 
 class Outages:
     """Of one API server, as all its clients notice them. `count` is how often it could not be reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
+        self._clock = clock
+        self._out = False  # since the last outage not everything was listed
+        self._over_at = float("-inf")  # when everything was listed after the last outage
+        self._repeated = 0  # outages, each soon after the one before
+        self._list_at = float("-inf")
         self.reachable = asyncio.Event()
         """The newest call had an answer, whatever it was; set at first."""
         self._listed: dict[str, int] = {}  # by resource: the count before its newest whole list; -1 while it is listed
@@ -43,6 +55,8 @@ class Outages:
 
     def lost(self) -> None:
         """A call could not reach the API server."""
+        if not self._out:
+            self._begin()
         self.count += 1
         self.reachable.clear()
         for watch in self._watches:
@@ -53,6 +67,10 @@ class Outages:
     def answered(self) -> None:
         """A call had an answer."""
         self.reachable.set()
+
+    def list_in_s(self) -> float:
+        """Seconds to wait before anything is listed: 0 unless outages follow soon after one another."""
+        return max(0.0, self._list_at - self._clock())
 
     def lists(self, resource: str) -> int:
         """A list of this resource begins; the count to pass to `listed`."""
@@ -74,8 +92,17 @@ class Outages:
         finally:
             self._watches.discard(watch)
 
+    def _begin(self) -> None:
+        now, (least, most) = self._clock(), _PAUSE_S
+        self._out = True
+        self._repeated = self._repeated + 1 if now - self._over_at < _SOON_S else 0
+        pause_s = min(most, least * 2.0 ** min(self._repeated - 1, 20)) if self._repeated else 0.0
+        self._list_at = now + pause_s
+
     def _look(self) -> None:
         if all(count == self.count for count in self._listed.values()):
             self._current.set()
+            if self._out and self._listed:
+                self._out, self._over_at = False, self._clock()
         else:
             self._current.clear()

@@ -117,6 +117,7 @@ class Reflector(Generic[T]):
             error: Exception
             try:
                 if self._listed_at != self._outages.count:
+                    await asyncio.sleep(self._outages.list_in_s())
                     await self._list()
                     self.synced.set()
                     continue
