@@ -102,6 +102,40 @@ def test_a_log_limit_that_is_no_amount_is_refused_for_a_job_that_is_there(object
     assert LOG_LIMIT not in objects.find("default", "waits").metadata.annotations
 
 
+def annotated(job: spec.TrainingJob, **annotations: str) -> spec.TrainingJob:
+    notes = {**job.metadata.annotations, **{f"muster.dev/{name}": value for name, value in annotations.items()}}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": notes})})
+
+
+def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(objects: Objects) -> None:
+    (job,) = submitted(objects, "waits")
+    with pytest.raises(InvalidSpec) as refused:
+        objects.apply([annotated(job, oversubscribe="yes")])
+    assert refused.value.field == "metadata.annotations[muster.dev/oversubscribe]"
+    assert objects.find("default", "waits").metadata.annotations == job.metadata.annotations
+
+
+@pytest.mark.parametrize("priority", [0, 3])
+def test_the_variables_that_a_job_was_submitted_with_cannot_be_changed_and_stay_where_they_are_left_out(
+    objects: Objects, priority: int
+) -> None:
+    plain = shell_job("waits", "true")
+    with_one = annotated(plain, **{"pass-environment": "A, B"})
+    objects.submit([with_one], dry_run=False, environments=[{"PATH": "/usr/bin:/bin", "A": "1", "B": "2"}])
+
+    def applied(job: spec.TrainingJob) -> str:
+        changed = job.model_copy(update={"spec": job.spec.model_copy(update={"priority": priority})})
+        objects.apply([changed])
+        return objects.find("default", "waits").metadata.annotations["muster.dev/pass-environment"]
+
+    for other in ("A", "A,B,C"):
+        with pytest.raises(InvalidSpec) as refused:
+            applied(annotated(plain, **{"pass-environment": other}))
+        assert refused.value.field == "metadata.annotations[muster.dev/pass-environment]"
+    assert applied(plain) == "A, B"
+    assert set(applied(annotated(plain, **{"pass-environment": "B,A"})).replace(" ", "").split(",")) == {"A", "B"}
+
+
 def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:
     submitted(objects, "stopped")
     cancelled = objects.change("default", "stopped", {"cancel": True})

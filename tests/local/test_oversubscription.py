@@ -75,6 +75,13 @@ def test_as_many_processes_as_cores_or_gpus_are_accepted(processes: int, gpus: i
     check_processes(job(processes, gpus), NODES)
 
 
+@pytest.mark.parametrize("digits", [20, 5_000])
+def test_a_number_of_processes_of_thousands_of_digits_is_refused(digits: int) -> None:
+    line = ["torchrun", "--nproc-per-node", "0" * 5_000 + "9" * digits, "train.py"]
+    assert (processes_of(line) or 0) > 10**9
+    assert processes_of(["torchrun", "--nproc-per-node", "0" * 5_000 + "8"]) == 8
+
+
 def test_an_annotation_that_is_neither_true_nor_false_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="'yes'"):
         check_processes(job(1, oversubscribe="yes"), NODES)

@@ -47,3 +47,25 @@ def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
     assert store.list() == ()
     store.put(io.BytesIO(b"one"), "traces/x")
     assert [path.name for path in folder.iterdir()] == ["x"]
+
+
+def test_a_folder_is_listed_once_for_a_name_until_an_upload_of_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "kept"))
+    listed: list[str] = []
+    ls = store._fs.ls
+
+    def counted(folder: str, **options: Any) -> Any:
+        listed.append(folder)
+        return ls(folder, **options)
+
+    monkeypatch.setattr(store._fs, "ls", counted)
+    for _ in range(3):
+        store.put(io.BytesIO(b"one"), "traces/x")
+    assert len(listed) == 1
+    with pytest.raises(OSError, match="does not answer"):
+        store.put(Failing(b"0123456789"), "traces/x")
+    store.put(io.BytesIO(b"one"), "traces/x")
+    store.put(io.BytesIO(b"one"), "traces/y")
+    assert len(listed) == 3

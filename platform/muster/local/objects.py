@@ -25,10 +25,10 @@ from muster.cluster import NodeView
 from muster.documents import Object
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
 from muster.lifecycle import is_admitted, is_finished
+from muster.local.annotations import check_annotations
 from muster.local.cluster import namespace_labels
 from muster.local.disk import check_room
 from muster.local.job_environments import JobEnvironments
-from muster.local.log_limits import limit_of
 from muster.local.oversubscription import check_processes
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
@@ -224,8 +224,8 @@ class Objects:
             raise being_deleted(job.kind, job.metadata.name)
         if old is not None:
             check_edit(old, job)
+            check_annotations(job, old)
             if old.spec == job.spec:
-                limit_of(job, 0)  # annotations may have changed
                 return []
             environment = self._environments.of(old.metadata.uid)  # what it was submitted with stays
         notices = check_runs_here(job, self._environment if environment is None else environment)

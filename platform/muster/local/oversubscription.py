@@ -19,6 +19,7 @@ from muster.snapshot import pod_request
 
 OVERSUBSCRIBE = "muster.dev/oversubscribe"
 """The annotation of a job that may start more processes than a node has CPU cores, or a pod has GPUs."""
+_MOST_DIGITS = 18  # of a number of processes; cut to these, a longer one is still more than any node has
 _LAUNCHERS = {
     "muster_components.launch": ("--nproc",),
     "torch.distributed.run": ("--nproc-per-node", "--nproc_per_node"),
@@ -30,7 +31,7 @@ def check_processes(job: spec.TrainingJob, nodes: Sequence[NodeView]) -> None:
     """Raise `Refused` Oversubscribed when a pod starts more processes than it asks for GPUs or, without GPUs, than any
     node has CPU cores (a part of a core counts as one). Raises `InvalidSpec` for an annotation that is neither true nor
     false."""
-    if _is_allowed(job) or not nodes:
+    if may_oversubscribe(job) or not nodes:
         return
     largest = max(nodes, key=lambda node: (node.allocatable.get("cpu"), node.name))
     cores = whole_cores(largest.allocatable.get("cpu"))
@@ -77,11 +78,12 @@ def _number_of(options: Sequence[str], arguments: Sequence[str]) -> int | None:
         name, joined, value = word.partition("=")
         if name in options:
             given = value if joined else next(iter(own[place + 1 :]), "")
-            return int(given) if given.isdecimal() else None
+            return int(given.lstrip("0")[:_MOST_DIGITS] or "0") if given.isdecimal() else None
     return 1
 
 
-def _is_allowed(job: spec.TrainingJob) -> bool:
+def may_oversubscribe(job: spec.TrainingJob) -> bool:
+    """What the annotation says. Raises `InvalidSpec` if it is neither true nor false."""
     said = job.metadata.annotations.get(OVERSUBSCRIBE, "false")
     if said not in ("true", "false"):
         field = f"metadata.annotations[{OVERSUBSCRIBE}]"

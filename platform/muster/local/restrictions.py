@@ -12,7 +12,7 @@ from muster import spec
 from muster.documents.complaints import field_path
 from muster.documents.pod_fields import unknown_in
 from muster.errors import InvalidSpec
-from muster.local.log_limits import limit_of
+from muster.local.annotations import check_annotations
 from muster.local.programs import check_program
 from muster.local.submitter import interpreter_environment
 
@@ -36,7 +36,7 @@ def check_runs_here(job: spec.TrainingJob, base_environment: Mapping[str, str]) 
             f"spec.priorityClassName: {job.spec.priority_class_name!r}: none exist on this host; write priority",
             field="spec.priorityClassName",
         )
-    limit_of(job, 0)
+    check_annotations(job)
     notices: list[str] = []
     for number, role in enumerate(job.spec.roles):
         template = role.template.model_dump(by_alias=True, exclude_unset=True)

@@ -19,7 +19,7 @@ WORKING_DIRECTORY = "muster.dev/working-directory"
 INTERPRETER = "muster.dev/interpreter"  # the folder of `python`
 SUBMISSION = "muster.dev/submission"  # the same for all tries of one submit, in case the daemon broke off
 PASSED = "muster.dev/pass-environment"  # names of variables, separated by commas, that the job gets besides the usual
-NOTES = frozenset({WORKING_DIRECTORY, INTERPRETER, SUBMISSION})
+NOTES = frozenset({WORKING_DIRECTORY, INTERPRETER, SUBMISSION, PASSED})
 
 
 def noted(job: spec.TrainingJob) -> spec.TrainingJob:

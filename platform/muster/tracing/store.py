@@ -36,6 +36,7 @@ class Store:
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         self._renames = bool(names & RENAMING)
+        self._without_leftovers: set[str] = set()  # paths of which a killed upload has left nothing
 
     def put(self, source: IO[bytes], name: str) -> None:
         """Publish the content of an open file under `name`; doing it again is harmless. OSError if it did not arrive
@@ -80,10 +81,13 @@ class Store:
             send(target)
             return
         folder, _, last = target.rpartition("/")
-        self._remove_leftovers(folder, last)
+        if target not in self._without_leftovers:  # to list a large folder at each upload takes long
+            self._remove_leftovers(folder, last)
+        self._without_leftovers.discard(target)
         temporary = f"{folder}/.{last}.{secrets.token_hex(8)}{_UPLOAD}"
         send(temporary)
         self._fs.mv(temporary, target)
+        self._without_leftovers.add(target)
 
     def _remove_leftovers(self, folder: str, last: str) -> None:
         """What an upload of the same file left that was killed: one collector at a time has a file."""
