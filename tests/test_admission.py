@@ -414,10 +414,15 @@ def test_a_quota_of_a_flavor_that_does_not_exist_is_refused() -> None:
 # ---- notices of an apply
 
 
+def shared(name: str, parent: str | None = None, **spec: Any) -> Queue:
+    """A queue that all namespaces may use."""
+    return queue(name, parent, namespaceSelector={}, **spec)
+
+
 def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
-    default = queue("default", resources=[{"flavor": "h200", "guaranteed": {"pods": 110}}])
-    below = [queue("other", "default")]
-    told = apply_notices([queue("small", "default", resources=gpus(limit=8))], [default, *below])
+    default = shared("default", resources=[{"flavor": "h200", "guaranteed": {"pods": 110}}])
+    below = [shared("other", "default")]
+    told = apply_notices([shared("small", "default", resources=gpus(limit=8))], [default, *below])
     (notice,) = told.pop("small")
     assert told == {}
     assert notice == (
@@ -427,25 +432,25 @@ def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
 
 
 def test_a_limit_that_a_root_can_never_reach_is_noticed() -> None:
-    told = apply_notices([queue("top", resources=gpus(guaranteed=8, limit=16))], [])
+    told = apply_notices([shared("top", resources=gpus(guaranteed=8, limit=16))], [])
     of = "spec.resources[0].limit: nvidia.com/gpu of h200"
     assert told == {"top": [f"{of}: 16 is never reached: a root borrows from nobody, and 8 is guaranteed"]}
 
 
 def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:
-    default = queue("default", resources=gpus(guaranteed=8))
-    told = apply_notices([queue("a", "default"), queue("b", "default")], [default])
+    default = shared("default", resources=gpus(guaranteed=8))
+    told = apply_notices([shared("a", "default"), shared("b", "default")], [default])
     assert told == {"a": ["jobs can no longer be submitted to 'default': only queues without children take jobs"]}
-    assert apply_notices([queue("c", "default")], [default, queue("a", "default")]) == {}
+    assert apply_notices([shared("c", "default")], [default, shared("a", "default")]) == {}
 
 
 def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condition() -> None:
-    told = apply_notices([queue("a")], [])["a"]
+    told = apply_notices([shared("a")], [])["a"]
     assert told == [
         "spec.resources: neither this queue nor one above it names a flavor, so that its jobs can use no node"
     ]
     verdicts = queue_verdicts(
-        [queue("a"), queue("b", resources=gpus(limit=1)), queue("c", "b"), queue("top"), queue("d", "top")]
+        [shared("a"), shared("b", resources=gpus(limit=1)), shared("c", "b"), shared("top"), shared("d", "top")]
     )
     assert {name: (one.active, one.reason) for name, one in verdicts.items()} == {
         "a": (True, "NoResources"),
@@ -458,7 +463,7 @@ def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condi
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_noticed() -> None:
     node = Node("n", Resources.of({"nvidia.com/gpu": 8}), flavor="h200")
-    big, small = queue("big", resources=gpus(guaranteed=17)), queue("small", resources=gpus(guaranteed=16))
+    big, small = shared("big", resources=gpus(guaranteed=17)), shared("small", resources=gpus(guaranteed=16))
     told = apply_notices(
         [big, small],
         [],
@@ -468,15 +473,38 @@ def test_a_guarantee_of_more_than_all_nodes_have_is_noticed() -> None:
         "big": ["spec.resources[0].guaranteed: nvidia.com/gpu of h200: 17 is more than the 16 that all its nodes have"]
     }
     assert apply_notices([big], [], None) == {}
-    assert apply_notices([queue("most", resources=gpus(limit=99))], [], [node]) == {}
+    assert apply_notices([shared("most", resources=gpus(limit=99))], [], [node]) == {}
 
 
 def test_a_quota_that_can_be_used_is_not_noticed() -> None:
-    company = [queue("top", resources=gpus(guaranteed=8, limit=8)), queue("none", "top", resources=gpus(limit=0))]
-    assert apply_notices([*company, queue("small", "top", resources=gpus(limit=1))], []) == {}
-    assert apply_notices([queue("a", "new"), queue("new", resources=gpus(guaranteed=8))], []) == {}
-    alone = queue("alone", resources=gpus(limit=8))
-    assert apply_notices([alone, queue("below", "alone", resources=gpus(limit=4))], []) == {}
+    company = [shared("top", resources=gpus(guaranteed=8, limit=8)), shared("none", "top", resources=gpus(limit=0))]
+    assert apply_notices([*company, shared("small", "top", resources=gpus(limit=1))], []) == {}
+    assert apply_notices([shared("a", "new"), shared("new", resources=gpus(guaranteed=8))], []) == {}
+    alone = shared("alone", resources=gpus(limit=8))
+    assert apply_notices([alone, shared("below", "alone", resources=gpus(limit=4))], []) == {}
+
+
+def test_a_queue_that_no_namespace_may_use_is_noticed_and_not_the_one_above_it() -> None:
+    top, below = queue("top", resources=gpus(guaranteed=8)), queue("below", "top")
+    told = apply_notices([top, below], [])
+    assert set(told) == {"below"}
+    assert told["below"][0].startswith("spec.namespaceSelector: ")
+    assert set(apply_notices([top], [])) == {"top"}
+    assert apply_notices([below], [shared("top", resources=gpus(guaranteed=8)), queue("other", "top")]) == {}
+    assert apply_notices([top], [shared("below", "top")]) == {}
+
+
+@pytest.mark.parametrize("top", [gpus(limit=8), gpus(guaranteed=8, limit=8), gpus(guaranteed=8)])
+@pytest.mark.parametrize("between", [[], [shared("middle", "top")]])
+def test_a_limit_above_what_the_queues_above_it_leave_is_noticed(
+    top: list[dict[str, Any]], between: list[Queue]
+) -> None:
+    parent = between[-1].metadata.name if between else "top"
+    above = [shared("top", resources=top), *between]
+    (notice,) = apply_notices([shared("a", parent, resources=gpus(limit=16))], [*above, shared("b", parent)])["a"]
+    assert notice.startswith("spec.resources[0].limit: nvidia.com/gpu of h200: 16 is never reached")
+    assert "8" in notice.split("never reached")[1]
+    assert apply_notices([shared("a", parent, resources=gpus(limit=8))], [*above, shared("b", parent)]) == {}
 
 
 def test_a_root_with_a_limit_alone_takes_jobs_up_to_it() -> None:

@@ -33,7 +33,7 @@ TREE = [
 
 def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
-    file.write_text(f"{QUEUE_YAML}spec: {{resources: [{{flavor: local}}]}}\n")
+    file.write_text(f"{QUEUE_YAML}spec: {{namespaceSelector: {{}}, resources: [{{flavor: local}}]}}\n")
     assert muster("apply", str(file)).out == "queue research created\n"
     assert muster("apply", str(file)).out == "queue research configured\n"
     assert muster("apply", str(file), "--json").rows == [
@@ -44,7 +44,8 @@ def test_apply_tells_what_became_of_each_object(tmp_path: Path, cluster: MemoryC
 def test_apply_warns_of_a_quota_that_can_never_be_used(tmp_path: Path, cluster: MemoryClient, muster: Muster) -> None:
     file = tmp_path / "queues.yaml"
     file.write_text(
-        f"{QUEUE_YAML}spec: {{resources: [{{flavor: local, guaranteed: {{{GPU}: 4}}, limit: {{{GPU}: 8}}}}]}}\n"
+        f"{QUEUE_YAML}spec: {{namespaceSelector: {{}}, "
+        f"resources: [{{flavor: local, guaranteed: {{{GPU}: 4}}, limit: {{{GPU}: 8}}}}]}}\n"
     )
     ended = muster("apply", str(file))
     assert (ended.code, ended.out) == (0, "queue research created\n")

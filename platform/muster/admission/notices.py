@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster.admission.namespaces import nearest_selector
 from muster.admission.queues import NO_FLAVOR
 from muster.admission.tree import quota_tree
 from muster.model import Node
 from muster.quantity import format_quantity, parse_quantity
-from muster.quota import QueueTree
+from muster.quota import Charges, QueueTree
 from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
@@ -27,17 +28,26 @@ def apply_notices(
     """
     new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
     before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
-    tree = quota_tree((before | new).values())
+    queues = list((before | new).values())
+    tree = quota_tree(queues)
+    unused = Charges(tree)
     parents_before = {queue.spec.parent for queue in before.values()}
-    told = {name: _of_limits(queue, tree) for name, queue in new.items()}
+    told = {name: _of_limits(queue, unused) for name, queue in new.items()}
     if nodes is not None:
         capacity = _capacity(nodes)
         for name, queue in new.items():
             told[name] += _of_guarantees(queue, capacity)
     for name in new:
         number = tree.index[name]
-        if not tree.flavors[number] and not tree.children[number]:
+        if tree.children[number]:
+            continue
+        if not tree.flavors[number]:
             told[name].append(f"spec.resources: {NO_FLAVOR}")
+        if nearest_selector(name, queues) is None:
+            told[name].append(
+                "spec.namespaceSelector: neither this queue nor one above it sets it, so that no namespace may submit"
+                " jobs to it; {} allows all"
+            )
     for name, queue in new.items():
         parent = queue.spec.parent
         if parent in before and parent not in parents_before:
@@ -75,8 +85,8 @@ def _of_guarantees(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> lis
     return told
 
 
-def _of_limits(queue: Queue, tree: QueueTree) -> list[str]:
-    told, number = [], tree.index[queue.metadata.name]
+def _of_limits(queue: Queue, unused: Charges) -> list[str]:
+    told, tree, number = [], unused.tree, unused.tree.index[queue.metadata.name]
     root = tree.queues[tree.root(number)].name
     for index, entry in enumerate(queue.spec.resources):
         for resource, text in sorted(entry.limit.items()):
@@ -93,4 +103,7 @@ def _of_limits(queue: Queue, tree: QueueTree) -> list[str]:
                 told.append(
                     f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {most} is guaranteed"
                 )
+            elif (at_most := unused.avail(number, cell)) < limit:
+                most = format_quantity(at_most, resource)
+                told.append(f"{place}: {what}: {text} is never reached: the queues above it leave it {most} at most")
     return told
