@@ -16,6 +16,7 @@ from tests.tracing.kineto import Event, trace_text, training_steps
 from muster.errors import InvalidTrace
 from muster.tracing import analysis
 from muster.tracing.report import Report, build, load, render_terminal
+from muster.tracing.runfolder import read_run_folder
 
 SPOOLED = "traces/spool/rank-0.attempt-0.steps-20-23.json"
 
@@ -121,3 +122,17 @@ def test_a_process_that_is_killed_while_it_reads_traces_is_named(
 
 def killed(path: Path, limits: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["metrics/rank-1.jsonl", "beats/rank-1.json", "events.jsonl", "traces/manifest-worker-0.json"]
+)
+def test_a_fifo_in_a_run_folder_is_named_and_the_rest_is_read(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    for folder in ("metrics", "beats", "traces"):
+        (run / folder).mkdir(parents=True)
+    os.mkfifo(run / name)
+    skipped = read_run_folder(run).skipped
+    assert [entry.file.rpartition("/")[2] for entry in skipped] == [Path(name).name]
+    assert "must be a regular file" in skipped[0].reason

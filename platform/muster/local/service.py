@@ -76,12 +76,14 @@ class Service:
         """All jobs, or those of one namespace, oldest first."""
         with self._cluster.lock:
             jobs = list(self._store.jobs.values())
+            self._drop_log_faults()
         return [self._live(job) for job in jobs if namespace in (None, job.metadata.namespace)]
 
     def job(self, namespace: str, name: str) -> spec.TrainingJob:
         """One job with its live position and estimate."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
+            self._drop_log_faults()
         return self._live(job)
 
     def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
@@ -194,6 +196,13 @@ class Service:
         if wait is None:
             return job
         return job.model_copy(update={"status": moves.wait(job.status, wait, time.time())})
+
+    def _drop_log_faults(self) -> None:
+        """Those of jobs that ended or are no longer there. The caller holds the lock."""
+        for uid in list(self._log_faults):
+            job = self._store.jobs.get(uid)
+            if job is None or is_finished(job.status):
+                self._log_faults.pop(uid, None)
 
     def _with_log_fault(self, job: spec.TrainingJob) -> spec.TrainingJob:
         fault = log_fault(self._cluster.run_dir(job))
