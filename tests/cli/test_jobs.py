@@ -343,4 +343,13 @@ def test_when_one_of_several_jobs_is_finished_none_is_touched_and_that_is_said(
     cluster.kept_jobs = {"a": job("a"), "b": job("b", status("Succeeded"))}
     ended = muster("cancel", "a", "b")
     assert (ended.code, cluster.asked) == (3, [])
-    assert ended.err == "error: job 'b' is finished (Succeeded); nothing was cancelled (Conflict)\n"
+    assert ended.err == "error: job 'b' has already ended in phase Succeeded; nothing was cancelled (Conflict)\n"
+
+
+def test_a_job_that_is_cancelled_again_is_said_to_be_cancelled_already(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"a": job("a", cancel=True), "b": job("b")}
+    ended = muster("cancel", "a", "b")
+    assert (ended.code, ended.out.splitlines()) == (
+        0,
+        ["trainingjob default/a already cancelled", "trainingjob default/b cancelled"],
+    )

@@ -100,7 +100,7 @@ def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muste
     ended = muster("watch", "long")
     assert (ended.code, "Cancelled" in ended.out) == (1, True)
     ended = muster("resume", "long")
-    assert (ended.code, "job 'long' is finished (Cancelled)" in ended.err) == (3, True)
+    assert (ended.code, "job 'long' has already ended in phase Cancelled" in ended.err) == (3, True)
 
 
 def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits(

@@ -123,3 +123,28 @@ def test_a_job_that_is_taken_back_and_is_anothers_by_then_is_not_named_for_delet
         cluster.client().submit_all([a_job("llama"), a_job("second")])
     assert str(error.value) == "alice may not"
     assert cluster.objects[LLAMA]["metadata"]["uid"] == "another"
+
+
+@pytest.mark.parametrize(
+    ("write", "advised"),
+    [
+        (lambda client: client.cancel("llama"), False),
+        (lambda client: client.suspend("llama"), False),
+        (lambda client: client.resume("llama"), True),
+    ],
+    ids=["cancel", "suspend", "resume"],
+)
+def test_a_job_that_has_ended_is_said_to_have_and_only_who_resumes_is_advised_to_submit(
+    cluster: Server, write: Write, advised: bool
+) -> None:
+    kept(cluster, "first")
+    complete = {
+        "type": "Complete",
+        "status": "True",
+        "reason": "Completed",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    cluster.objects[LLAMA]["status"] = {"phase": "Succeeded", "conditions": [complete]}
+    with pytest.raises(Conflict, match="has already ended in phase Succeeded") as error:
+        write(cluster.client())
+    assert ("submit it anew" in str(error.value)) == advised

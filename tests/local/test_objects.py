@@ -72,15 +72,18 @@ def test_an_empty_namespace_is_said_to_be_empty(objects: Objects) -> None:
 # ---- a job that is over
 
 
-@pytest.mark.parametrize("fields", [{"suspend": False}, {"suspend": True}, {"cancel": True}])
-@pytest.mark.parametrize("kind", [COMPLETE, FAILED])
-def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled(
-    objects: Objects, store: Store, fields: dict[str, bool], kind: str
+@pytest.mark.parametrize(
+    ("fields", "advised"), [({"suspend": False}, True), ({"suspend": True}, False), ({"cancel": True}, False)]
+)
+@pytest.mark.parametrize(("kind", "phase"), [(COMPLETE, "Succeeded"), (FAILED, "Failed")])
+def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled_and_only_who_resumes_is_advised_to_submit(
+    objects: Objects, store: Store, fields: dict[str, bool], advised: bool, kind: str, phase: str
 ) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, kind)
-    with pytest.raises(Conflict, match="job 'over' is finished"):
+    with pytest.raises(Conflict, match=f"job 'over' has already ended in phase {phase}") as error:
         objects.change("default", "over", fields)
+    assert ("submit it anew" in str(error.value)) == advised
 
 
 def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Objects, store: Store) -> None:
@@ -89,7 +92,7 @@ def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Object
     ttl = {"ttl_seconds_after_finished": 60}
     objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update=ttl)})])
     assert objects.find("default", "over").spec.ttl_seconds_after_finished == 60
-    with pytest.raises(Conflict, match="job 'over' is finished"):
+    with pytest.raises(Conflict, match="job 'over' has already ended in phase Succeeded; submit it anew"):
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
 
 
@@ -150,7 +153,7 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
     with store.transaction():
         status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
         store.put(job.model_copy(update={"status": status}))
-    with pytest.raises(Conflict, match=r"job 'stopped' is finished \(Cancelled\); submit it anew"):
+    with pytest.raises(Conflict, match="job 'stopped' has already ended in phase Cancelled; submit it anew"):
         objects.change("default", "stopped", {"suspend": False})
 
 

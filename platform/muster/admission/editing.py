@@ -52,10 +52,12 @@ def being_deleted(kind: str, name: str) -> Conflict:
     return Conflict(f"{told}; apply it again once they are gone")
 
 
-def check_unfinished(job: TrainingJob) -> None:
-    """Raises `Conflict` when the job is finished: nothing can be changed about it any more."""
+def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:
+    """Raises `Conflict` when the job is finished: nothing can be changed about it any more. `stopping`: the change
+    would have stopped it, so that no new job is advised."""
     if is_finished(job.status):
-        raise Conflict(f"job {job.metadata.name!r} is finished ({ending(job)}); submit it anew under another name")
+        advice = "" if stopping else "; submit it anew under another name"
+        raise Conflict(f"job {job.metadata.name!r} has already ended in phase {ending(job)}{advice}")
 
 
 def ending(job: TrainingJob) -> str:

@@ -227,9 +227,10 @@ def _each(
     if len(keys) > 1:
         _check_all(client, keys, done)
     for key in keys:
+        again = done == "cancelled" and client.job(*key).spec.cancel
         act(client)(*key)
         if not as_json:
-            console().print(f"trainingjob {key[1]}/{key[0]} {done}")
+            console().print(f"trainingjob {key[1]}/{key[0]} {'already ' if again else ''}{done}")
     if as_json:
         print_json([client.job(*key) for key in keys])
 
@@ -248,7 +249,7 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
             faults.append(error)
         else:
             if is_finished(job.status) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
-                faults.append(Conflict(f"job {key[0]!r} is finished ({ending(job)})"))
+                faults.append(Conflict(f"job {key[0]!r} has already ended in phase {ending(job)}"))
     if faults:
         raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
 

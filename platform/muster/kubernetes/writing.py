@@ -46,7 +46,7 @@ def apply_all(connection: Connection, documents: Sequence[Object]) -> list[dict[
 
 def change(connection: Connection, job: TrainingJob, fields: Json) -> TrainingJob:
     """Set fields of the spec of a job that is not finished; of no other that has its name meanwhile: `Conflict`."""
-    check_unfinished(job)
+    check_unfinished(job, stopping=any(fields.values()))
     path = paths.one("TrainingJob", job.metadata.name, job.metadata.namespace)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
     with staying_with(named(_result(job.kind, job.metadata.namespace, job.metadata.name, ""))):

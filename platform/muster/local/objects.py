@@ -179,7 +179,7 @@ class Objects:
         is finished: resuming it, too, would change nothing. Only who cancels twice is not told so."""
         job = self.find(namespace, name)
         if not (job.spec.cancel and fields.get("cancel")):
-            check_unfinished(job)
+            check_unfinished(job, stopping=any(fields.values()))
         changed = job.model_copy(update={"spec": job.spec.model_copy(update=dict(fields))})
         check_edit(job, changed)
         if changed.spec == job.spec:
