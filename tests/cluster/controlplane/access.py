@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import secrets
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +49,10 @@ def write_key(path: Path) -> None:
 
 
 def write_kubeconfig(path: Path, server: str, authority: Path, token: str, namespace: str = "default") -> Path:
-    """Write a kubeconfig that holds all it needs, so that it can be copied anywhere."""
+    """Write a kubeconfig that holds all it needs, so that it can be copied anywhere.
+
+    It replaces one of the same name at once: a program that starts may be reading that one.
+    """
     certificate = base64.b64encode(authority.read_bytes()).decode()
     name = "muster-tests"
     config = {
@@ -58,6 +63,8 @@ def write_kubeconfig(path: Path, server: str, authority: Path, token: str, names
         "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}],
         "current-context": name,
     }
-    path.write_text(json.dumps(config, indent=2))
-    path.chmod(0o600)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent)  # mode 0600
+    with os.fdopen(handle, "w") as file:
+        file.write(json.dumps(config, indent=2))
+    Path(unfinished).replace(path)
     return path
