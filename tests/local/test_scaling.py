@@ -53,7 +53,7 @@ def test_what_could_never_run_or_is_over_is_refused_and_nothing_changes(client: 
     assert client.job("short").spec.roles[0].replicas == 2
     client.cancel("short")
     eventually(lambda: phase_of(client, "short") == "Cancelled")
-    with pytest.raises(Conflict, match="finished"):
+    with pytest.raises(Conflict, match="already ended in phase Cancelled"):
         client.scale("short", "default", {"trainer": 1})
 
 
