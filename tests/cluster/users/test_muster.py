@@ -110,7 +110,7 @@ def test_jobs_are_cancelled_suspended_and_resumed(pool: Pool, muster: Muster) ->
     assert pool.condition("one", "Cancelled")["status"] == "True"
     assert not {pod["status"]["phase"] for pod in pool.pods("one")} & {"Pending", "Running"}
     assert muster("cancel", "one").code == 0, "to cancel again is no error"
-    assert "finished" in muster("resume", "one").err
+    assert "already ended in phase" in muster("resume", "one").err
     missing = muster("cancel", "on")
     assert missing.code == 3
     assert "did you mean 'one'?" in missing.err
