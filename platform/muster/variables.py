@@ -71,7 +71,7 @@ def _variable(entry: Any) -> Any:
 def read_env(given: Sequence[str], option: str) -> tuple[list[str], dict[str, str]]:
     """`NAME` and `NAME=VALUE` as (names whose values are in the environment, values by name).
 
-    Raises `InvalidSpec` for what is no name, and for a secret with its value: command lines can be read by others.
+    Raises `InvalidSpec` for an invalid name, and for a secret with its value: command lines can be read by others.
     """
     names, values = [], {}
     for text in given:
