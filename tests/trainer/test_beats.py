@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +102,12 @@ def test_the_run_folder_is_musters_then_the_users() -> None:
     assert run_context({}, "/mine").run_dir == Path("/mine")
     alone = run_context({})
     assert (alone.run_dir, alone.world_size, alone.rank) == (Path.cwd() / "muster-run", 1, 0)
+
+
+def test_a_fifo_that_nobody_reads_in_the_place_of_the_metrics_does_not_block_the_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
+    Reporter(context(tmp_path), Clock()).metrics(Metrics(step=3, step_time_s=1.0))
+    assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.checkpoint_store import CheckpointStore, describe_mismatch
+from muster_components.trainer.checkpoint_store import CheckpointStore, describe_mismatch, read_description
 
 
 def store(folder: Path, attempt: int = 0, keep: int = 2) -> CheckpointStore:
@@ -178,6 +178,35 @@ def test_a_latest_that_is_a_fifo_a_folder_or_too_large_is_an_error_but_the_newes
         with pytest.raises(ValueError, match=r"latest cannot be read.* must "):
             owner.latest()
         assert [found.step for found in owner.candidates()] == [10]
+
+
+def test_a_fifo_or_a_link_where_latest_or_the_description_is_written_is_replaced_and_never_opened(
+    tmp_path: Path,
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("untouched")
+    makes: list[Callable[[Path], object]] = [os.mkfifo, lambda path: path.symlink_to(elsewhere)]
+    for number, make in enumerate(makes):
+        owner = store(tmp_path / str(number), attempt=1)
+        temporary = owner.begin(10)
+        make(owner.folder / ".latest.attempt-1.tmp")
+        make(temporary / "muster.json")
+        assert owner.publish(10, {"step": 10}, at=1.0)
+        assert owner.latest() is not None
+        assert read_description(owner.folder / "step-00000010") == {"step": 10}
+    assert elsewhere.read_text() == "untouched"
+
+
+def test_a_folder_where_latest_is_written_first_is_an_error_and_latest_stays(tmp_path: Path) -> None:
+    owner = store(tmp_path, attempt=1)
+    save(owner, 10)
+    owner.begin(20)
+    (owner.folder / ".latest.attempt-1.tmp").mkdir()
+    with pytest.raises(OSError, match="latest"):
+        owner.publish(20, {"step": 20}, at=2.0)
+    latest = owner.latest()
+    assert latest is not None
+    assert latest.step == 10
 
 
 def test_without_a_folder_there_is_nothing_to_resume_from(tmp_path: Path) -> None:

@@ -128,6 +128,22 @@ def test_a_cache_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
     assert text_of(build_corpus(str(folder), tmp_path / "cache")) == b"one\0"
 
 
+def test_a_fifo_in_the_place_of_the_caches_description_is_replaced(tmp_path: Path) -> None:
+    folder = write(tmp_path / "text", {"a": b"one"})
+    corpus = build_corpus(str(folder), tmp_path / "cache")
+    description = corpus.tokens_path.with_suffix(".json")
+    description.unlink()
+    os.mkfifo(description)
+    assert build_corpus(str(folder), tmp_path / "cache") == corpus
+    assert description.is_file()
+
+
+def test_a_fifo_that_is_given_as_data_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "text")
+    with pytest.raises(InputError, match="must be a regular file"):
+        build_corpus(str(tmp_path / "text"), tmp_path / "cache")
+
+
 def test_the_cache_keeps_the_newest_corpora_only(tmp_path: Path) -> None:
     for number in range(12):
         folder = write(tmp_path / str(number), {"a": b"text"})

@@ -139,8 +139,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append in one write, or leave the file as it was. Raises OSError."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append in one write, or leave the file as it was. Raises OSError, at once for a FIFO that nobody reads."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         before = os.fstat(handle).st_size
         try:

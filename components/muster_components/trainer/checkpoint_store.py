@@ -83,8 +83,7 @@ class CheckpointStore:
         if not self._is_ours():
             shutil.rmtree(temporary, ignore_errors=True)
             return False
-        (temporary / DESCRIPTION).write_text(json.dumps(description, indent=1))
-        _sync(temporary / DESCRIPTION)
+        _write_new(temporary / DESCRIPTION, json.dumps(description, indent=1).encode())
         _sync(temporary)
         final = self._free_name(step)
         os.rename(temporary, final)
@@ -139,11 +138,11 @@ class CheckpointStore:
         """Replace `latest`; on return it is on disk, so that what it named before may go. Raises OSError."""
         temporary = self.folder / f".latest.attempt-{self.attempt}.tmp"
         try:
-            temporary.write_bytes(encode(asdict(latest)))
-            _sync(temporary)
+            _write_new(temporary, encode(asdict(latest)))
             os.replace(temporary, self.folder / "latest")
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise
         _sync(self.folder)
 
@@ -205,6 +204,16 @@ def _age(found: Candidate) -> tuple[int, int]:
 
 def _name(step: int) -> str:
     return f"step-{step:08}"
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that replaces what has its name, and sync it. Never opens what is there: opening a FIFO would wait
+    for ever. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _sync(path: Path) -> None:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster_components.trainer.beats import replace_file
+from muster_components.trainer.checkpoint_manifest import open_regular
 from muster_components.trainer.errors import InputError
 
 SEPARATOR: Final = b"\0"
@@ -224,7 +225,7 @@ def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> 
         reason = _reason_against(file)
         if reason:
             return reason
-        with file.open("rb") as source:
+        with open_regular(file) as source:
             while chunk := _read(source):
                 out.write(chunk)
                 update(chunk)
@@ -253,7 +254,7 @@ def _read(source: BinaryIO) -> bytes:
 def _reason_against(file: Path) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
-    with file.open("rb") as source:
+    with open_regular(file) as source:
         while chunk := _read(source):
             if (zero := chunk.find(SEPARATOR)) >= 0:
                 return f"binary (byte 0 at offset {position + zero})"
@@ -283,7 +284,8 @@ def _forget_oldest(cache_dir: Path) -> None:
 
 def _read_cached(tokens_path: Path) -> Corpus | None:
     try:
-        described = json.loads(_description_path(tokens_path).read_text())
+        with open_regular(_description_path(tokens_path)) as stream:
+            described = json.loads(stream.read())
         corpus = Corpus(
             tokens_path,
             int(described["tokens"]),
