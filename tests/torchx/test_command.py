@@ -107,6 +107,16 @@ def test_a_dry_run_starts_no_daemon(tmp_path: Path) -> None:
     assert not (tmp_path / "unused").exists()
 
 
+def test_a_dry_run_prints_no_secrets_neither_of_the_app_nor_of_the_request(tmp_path: Path) -> None:
+    ran = torchx(
+        tmp_path / "unused", "run", "-s", "muster_local", "--dryrun", "utils.sh", "--env", "MY_TOKEN=do-not-tell,A=b",
+        "true",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("MY_TOKEN") == 2
+    assert "do-not-tell" not in ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize("daemon", [True, False], ids=["with a daemon", "without one"])
 def test_a_dry_run_refuses_a_script_and_data_that_are_not_there(home: Path, tmp_path: Path, daemon: bool) -> None:
     where = home if daemon else tmp_path / "unused"

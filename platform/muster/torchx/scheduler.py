@@ -14,6 +14,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ from muster.torchx.forms import kubernetes_name, unique_name
 from muster.torchx.readback import app_state, description
 from muster.torchx.refusal import WatchEnded, is_torchx_command, told_plainly
 from muster.torchx.waiting import Waiting
+from muster.variables import shown, without_secrets
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
@@ -76,6 +78,13 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
 
     def _validate(self, app: AppDef, scheduler: str, cfg: object = None) -> None:
         """Roles need no resources here: what is not asked for is not limited."""
+
+    def submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo:
+        """As of TorchX's interface. `torchx run --dryrun` prints the app beside the request: it shows no secrets."""
+        info = super().submit_dryrun(app, cfg)
+        if is_torchx_command():
+            info._app = _without_secrets(app)
+        return info
 
     def _was_submitted(self, job: TrainingJob) -> str:
         """Its app id, noted: its whole story is told to whoever follows it from here."""
@@ -190,9 +199,16 @@ def name_of(app: AppDef) -> str:
 
 
 def to_yaml(job: TrainingJob) -> str:
-    """What `muster submit` would take for the same job."""
+    """What `muster submit` would take for the same job, but for secrets in its variables, which are hidden."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return str(yaml.safe_dump(document, sort_keys=False, width=120))
+    return str(yaml.safe_dump(without_secrets(document), sort_keys=False, width=120))
+
+
+def _without_secrets(app: AppDef) -> AppDef:
+    roles = [
+        replace(role, env={name: shown(name, str(value)) for name, value in role.env.items()}) for role in app.roles
+    ]
+    return replace(app, roles=roles)
 
 
 def cfg_of(cfg: object) -> Mapping[str, object]:
