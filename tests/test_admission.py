@@ -312,6 +312,23 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     assert told.endswith("the largest node, n6, has 4 cpu; the largest node, n5, has 8 nvidia.com/gpu")
 
 
+def test_a_job_larger_than_its_quota_is_told_in_the_same_refusal_that_the_cluster_has_room_for_even_fewer() -> None:
+    few = [node("n1"), node("n2")]
+    told = refused("LargerThanQuota", check_size, gang(5), COMPANY, (), few)
+    assert "the largest that fits is 4 pods" in told
+    assert told.endswith("in the empty cluster the largest that fits is 2 pods")
+    plenty = [node(f"n{number}") for number in range(4)]
+    assert "empty cluster" not in refused("LargerThanQuota", check_size, gang(5), COMPANY, (), plenty)
+
+
+def test_roles_that_are_too_large_are_all_told_at_once() -> None:
+    asked = model.Resources.of({"nvidia.com/gpu": 16, "pods": 1})
+    both = tuple(model.Role(name, 1, 1, asked) for name in ("actor", "learner"))
+    told = refused("LargerThanCluster", check_size, dataclasses.replace(gang(1), roles=both), COMPANY, (), NODES)
+    assert "role actor" in told
+    assert "role learner" in told
+
+
 def test_a_queue_that_names_no_flavor_has_no_node_for_a_job() -> None:
     told = refused("UnknownFlavor", check_size, gang(1), [queue("research", namespaceSelector={})], (), NODES)
     assert told.startswith("queue research and those above it name no flavor")

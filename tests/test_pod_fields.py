@@ -72,6 +72,24 @@ def test_a_field_that_only_a_newer_cluster_may_know_is_no_error_for_a_cluster() 
     }
 
 
+@pytest.mark.parametrize("given", [{"name": "mine"}, {"labels": {}, "ownerReferences": []}, {"finalizers": ["a/b"]}])
+def test_a_field_of_a_templates_metadata_that_no_pod_gets_is_refused_and_for_a_cluster_a_warning(
+    given: dict[str, Any],
+) -> None:
+    text = job({"metadata": given, "spec": {"containers": [{"command": ["true"]}]}})
+    with pytest.raises(InvalidSpec, match="labels and annotations") as refused:
+        load_documents(text, "job.yaml")
+    assert refused.value.field == f"spec.roles[0].template.metadata.{list(given)[-1]}"
+    (placed,) = load_placed(text, "job.yaml", newer=True)
+    assert len(placed.doubts) == 1
+
+
+def test_a_field_of_a_templates_metadata_that_says_nothing_is_no_error() -> None:
+    assert load_documents(
+        job({"metadata": {"creationTimestamp": None}, "spec": {"containers": [{"command": ["true"]}]}})
+    )
+
+
 def test_names_that_users_choose_are_no_fields() -> None:
     free = {"labels": {"any/thing": "x"}, "annotations": {"lables": "y"}}
     containers = [{"command": ["true"], "resources": {"limits": {"example.com/odd": 1}}}]
@@ -87,6 +105,14 @@ def test_this_host_refuses_an_unknown_field_of_a_job_that_was_not_read_from_a_fi
         check_runs_here(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
     assert refused.value.field == f"{CONTAINER}.env[0].vlaue"
     assert "did you mean 'value'?" in str(refused.value)
+    document["spec"]["roles"][0]["template"] = {"metadata": {"name": "mine"}, **wanted_template(wanted)}
+    with pytest.raises(InvalidSpec) as refused:
+        check_runs_here(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
+    assert refused.value.field == "spec.roles[0].template.metadata.name"
+
+
+def wanted_template(job: TrainingJob) -> dict[str, Any]:
+    return job.spec.roles[0].template.model_dump(by_alias=True, exclude_unset=True)
 
 
 def test_submit_to_a_cluster_warns_of_a_field_that_it_may_not_know(

@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class MusterError(Exception):
     """Anything Muster raises on purpose. `reason` is one CamelCase word for scripts, the text is for a person.
@@ -41,6 +43,12 @@ class Refused(MusterError):
     """Well formed, but not to be had here and now; `reason` is a code such as QueueNotFound."""
 
     reason = "Refused"
+
+
+def together(refused: Sequence[Refused]) -> Refused:
+    """The first of several, at least one, with the text of all: nobody is to meet them one after another."""
+    first = refused[0]
+    return type(first)("; also: ".join(map(str, refused)), field=first.field, reason=first.reason)
 
 
 class NotFound(Refused):

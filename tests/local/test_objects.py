@@ -10,7 +10,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.documents import Object
-from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local.first_objects import ensure_first_objects
@@ -116,6 +116,56 @@ def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_
         objects.apply([annotated(job, oversubscribe="yes")])
     assert refused.value.field == "metadata.annotations[muster.dev/oversubscribe]"
     assert objects.find("default", "waits").metadata.annotations == job.metadata.annotations
+
+
+@pytest.mark.parametrize(
+    ("name", "right"), [("oversubscibe", "did you mean 'muster.dev/oversubscribe'?"), ("queue", "known here: ")]
+)
+def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
+    objects: Objects, name: str, right: str
+) -> None:
+    wrong = annotated(shell_job("new", "true"), **{name: "true"})
+    (waits,) = submitted(objects, "waits")
+    for refuse in (
+        lambda: objects.submit([wrong], dry_run=False),
+        lambda: objects.apply([wrong]),
+        lambda: objects.apply([annotated(waits, **{name: "true"})]),
+    ):
+        with pytest.raises(InvalidSpec, match="unknown annotation") as refused:
+            refuse()
+        assert refused.value.field == f'metadata.annotations["muster.dev/{name}"]'
+        assert right in str(refused.value)
+    assert objects.find("default", "waits").metadata.annotations == waits.metadata.annotations
+
+
+def test_a_job_with_an_annotation_that_an_earlier_version_has_stored_can_still_be_changed(
+    objects: Objects, store: Store
+) -> None:
+    (job,) = submitted(objects, "waits")
+    with store.transaction():
+        store.put(annotated(job, odd="1"))
+    assert objects.scale("default", "waits", {"trainer": 2}).spec.roles[0].replicas == 2
+    assert objects.find("default", "waits").metadata.annotations["muster.dev/odd"] == "1"
+
+
+def test_taking_back_that_a_job_may_oversubscribe_is_refused_while_it_starts_more_processes_than_cores(
+    objects: Objects,
+) -> None:
+    many = shell_job("many", "torchrun --nproc-per-node 5000 train.py")
+    (allowed,) = objects.submit([annotated(many, oversubscribe="true")], dry_run=False)
+    for said in (many, annotated(many, oversubscribe="false")):
+        with pytest.raises(Refused) as refused:
+            objects.apply([said])
+        assert refused.value.reason == "Oversubscribed"
+    assert objects.find("default", "many").metadata.annotations == allowed.metadata.annotations
+
+
+def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: Objects) -> None:
+    with pytest.raises(Refused) as refused:
+        objects.submit([shell_job("many", "torchrun --nproc-per-node 5000 train.py", replicas=999)], dry_run=True)
+    assert refused.value.reason == "Oversubscribed"
+    assert "5000 processes" in str(refused.value)
+    assert "the largest that fits is 220 pods" in str(refused.value)
 
 
 @pytest.mark.parametrize("priority", [0, 3])

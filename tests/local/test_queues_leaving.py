@@ -45,6 +45,20 @@ def test_applying_a_queue_under_deletion_withdraws_the_deletion(home: Path) -> N
     parts.store.close()
 
 
+def test_to_resume_a_job_whose_queue_is_being_deleted_is_refused_and_the_job_stays_suspended(home: Path) -> None:
+    parts = assemble(open_home(home), "1x8", None)
+    parts.service.apply([a_queue("research")])
+    parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)
+    parts.service.delete("Queue", "default", "research")
+    with pytest.raises(Refused) as refused:
+        parts.service.change("default", "a", {"suspend": False})
+    assert (refused.value.reason, refused.value.field) == ("QueueDeleted", "spec.queue")
+    assert parts.service.job("default", "a").spec.suspend
+    parts.service.apply([a_queue("research")])
+    assert not parts.service.change("default", "a", {"suspend": False}).spec.suspend
+    parts.store.close()
+
+
 def test_the_deletion_of_a_queue_below_one_that_is_deleted_is_withdrawn_with_it_or_not_at_all(home: Path) -> None:
     parts = assemble(open_home(home), "1x8", None)
     tree = [a_queue("company"), a_queue("research", "company")]

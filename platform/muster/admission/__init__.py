@@ -8,7 +8,7 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 from __future__ import annotations
 
 from muster.admission.applying import check_apply, check_flavor_unused, check_no_children
-from muster.admission.editing import being_deleted, check_edit, check_unfinished, ending, is_as_created
+from muster.admission.editing import being_deleted, check_edit, check_unfinished, ending, is_as_created, resumed_in_vain
 from muster.admission.namespaces import namespace_allowed
 from muster.admission.notices import apply_notices
 from muster.admission.queues import QueueVerdict, queue_verdicts
@@ -34,5 +34,6 @@ __all__ = [
     "is_as_created",
     "namespace_allowed",
     "queue_verdicts",
+    "resumed_in_vain",
     "with_replicas",
 ]

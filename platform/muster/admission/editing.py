@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.errors import Conflict, InvalidSpec
+from muster.errors import Conflict, InvalidSpec, Refused
 from muster.lifecycle import is_admitted, is_finished, is_true
 from muster.lifecycle.conditions import CANCELLED
 from muster.spec import TrainingJob
@@ -50,6 +50,17 @@ def being_deleted(kind: str, name: str) -> Conflict:
         return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
     told = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
     return Conflict(f"{told}; apply it again once they are gone")
+
+
+def resumed_in_vain(job: TrainingJob) -> Refused:
+    """Why a suspended job is not resumed: its queue is on its way out, and a job that waits would keep it for ever."""
+    queue = job.spec.queue
+    return Refused(
+        f"job {job.metadata.name!r} cannot be resumed: its queue {queue!r} is being deleted and waits for its"
+        f" unfinished jobs; change spec.queue of the job, or apply queue {queue!r} again to keep it",
+        field="spec.queue",
+        reason="QueueDeleted",
+    )
 
 
 def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from muster.admission.notices import guaranteed_to_nobody
 from muster.admission.tree import quota_tree
-from muster.errors import Refused
+from muster.errors import Refused, together
 from muster.model import Flavor, Gang, Node, Resources, Role, Topology
 from muster.quantity import format_quantity
 from muster.quota import Charges, QueueTree
@@ -20,13 +20,15 @@ from muster.spec import Queue
 def check_size(
     gang: Gang, queues: Iterable[Queue], flavors: Iterable[Flavor] = (), nodes: Sequence[Node] | None = None
 ) -> None:
-    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none.
+    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none; of several the
+    first, with the text of all.
 
     `nodes` None leaves the cluster unchecked. `flavors` give the topology levels. The queue must exist and be active
     (`check_submit`).
     """
     tree = quota_tree(queues)
     levels = {flavor.name: flavor.levels for flavor in flavors}
+    found: list[Refused] = []
     for role in gang.roles:
         candidates = role.flavors or gang.flavors or tree.flavors[tree.index[gang.queue]]
         if not candidates:
@@ -35,9 +37,14 @@ def check_size(
                 field="spec.queue",
                 reason="UnknownFlavor",
             )
-        _check_quota(role, gang.queue, candidates, tree)
+        by_quota = _too_large_for_quota(role, gang.queue, candidates, tree)
+        found += [by_quota[1]] if by_quota else []
         if nodes is not None:
-            _check_nodes(role, role.topology or gang.topology, candidates, levels, nodes)
+            of_nodes = _too_large_for_nodes(role, role.topology or gang.topology, candidates, levels, nodes)
+            if of_nodes is not None and (by_quota is None or of_nodes[0] < by_quota[0]):
+                found.append(of_nodes[1])
+    if found:
+        raise together(found)
 
 
 def most(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
@@ -46,24 +53,27 @@ def most(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
     return Charges(tree).avail(number, cell) if cell in tree.named[number] else None
 
 
-def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QueueTree) -> None:
-    """Refuse when every candidate flavor has a resource of which the queue can never have enough."""
+def _too_large_for_quota(
+    role: Role, queue: str, candidates: Sequence[str], tree: QueueTree
+) -> tuple[int, Refused] | None:
+    """(pods that would fit, refusal) when every candidate flavor has a resource of which the queue can never have
+    enough."""
     told: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
     for flavor in candidates:
         limits = [(name, amount, most(tree, queue, flavor, name)) for name, amount in role.request]
         short = [(name, limit, limit // amount) for name, amount, limit in limits
                  if limit is not None and amount * role.min_replicas > limit]  # fmt: skip
         if not short:
-            return
+            return None
         told.append((flavor, *min(short, key=lambda item: item[2])))
     if not told:
-        return
+        return None
     flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
     each, shown = role.request.get(resource), format_quantity(limit, resource)
     asked = format_quantity(each * role.min_replicas, resource)
     if guaranteed_to_nobody(tree, tree.index[queue], tree.cells[flavor, resource]):
         shown += ", since neither it nor a queue above it guarantees any"
-    raise Refused(
+    return pods, Refused(
         f"role {role.name} needs {asked} {resource} of {flavor} ({_pods(role)}); "
         f"queue {queue} can never have more than {shown}: {_largest(pods)}",
         field="spec.roles",
@@ -71,13 +81,14 @@ def _check_quota(role: Role, queue: str, candidates: Sequence[str], tree: QueueT
     )
 
 
-def _check_nodes(
+def _too_large_for_nodes(
     role: Role,
     topology: Topology | None,
     candidates: Sequence[str],
     levels: Mapping[str, Sequence[str]],
     nodes: Sequence[Node],
-) -> None:
+) -> tuple[int, Refused] | None:
+    """(pods that would fit, refusal) when the empty cluster has no room."""
     required = topology.required if topology else None
     best = 0
     for flavor in candidates:
@@ -87,15 +98,16 @@ def _check_nodes(
             if domain is not None:
                 pods[domain] = pods.get(domain, 0) + _fitting(role.request, node)
         best = max(best, *pods.values(), 0)
-    if best < role.min_replicas:
-        shown = ", ".join(f"{format_quantity(amount, name)} {name}" for name, amount in role.request if name != "pods")
-        where = f"one {required} of the empty cluster" if required else "the empty cluster"
-        raise Refused(
-            f"role {role.name} needs {_pods(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
-            f"in {where} {_largest(best)}{'' if best else _lacking(role.request, candidates, nodes)}",
-            field="spec.roles",
-            reason="LargerThanCluster",
-        )
+    if best >= role.min_replicas:
+        return None
+    shown = ", ".join(f"{format_quantity(amount, name)} {name}" for name, amount in role.request if name != "pods")
+    where = f"one {required} of the empty cluster" if required else "the empty cluster"
+    return best, Refused(
+        f"role {role.name} needs {_pods(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
+        f"in {where} {_largest(best)}{'' if best else _lacking(role.request, candidates, nodes)}",
+        field="spec.roles",
+        reason="LargerThanCluster",
+    )
 
 
 def _domain(node: Node, required: str | None, levels: Sequence[str]) -> str | None:

@@ -16,6 +16,8 @@ from typing import Any
 from muster.documents.fields import UnknownField, meant_field
 from muster.documents.located import Path
 
+_OF_PODS = ("labels", "annotations")
+
 
 def unknown_to_kubernetes(document: Any) -> Iterator[UnknownField]:
     """Every field of a TrainingJob, Queue or Flavor, as plain values, that would be passed on and that Kubernetes does
@@ -26,7 +28,17 @@ def unknown_to_kubernetes(document: Any) -> Iterator[UnknownField]:
     roles = _part(spec, "roles")
     for index, role in enumerate(roles if isinstance(roles, list) else ()):
         place = ("spec", "roles", index, "template")
-        yield from unknown_in("PodTemplateSpec", _part(role, "template"), place)
+        yield from unknown_in_template(_part(role, "template"), place)
+
+
+def unknown_in_template(template: Any, path: Path) -> Iterator[UnknownField]:
+    """Every unknown field of a pod template, and those of its metadata that Kubernetes knows and no pod would get."""
+    yield from unknown_in("PodTemplateSpec", template, path)
+    metadata = _part(template, "metadata")
+    for key, value in metadata.items() if isinstance(metadata, dict) else ():
+        if key in _pinned()["types"]["ObjectMeta"] and key not in _OF_PODS and value is not None:
+            message = f"is not given to the pods: of a template's metadata only {' and '.join(_OF_PODS)} are"
+            yield UnknownField((*path, "metadata", key), None, f"{message}; leave it out")
 
 
 def unknown_in(kind: str, value: Any, path: Path = ()) -> Iterator[UnknownField]:

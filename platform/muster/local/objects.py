@@ -19,17 +19,18 @@ from muster.admission import (
     check_size,
     check_submit,
     check_unfinished,
+    resumed_in_vain,
     with_replicas,
 )
 from muster.cluster import NodeView
 from muster.documents import Object
-from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
+from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused, together
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.annotations import check_annotations
 from muster.local.cluster import namespace_labels
 from muster.local.disk import check_room
 from muster.local.job_environments import JobEnvironments
-from muster.local.oversubscription import check_processes
+from muster.local.oversubscription import OVERSUBSCRIBE, check_processes
 from muster.local.records import Event
 from muster.local.restrictions import check_runs_here
 from muster.local.store import Store
@@ -175,8 +176,9 @@ class Objects:
             raise Conflict(f"{error}{nothing}", reason=error.reason) from error
 
     def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
-        """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, or `Conflict` when the job
-        is finished: resuming it, too, would change nothing. Only who cancels twice is not told so."""
+        """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, `Refused` QueueDeleted, or
+        `Conflict` when the job is finished: resuming it, too, would change nothing. Only who cancels twice is not told
+        so."""
         job = self.find(namespace, name)
         if not (job.spec.cancel and fields.get("cancel")):
             check_unfinished(job, stopping=any(fields.values()))
@@ -184,6 +186,9 @@ class Objects:
         check_edit(job, changed)
         if changed.spec == job.spec:
             return job
+        queue = self._store.queues.get(job.spec.queue)
+        if job.spec.suspend and not changed.spec.suspend and queue and queue.metadata.deletion_timestamp is not None:
+            raise resumed_in_vain(job)
         with self._store.transaction():
             self._store.put(_next_generation(changed))
         return self._store.jobs[job.metadata.uid]
@@ -207,10 +212,20 @@ class Objects:
         all_queues = list((self._store.queues if queues is None else queues).values())
         all_flavors = list((self._store.flavors if flavors is None else flavors).values())
         check_submit(job, all_queues, all_flavors, namespace_labels(_namespace(job)))
-        check_processes(job, self._nodes)
         gang = to_gang(job, self._clock(), {}, to_roles(job.spec))
         nodes = [to_node(view, all_flavors) for view in self._nodes]
-        check_size(gang, all_queues, [to_flavor(flavor) for flavor in all_flavors], nodes)
+        kinds = [to_flavor(flavor) for flavor in all_flavors]
+        refused: list[Refused] = []
+        for check in (
+            lambda: check_processes(job, self._nodes),
+            lambda: check_size(gang, all_queues, kinds, nodes),
+        ):
+            try:
+                check()
+            except Refused as error:
+                refused.append(error)
+        if refused:
+            raise together(refused)
 
     def _check_job(
         self,
@@ -226,9 +241,11 @@ class Objects:
             check_edit(old, job)
             check_annotations(job, old)
             if old.spec == job.spec:
+                if _says_of_processes(old) != _says_of_processes(job) and not is_finished(old.status):
+                    check_processes(job, self._nodes)
                 return []
             environment = self._environments.of(old.metadata.uid)  # what it was submitted with stays
-        notices = check_runs_here(job, self._environment if environment is None else environment)
+        notices = check_runs_here(job, self._environment if environment is None else environment, old)
         self._check_fits(job, queues, flavors)
         return notices
 
@@ -366,6 +383,10 @@ def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:
     """Whether `b` is `a` submitted once more by a client that got no answer."""
     mark = a.metadata.annotations.get(SUBMISSION)
     return mark is not None and mark == b.metadata.annotations.get(SUBMISSION)
+
+
+def _says_of_processes(job: spec.TrainingJob) -> str | None:
+    return job.metadata.annotations.get(OVERSUBSCRIBE)
 
 
 def _uses(job: spec.TrainingJob, flavor: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from muster import spec
 from muster.documents.complaints import field_path
-from muster.documents.pod_fields import unknown_in
+from muster.documents.pod_fields import unknown_in_template
 from muster.errors import InvalidSpec
 from muster.local.annotations import check_annotations
 from muster.local.programs import check_program
@@ -29,18 +29,21 @@ _IGNORED_OF_POD = ("hostNetwork", "imagePullSecrets", "securityContext", "servic
 _IGNORED_OF_CONTAINER = ("image", "livenessProbe", "readinessProbe", "startupProbe", "securityContext")
 
 
-def check_runs_here(job: spec.TrainingJob, base_environment: Mapping[str, str]) -> list[str]:
-    """Notices for the user. Raises `InvalidSpec` with the field, the value and what would be right."""
+def check_runs_here(
+    job: spec.TrainingJob, base_environment: Mapping[str, str], old: spec.TrainingJob | None = None
+) -> list[str]:
+    """Notices for the user; `old`: the job as it is stored. Raises `InvalidSpec` with the field, the value and what
+    would be right."""
     if job.spec.priority_class_name is not None:
         raise InvalidSpec(
             f"spec.priorityClassName: {job.spec.priority_class_name!r}: none exist on this host; write priority",
             field="spec.priorityClassName",
         )
-    check_annotations(job)
+    check_annotations(job, old)
     notices: list[str] = []
     for number, role in enumerate(job.spec.roles):
         template = role.template.model_dump(by_alias=True, exclude_unset=True)
-        for unknown in unknown_in("PodTemplateSpec", template, ("spec", "roles", number, "template")):
+        for unknown in unknown_in_template(template, ("spec", "roles", number, "template")):
             field = field_path(unknown.path)
             raise InvalidSpec(f"{field}: {unknown.message}", field=field)
         path = f"spec.roles[{number}].template.spec"
