@@ -50,7 +50,7 @@ def traced(location: str | None, trace: dict[str, int] | None = TRACE, **of_stat
     ("one", "told"),
     [
         (job(trace=TRACE), "there is nothing to report on: default/llama has no pods yet"),
-        (traced(None, None), "job default/llama was not traced (spec.trace, or --trace-steps)"),
+        (traced(None, None), "job default/llama was not traced"),
         (traced(None), "nothing has been collected of job default/llama: the cluster has no collectors"),
         (traced(""), "the traces of job default/llama go with its pods: the cluster has no store"),
         (traced("pvc://runs/default/llama-u1"), "is in folder default/llama-u1 of claim runs in namespace default"),

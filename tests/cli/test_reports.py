@@ -98,6 +98,32 @@ def test_the_report_of_a_job_is_that_of_its_run_folder(run_dir: Path, cluster: M
     assert muster("report", "llama").out.splitlines()[-1] == str(run_dir / "report" / "report.html")
 
 
+def test_the_report_of_a_job_that_was_not_traced_tells_how_traces_are_recorded(
+    run_dir: Path, cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs["llama"] = job()
+    told = muster("report", "llama").err
+    assert all(word in told for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.attach"))
+    cluster.kept_jobs["llama"] = job(trace={"startStep": 20, "steps": 5})
+    assert muster("report", "llama").err == ""
+    for left in run_dir.rglob("*.jsonl"):
+        left.unlink()
+    ended = muster("report", "llama")
+    assert ended.code == 2
+    assert all(word in ended.err for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.attach"))
+
+
+def test_describe_of_a_traced_job_of_which_nothing_was_recorded_says_what_is_needed(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    traced = {"startStep": 20, "steps": 5}
+    over = status("Succeeded", traces={"files": 0, "report": ""})
+    cluster.kept_jobs = {"a": job("a", over, trace=traced), "b": job("b", status("Running", traces={}), trace=traced)}
+    assert "none was recorded" in muster("describe", "a").out
+    assert "trainer.attach" in muster("describe", "a").out
+    assert "none was recorded" not in muster("describe", "b").out
+
+
 def test_watch_ends_with_the_report_and_its_path_last(run_dir: Path, cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     cluster.films["llama"] = [status("Succeeded", startedAt=NOW, finishedAt=NOW + 10)]

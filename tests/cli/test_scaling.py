@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
@@ -42,6 +44,18 @@ def test_what_an_elastic_role_has_is_told_with_what_it_starts_with(
 ) -> None:
     cluster.kept_jobs["llama"] = job(roles=[{**TWO_ROLES[0], "minReplicas": 1}])
     assert f"role trainer has {told}" in muster("scale", "llama", wanted).out
+
+
+@pytest.mark.parametrize(("rested", "earliest"), [(True, False), (False, True)])
+def test_of_an_elastic_role_that_runs_with_fewer_pods_it_is_told_that_it_grows_later(
+    cluster: MemoryClient, muster: Muster, rested: bool, earliest: bool
+) -> None:
+    admitted = 1.0 if rested else time.time() + 1e6
+    running = status("Running", elasticReplicas=1, admittedAt=admitted)
+    cluster.kept_jobs["llama"] = job("llama", running, roles=[{**TWO_ROLES[0], "replicas": 1, "minReplicas": 1}])
+    out = muster("scale", "llama", "3").out
+    assert "1 of them now: it grows once there is room" in out
+    assert ("at the earliest" in out) is earliest
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "trainer=", "trainer=1.5", "=", "9" * 5000])

@@ -75,7 +75,12 @@ def test_who_watches_sees_the_path_of_the_report_as_the_last_line(
 def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: Path, client: LocalClient) -> None:
     client.submit(shell_job("bare", "true", trace=TRACE))
     watched = muster(home, "watch", "bare")
-    assert (watched.returncode, "no report: it could not be built; see " in watched.stderr) == (0, True)
+    assert (watched.returncode, "no report: no trace was recorded" in watched.stderr) == (0, True)
+    assert "muster_components.trainer.attach" in watched.stderr
+    (event,) = [event for event in client.events("bare") if event["reason"] == "ReportFailed"]
+    assert "muster_components.trainer.attach" in event["message"]
+    described = muster(home, "describe", "bare").stdout
+    assert "none was recorded" in described
 
 
 def test_what_killed_collectors_had_claimed_is_in_report_and_manifest(

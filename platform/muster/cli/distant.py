@@ -33,7 +33,9 @@ def store_of(job: TrainingJob) -> str:
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:
         raise Refused(f"there is nothing to report on: {silence(job)}", reason="NotStarted")
     if traces is None and job.spec.trace is None:
-        told = f"job {name} was not traced (spec.trace, or --trace-steps), so that nothing of it was collected"
+        from muster.tracing.recording import HOW_TO_TRACE
+
+        told = f"job {name} was not traced, so that nothing of it was collected; {HOW_TO_TRACE}"
         raise Refused(
             f"{told}; its run folder is inside the cluster: copy it here and name the folder", reason="NotHere"
         )

@@ -11,7 +11,7 @@ import typer
 
 from muster.cli.client import connect
 from muster.cli.completing import Json, Namespace, split_name
-from muster.cli.printing import console, print_json, unfilled
+from muster.cli.printing import aside, console, print_json, unfilled
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.quantity import MAX_QUANTITY, parse_quantity
 
@@ -65,8 +65,12 @@ def report(
         from muster.tracing.report import json_beside
 
         print_json([json.loads(json_beside(page).read_text())])
-    else:
-        show(page, console())
+        return
+    if job is not None and _is_without_traces(page, *split_name(runs[0], namespace)):
+        from muster.tracing.recording import HOW_TO_TRACE
+
+        aside(f"note: the job was not traced; {HOW_TO_TRACE}")
+    show(page, console())
 
 
 def build_and_show(run_dir: Path, to: Console, *, job: str | None = None) -> None:
@@ -81,6 +85,13 @@ def show(page: Path, to: Console) -> None:
     with unfilled(to):
         render_terminal(load(page), to)
     to.print(str(page), soft_wrap=True, markup=False)
+
+
+def _is_without_traces(page: Path, name: str, namespace: str) -> bool:
+    """Whether a report shows no trace, and the job asked for none: a trace that did not come is a finding."""
+    from muster.tracing.report import load
+
+    return not load(page).rows and connect().job(name, namespace).spec.trace is None
 
 
 def _size(text: str, option: str) -> int:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.amounts import plural
+from muster.amounts import duration, plural
 from muster.cli.client import connect
 from muster.cli.completing import JobName, Json, Namespace, split_name
 from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json
 
 if TYPE_CHECKING:
-    from muster.spec import TrainingJob
+    from muster.spec import RoleSpec, TrainingJob
 
 _MOST_DIGITS = 18  # far beyond any job, and far below what Python refuses to read
 _MOST_SHOWN = 80
@@ -42,7 +43,23 @@ def scale(
         if role.name in wanted:
             least = f", and starts with {role.min_replicas} or more" if role.is_elastic else ""
             has = plural(role.replicas, "replica")
-            console().print(f"trainingjob {space}/{name}: role {role.name} has {has}{least}")
+            told = (
+                f"trainingjob {space}/{name}: role {role.name} has {has}{least}{_grows_later(after, role, time.time())}"
+            )
+            console().print(told, soft_wrap=True)
+
+
+def _grows_later(job: TrainingJob, role: RoleSpec, now: float) -> str:
+    """Of an elastic role that runs with fewer pods: that it does not grow at once, and when at the earliest."""
+    running = job.status.elastic_replicas or 0
+    if not role.is_elastic or not 0 < running < role.replicas:
+        return ""
+    from muster.scheduling.grow import REST_S
+
+    since = max(job.status.admitted_at or 0.0, job.status.resized_at or 0.0)
+    rest = since + REST_S - now
+    when = f", in {duration(rest)} at the earliest" if rest > 0 else ""
+    return f"; {running} of them now: it grows once there is room that no waiting job can use{when}"
 
 
 def _read(text: str, job: TrainingJob) -> tuple[str, int]:

@@ -206,6 +206,7 @@ def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console, context: 
     """
     from muster.cli.reports import build_and_show, show
     from muster.errors import InvalidTrace
+    from muster.tracing.recording import RECORDED_BY
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster
@@ -218,6 +219,8 @@ def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console, context: 
     try:
         if traces is not None and traces.report:
             show(Path(traces.report), out)
+        elif traces is not None and not traces.files and not any((run_dir / "traces").rglob("rank-*")):
+            aside(f"no report: no trace was recorded: {RECORDED_BY}")
         elif traces is not None or _awaits_report(job):
             print(f"no report: it could not be built; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
         elif any((run_dir / "metrics").glob("*.jsonl")) or any((run_dir / "traces").glob("*.json.gz")):

@@ -19,6 +19,7 @@ from muster import spec
 from muster.lifecycle import is_finished
 from muster.local.records import Event
 from muster.local.store import Store
+from muster.tracing.recording import RECORDED_BY
 
 _LONGEST_S = 900.0
 
@@ -63,7 +64,10 @@ class Reports:
         job = self._store.jobs.get(build.uid)
         if job is not None:
             code, log = build.child.returncode, self._run_dir(job) / "report" / "build.log"
-            self._note(job, f"the report could not be built (exit code {code}); see {log}" if code else "")
+            why = f"the report could not be built (exit code {code})"
+            if code == 1 and not any((self._run_dir(job) / "traces").rglob("rank-*")):
+                why = f"no trace was recorded: {RECORDED_BY}"
+            self._note(job, f"{why}; see {log}" if code else "")
 
     def stop(self) -> None:
         """Give up the one that is built: the next daemon begins it anew."""

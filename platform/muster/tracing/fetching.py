@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from muster.errors import ClusterError, InvalidSpec, Refused
 from muster.tracing.keeping import EVENTS
 from muster.tracing.names import parse_name
+from muster.tracing.recording import HOW_TO_TRACE
 from muster.tracing.store import Store
 
 _RECORDS = re.compile(rf"metrics/rank-\d+\.jsonl|beats/rank-\d+\.json|{re.escape(EVENTS)}")
@@ -48,7 +49,8 @@ def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetch
     traces, records = wanted(sizes)
     if not traces and not any(name.startswith("metrics/") for name in records):
         raise Refused(
-            f"nothing has been collected yet: {location} holds no trace and no metrics", reason="NothingCollected"
+            f"nothing has been collected yet: {location} holds no trace and no metrics; {HOW_TO_TRACE}",
+            reason="NothingCollected",
         )
     names = (*traces, *records)
     total = sum(sizes[name] for name in names)

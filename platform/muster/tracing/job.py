@@ -14,6 +14,7 @@ from muster.tracing.facts import Facts, facts_of
 from muster.tracing.findings import SLOW_STEP, findings_of
 from muster.tracing.operators import Operator, merged
 from muster.tracing.pauses import Pause, pauses_of, usual
+from muster.tracing.recording import HOW_TO_TRACE
 from muster.tracing.rows import Row, labelled, picture_step
 from muster.tracing.runfolder import Float64, Metrics, RunFolder, Skipped, Window
 from muster.tracing.scan import DEFAULT_LIMITS, Limits
@@ -118,7 +119,8 @@ def _nothing(folder: RunFolder, unreadable: Sequence[Unreadable]) -> str:
     ]
     why = f"; unreadable: {', '.join(broken[:5])}" if broken else ""
     untold = "".join(f"; {sentence[:1].lower()}{sentence[1:].removesuffix('.')}" for sentence in untraced(folder))
-    return f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}{untold}"
+    told = f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}{untold}"
+    return told if why or untold else f"{told}; {HOW_TO_TRACE}"
 
 
 def _relative(base: Path, source: str) -> str:

@@ -14,11 +14,13 @@ from rich.text import Text
 
 from muster.amounts import amount, duration, moment, plural, short_resource
 from muster.cli.views import job_words
+from muster.lifecycle import has_ended
 from muster.lifecycle.conditions import LOGS_WRITABLE, find
 from muster.progress import at_rest, figures, leading
 from muster.spec import RoleSpec, TrainingJob
 from muster.spec.requests import pod_request
 from muster.terminal import plain
+from muster.tracing.recording import RECORDED_BY
 
 _MOST_EVENTS = 20
 
@@ -124,8 +126,10 @@ def _facts(story: JobStory) -> Table:
         end = spec.trace.start_step + spec.trace.steps
         rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
     if status.traces is not None:
+        files = plural(status.traces.files, "file")
         where = f" in {status.traces.location}" if status.traces.location else ""
-        rows.append(("traces", plural(status.traces.files, "file") + where))
+        none = spec.trace is not None and not status.traces.files and has_ended(status)
+        rows.append(("traces", f"none was recorded: {RECORDED_BY}" if none else files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
     if story.run_dir is not None:
