@@ -9,7 +9,7 @@ from tests.manifests.objects import job
 
 from muster.documents import load_documents
 from muster.errors import InvalidSpec
-from muster.variables import HIDDEN, is_secret, read_env, shown, without_secrets
+from muster.variables import HIDDEN, is_secret, not_passed, read_env, shown, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,16 @@ from muster.variables import HIDDEN, is_secret, read_env, shown, without_secrets
 )  # fmt: skip
 def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
+
+
+def test_all_variables_that_a_job_does_not_get_are_named_with_the_way_to_pass_credentials() -> None:
+    names = [f"VARIABLE_{number}" for number in range(30)]
+    told = not_passed(names, "--env ")
+    assert all(name in told for name in names)
+    assert told.endswith("--env NAME passes one")
+    of_a_cloud = not_passed([*names, "AWS_PROFILE", "DB_PASSWORD"], "-cfg env=")
+    assert "AWS_PROFILE, DB_PASSWORD" in of_a_cloud
+    assert of_a_cloud.endswith("-cfg env=AWS_PROFILE")
 
 
 def test_a_url_is_shown_without_its_user_and_password() -> None:

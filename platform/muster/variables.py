@@ -10,13 +10,13 @@ from muster.errors import InvalidSpec
 
 HIDDEN = "(hidden)"
 """What is shown in the place of a secret."""
-_NAMED = 12
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|BEARER_TOKEN|CONNECTION_STRING"
     r"|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT|AUTH|JWT)$|_PWD$",
     re.IGNORECASE,
 )
+_OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "OCI_", "S3_")
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -30,10 +30,19 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def not_passed(names: Sequence[str]) -> str:
-    """A sentence that names variables which a job does not get; without values."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"not passed to the job from your environment: {', '.join(names[:_NAMED])}{more}"
+def is_credential(name: str) -> bool:
+    """Whether a variable of this name holds a secret, or tells a cloud's client which credentials to use."""
+    return is_secret(name) or name.startswith(_OF_CLOUDS)
+
+
+def not_passed(names: Sequence[str], option: str) -> str:
+    """A sentence that names variables which a job does not get, without values, and the way to pass one: `option`, such
+    as `--env `, before its name."""
+    told = f"not passed to the job from your environment: {', '.join(names)}; {option}NAME passes one"
+    credentials = [name for name in names if is_credential(name)]
+    if not credentials:
+        return told
+    return f"{told}, credentials such as {', '.join(credentials)}, too: {option}{credentials[0]}"
 
 
 def shown(name: str, value: str) -> str:

@@ -51,7 +51,7 @@ class MemoryClient:
             rows.append(row | ({"notices": told[item.metadata.name]} if item.metadata.name in told else {}))
         return rows
 
-    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
         return self.not_passed
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:

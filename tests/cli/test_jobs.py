@@ -42,6 +42,17 @@ def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
     assert [row["metadata"]["name"] for row in muster("jobs", "--json").rows] == ["runs", "first", "second", "done"]
 
 
+def test_an_elastic_job_that_has_fewer_pods_than_it_may_have_shows_both_numbers(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    roles = [{"name": "a", "replicas": 3, "minReplicas": 1, "template": {"spec": {"containers": [{"command": ["x"]}]}}}]
+    few = status("Running", placement=placement("n1"), podsWanted=1, podsReady=1)
+    cluster.kept_jobs = {"runs": job("runs", few, roles=roles), "waits": job("waits", roles=roles)}
+    runs, waits = muster("jobs").out.splitlines()[1:]
+    assert " 1/3 " in runs
+    assert " 1-3 " in waits
+
+
 def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
     cluster: MemoryClient, muster: Muster
 ) -> None:
@@ -316,7 +327,9 @@ def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: M
 # ---- cancel, suspend, resume
 
 
-@pytest.mark.parametrize(("verb", "told"), [("cancel", "cancelled"), ("suspend", "suspended"), ("resume", "resumed")])
+@pytest.mark.parametrize(
+    ("verb", "told"), [("cancel", "is being cancelled"), ("suspend", "suspended"), ("resume", "resumed")]
+)
 def test_verbs_on_jobs_act_on_each(cluster: MemoryClient, muster: Muster, verb: str, told: str) -> None:
     cluster.kept_jobs = {"a": job("a"), "b": job("b")}
     ended = muster(verb, "a", "default/b")
@@ -346,10 +359,35 @@ def test_when_one_of_several_jobs_is_finished_none_is_touched_and_that_is_said(
     assert ended.err == "error: job 'b' has already ended in phase Succeeded; nothing was cancelled (Conflict)\n"
 
 
+def test_when_the_queue_of_one_of_several_jobs_is_being_deleted_none_is_resumed(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.queue_rows = [{"name": "research", "reason": "Deleting"}]
+    cluster.kept_jobs = {"a": job("a", queue="other", suspend=True), "b": job("b", queue="research", suspend=True)}
+    ended = muster("resume", "a", "b")
+    assert (ended.code, cluster.asked) == (3, [])
+    assert "nothing was resumed (QueueDeleted)" in ended.err
+
+
 def test_a_job_that_is_cancelled_again_is_said_to_be_cancelled_already(cluster: MemoryClient, muster: Muster) -> None:
-    cluster.kept_jobs = {"a": job("a", cancel=True), "b": job("b")}
-    ended = muster("cancel", "a", "b")
+    stops, over = status("Terminating", "Cancelled"), status("Cancelled", "Cancelled")
+    cluster.kept_jobs = {"a": job("a", over, cancel=True), "b": job("b"), "c": job("c", stops, cancel=True)}
+    ended = muster("cancel", "a", "b", "c")
     assert (ended.code, ended.out.splitlines()) == (
         0,
-        ["trainingjob default/a already cancelled", "trainingjob default/b cancelled"],
+        [
+            "trainingjob default/a already cancelled",
+            "trainingjob default/b is being cancelled",
+            "trainingjob default/c is already being cancelled",
+        ],
     )
+
+
+def test_a_job_whose_processes_are_stopping_is_not_said_to_be_cancelled_yet(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs["a"] = job("a", status("Terminating", "Cancelled", "by the user"), cancel=True)
+    for ended in (muster("describe", "a"), muster("jobs")):
+        assert "Terminating" in ended.out
+        assert "Stopping: by the user" in ended.out
+        assert "Cancelled" not in ended.out

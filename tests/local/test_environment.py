@@ -13,6 +13,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
+from muster.local.client import LocalClient
 from muster.local.environment import (
     PodIdentity,
     Slot,
@@ -24,6 +25,7 @@ from muster.local.environment import (
     pod_environment,
     submitted_environment,
 )
+from muster.local.home import open_home
 from muster.local.programs import named_data, named_script, unknown_to_launcher
 from muster.local.restrictions import check_runs_here
 from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
@@ -309,3 +311,23 @@ def test_text_to_train_on_is_looked_for_where_the_user_stands(
             InvalidSpec, match=re.escape(f"--data {data!r} does not exist in {tmp_path}; give a folder")
         ):
             check_runs_here(job, BASE)
+
+
+def test_the_variables_that_a_job_does_not_get_are_told_again_only_when_there_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_OWN", "1")
+    home, jobs = open_home(tmp_path / "home"), [shell_job("a", "true")]
+
+    def told() -> list[str]:
+        return LocalClient(home, start=False).newly_left_out(jobs)
+
+    assert "MY_OWN" in told()
+    assert told() == []
+    monkeypatch.delenv("MY_OWN")
+    assert told() == []
+    monkeypatch.setenv("ANOTHER", "1")
+    assert "ANOTHER" in told()
+    assert told() == []
+    home.left_out.write_text("no JSON")
+    assert "ANOTHER" in told()

@@ -88,6 +88,11 @@ def test_more_processes_than_cores_are_refused_before_anything_is_submitted_unle
     assert len(client.jobs()) == before
 
 
+def test_too_many_processes_and_text_that_is_not_there_are_told_in_one_refusal(runner: Runner) -> None:
+    with pytest.raises(SubmissionRefused, match=r"999 processes.*; also: .*'/no/such/text' does not exist"):
+        runner.dryrun(fsdp(model="gpt:1m", data="/no/such/text", j="1x999", gpu=0), SCHEDULER, {})
+
+
 def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: Runner, client: LocalClient) -> None:
     named = shell("true")
     named.roles[0].image = "mine:1"
@@ -113,6 +118,17 @@ def test_a_dry_run_prints_what_muster_submit_takes_and_submits_nothing(runner: R
     assert isinstance(job, TrainingJob)
     assert (job.spec.queue, job.spec.max_runtime_seconds, job.spec.roles[0].replicas) == ("research", 7200, 2)
     assert len(client.jobs()) == before
+
+
+def test_a_dry_run_shows_no_secrets_and_the_job_gets_them(runner: Runner) -> None:
+    app = shell('echo "$A_TOKEN"')
+    app.roles[0].env = {"A_TOKEN": "do-not-tell", "PLAIN": "shown"}
+    info = runner.dryrun(app, SCHEDULER, {})
+    assert "do-not-tell" not in str(info)
+    assert "shown" in str(info)
+    handle = runner.schedule(info)
+    end(runner, handle)
+    assert log(runner, handle) == ["do-not-tell\n"]
 
 
 def test_replicas_know_their_index(runner: Runner) -> None:

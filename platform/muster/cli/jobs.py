@@ -75,8 +75,8 @@ def submit(
     client = connect()
     with placing(read):
         accepted = client.submit_all([one.job for one in read], dry_run)
-    if not as_json and (left_out := client.left_out(accepted)):
-        aside(f"note: {not_passed(left_out)}; --env NAME passes one")
+    if not as_json and (left_out := client.newly_left_out(accepted)):
+        aside(f"note: {not_passed(left_out, '--env ')}")
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:
@@ -227,21 +227,34 @@ def _each(
     if len(keys) > 1:
         _check_all(client, keys, done)
     for key in keys:
-        again = done == "cancelled" and client.job(*key).spec.cancel
+        outcome = _outcome_of_cancel(client.job(*key)) if done == "cancelled" else done
         act(client)(*key)
         if not as_json:
-            console().print(f"trainingjob {key[1]}/{key[0]} {'already ' if again else ''}{done}")
+            console().print(f"trainingjob {key[1]}/{key[0]} {outcome}")
     if as_json:
         print_json([client.job(*key) for key in keys])
 
 
+def _outcome_of_cancel(before: TrainingJob) -> str:
+    """What a cancel says of a job as it was before: its processes stop later."""
+    from muster.lifecycle import has_ended
+
+    if not before.spec.cancel:
+        return "is being cancelled"
+    return "already cancelled" if has_ended(before.status) else "is already being cancelled"
+
+
 def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
-    """Raises `NotFound` or `Conflict` that tells of every job that cannot be acted on."""
-    from muster.admission import ending
-    from muster.errors import Conflict, NotFound
+    """Raises `Refused` that tells of every job that cannot be acted on."""
+    from muster.admission import ending, resumed_in_vain
+    from muster.cli.clusters import chosen
+    from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
 
-    faults: list[NotFound | Conflict] = []
+    faults: list[Refused] = []
+    leaving: set[str] = set()  # in a cluster the operator is the one to judge
+    if done == "resumed" and chosen() is None:
+        leaving = {row["name"] for row in client.queues() if row.get("reason") == "Deleting"}
     for key in keys:
         try:
             job = client.job(*key)
@@ -250,6 +263,8 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
         else:
             if is_finished(job.status) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
                 faults.append(Conflict(f"job {key[0]!r} has already ended in phase {ending(job)}"))
+            elif job.spec.suspend and job.spec.queue in leaving:
+                faults.append(resumed_in_vain(job))
     if faults:
         raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
 

@@ -84,7 +84,7 @@ class KubernetesClient:
         all is deleted again."""
         return submitting.submit_all(self._connection, jobs, dry_run)
 
-    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
         """Pods of a cluster get nothing of our environment, and nobody expects that: no names."""
         return []
 

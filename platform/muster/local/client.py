@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -120,9 +121,19 @@ class LocalClient:
         body = _with_environments([noted(job) for job in jobs])
         return [TrainingJob.model_validate(job) for job in self._daemon.ask("POST", url, body, starts_stopped=True)]
 
-    def left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
-        """Names of the variables of our environment that none of these jobs gets."""
-        return left_out(os.environ, [name for job in jobs for name in passed(job)])
+    def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
+        """Names of the variables of our environment that none of these jobs gets; none at all unless one of them was
+        not among those that this returned last for this home."""
+        names = left_out(os.environ, [name for job in jobs for name in passed(job)])
+        try:
+            told = set(json.loads(self._home.left_out.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            told = set()
+        if told.issuperset(names):
+            return []
+        with suppress(OSError):
+            self._home.left_out.write_text(json.dumps(names))
+        return names
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""

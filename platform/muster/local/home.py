@@ -4,6 +4,7 @@ muster.db             the database; the truth
 daemon.lock           held by the one daemon; tells its pid
 daemon.sock           the only way in (or daemon.sock.path, which says where it is when this path is too long)
 reserve               disk space that a daemon gives back when it starts on a full disk
+left-out.json         names of variables that a job did not get, as its user was told last
 daemon.log            what the daemon has to say; two older ones are kept
 pods/<uid>/<pod>/     what shims and daemon tell each other (see shim.py); goes with the job's record
 runs/<namespace>-<job>-<uid8>/    the run folder; stays until its user removes it
@@ -50,6 +51,11 @@ class Home:
     def log(self) -> Path:
         """The daemon's own log."""
         return self.path / "daemon.log"
+
+    @property
+    def left_out(self) -> Path:
+        """Names of variables that a job did not get, as its user was told last."""
+        return self.path / "left-out.json"
 
     @property
     def socket_pointer(self) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
-from muster.errors import DaemonError
+from muster.errors import DaemonError, MusterError
 from muster.local.capacity import measure
 from muster.local.client import LocalClient
 from muster.local.oversubscription import allowing, check_processes
@@ -48,11 +48,20 @@ class LocalScheduler(MusterScheduler):
             nodes = self._node_sizes() if asks_for_nodes(app) else []
             settings = settings_of(cfg, app.metadata)
             oversubscribe = bool(settings.get(".oversubscribe"))
-            sized, notices = with_accelerators(app, nodes, oversubscribe)
+            passed = settings.get(".env", [])
+            try:
+                sized, notices = with_accelerators(app, nodes, oversubscribe)
+            except SubmissionRefused as refused:
+                sized, _ = with_accelerators(app, nodes, oversubscribe=True)
+                try:  # what else is wrong is told at once
+                    self._check(passing(allowing(_job_of(sized, cfg)), passed))
+                except (MusterError, SubmissionRefused) as other:
+                    raise SubmissionRefused(f"{refused}; also: {other}") from other
+                raise
             for notice in notices:
                 logger.warning(notice)
-            job = training_job(_without_default_image(sized), name_of(sized), cfg, img_root=os.getcwd())
-            job = passing(allowing(job) if oversubscribe else job, settings.get(".env", []))
+            job = _job_of(sized, cfg)
+            job = passing(allowing(job) if oversubscribe else job, passed)
             self._check(job)
             return AppDryRunInfo(job, to_yaml)
 
@@ -60,8 +69,8 @@ class LocalScheduler(MusterScheduler):
         with refusing():
             client, job = self._client(), dryrun_info.request
             submitted = self._was_submitted(client.submit(job))
-            if names := client.left_out([job]):
-                logger.info("%s; -cfg env=NAME passes one", not_passed(names))
+            if names := client.newly_left_out([job]):
+                logger.info(not_passed(names, "-cfg env="))
             return submitted
 
     def _client(self, app_id: str | None = None) -> LocalClient:
@@ -93,6 +102,10 @@ class LocalScheduler(MusterScheduler):
             NodeSize(parse_quantity(amount.get("cpu", "0"), "cpu"), parse_quantity(amount.get(GPU, "0"), GPU))
             for amount in amounts
         ]
+
+
+def _job_of(app: AppDef, cfg: Mapping[str, CfgVal]) -> TrainingJob:
+    return training_job(_without_default_image(app), name_of(app), cfg, img_root=os.getcwd())
 
 
 def _without_default_image(app: AppDef) -> AppDef:

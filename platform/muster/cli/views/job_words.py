@@ -67,11 +67,14 @@ def is_over(job: TrainingJob) -> bool:
 
 
 def reason(job: TrainingJob) -> tuple[str, str]:
-    """(code, sentence) that explains the phase best; empty when there is nothing to explain."""
+    """(code, sentence) that explains the phase best; empty when there is nothing to explain. A job whose processes are
+    still stopping is not Cancelled yet."""
+    if job.status.phase == "Terminating":
+        cancelled = condition(job, "Cancelled")
+        return "Stopping", plain(cancelled.message) if cancelled else ""
     wanted = {
         "Failed": ("Failed",),
         "Cancelled": ("Cancelled",),
-        "Terminating": ("Cancelled",),
         "Suspended": ("Suspended",),
         "Succeeded": ("Complete",),
         "Running": ("PodsReady",),
@@ -132,11 +135,11 @@ def _printable(line: str) -> str:
 
 
 def pods(job: TrainingJob) -> str:
-    """Ready of wanted: `2/4`; for an elastic job that waits, `2-4`."""
+    """Ready of wanted: `2/4`, of an elastic job that has room for fewer, too; while that waits, `2-4`."""
     status = job.status
-    if status.pods_wanted and status.phase in ("Admitted", "Running"):
-        return f"{status.pods_ready}/{status.pods_wanted}"
     most = sum(job.spec.most_replicas(role) for role in job.spec.roles)
+    if status.pods_wanted and status.phase in ("Admitted", "Running"):
+        return f"{status.pods_ready}/{max(most, status.pods_wanted)}"
     least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
     return str(most) if least == most else f"{least}-{most}"
 
