@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -217,8 +218,8 @@ class Objects:
         kinds = [to_flavor(flavor) for flavor in all_flavors]
         refused: list[Refused] = []
         for check in (
-            lambda: check_processes(job, self._nodes),
-            lambda: check_size(gang, all_queues, kinds, nodes),
+            partial(check_processes, job, self._nodes),
+            partial(check_size, gang, all_queues, kinds, nodes),
         ):
             try:
                 check()
