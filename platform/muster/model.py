@@ -15,6 +15,8 @@ from typing import Literal, TypeAlias
 
 LARGEST = 2**62
 """No amount of anything is larger: sums and differences of two still are numbers of 64 bits."""
+GROWTH_REST_S = 600.0
+"""So long an elastic gang stays at a size before it grows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,10 @@ def _grows_later(job: TrainingJob, role: RoleSpec, now: float) -> str:
     running = job.status.elastic_replicas or 0
     if not role.is_elastic or not 0 < running < role.replicas:
         return ""
-    from muster.scheduling.grow import REST_S
+    from muster.model import GROWTH_REST_S
 
     since = max(job.status.admitted_at or 0.0, job.status.resized_at or 0.0)
-    rest = since + REST_S - now
+    rest = since + GROWTH_REST_S - now
     when = f", in {duration(rest)} at the earliest" if rest > 0 else ""
     return f"; {running} of them now: it grows once there is room that no waiting job can use{when}"
 

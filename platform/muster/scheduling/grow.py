@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from muster.model import GROWTH_REST_S
 from muster.quota import Amounts
 from muster.scheduling.backfill import Promises
 from muster.scheduling.departures import Departure
@@ -19,9 +20,6 @@ from muster.scheduling.ledger import Ledger
 from muster.scheduling.memo import Memo, Stay
 from muster.scheduling.refuse import Refusal
 from muster.scheduling.shape import Request, largest_step
-
-REST_S = 600.0
-"""So long a gang stays at a size before it grows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +76,7 @@ def growing(facts: Memo, ledger: Ledger, promises: Promises, wanted: Wanted, saf
         and uid not in safe
         and uid not in facts.requests
         and stay.queue >= 0
-        and facts.snapshot.now - _changed_at(stay) >= REST_S
+        and facts.snapshot.now - _changed_at(stay) >= GROWTH_REST_S
         and not wanted.by_others(stay.queue, {part.flavor for part in stay.running.placement})
     ]
     for stay in sorted(candidates, key=lambda stay: (_changed_at(stay), stay.running.gang.uid)):
