@@ -69,7 +69,13 @@ class Operator:
         choices = PodChoices(settings.priority_class, collectors.choices)
         documents = TemplateDocuments(api, Templates())
         self._dry_runs = DryRuns(api, choices, documents, settings.learn_again_s)
-        self._sight = Sight(self._dry_runs, self._changed, collectors=collectors, templates=documents.templates)
+        self._sight = Sight(
+            self._dry_runs,
+            self._changed,
+            collectors=collectors,
+            templates=documents.templates,
+            most_template_bytes=settings.template_bytes,
+        )
         self._dry_runs.learned = self._sight.jobs.learned
         self._watching = Watching(api, self._sight)
         self._metrics = metrics

@@ -17,6 +17,7 @@ from muster.spec import ContainerResources
 from muster_operator.kube.api import Limits
 from muster_operator.kube.lease import LeaseTimes
 from muster_operator.manifests.collector import CollectorChoices
+from muster_operator.sight.template_bytes import MOST_BYTES
 from muster_operator.sight.world import Collectors
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -45,6 +46,7 @@ class Settings:
     priority_class: str
     pod_groups: bool
     learn_again_s: float
+    template_bytes: int
     collectors: Collectors
     progress_s: float
     snapshot_dir: Path
@@ -117,6 +119,14 @@ def parse(argv: Sequence[str]) -> Settings:
         help="while jobs wait, what their pods really ask for is looked up again after so long (default: %(default)g)",
     )
     add(
+        "--namespace-templates-mib",
+        metavar="N",
+        type=_whole,
+        default=MOST_BYTES // 2**20,
+        help="MiB of JSON that pod templates of unfinished jobs in one namespace may be together; a job beyond that waits "
+        "with InvalidSpec (default: %(default)d)",
+    )
+    add(
         "--pod-groups",
         action="store_true",
         help="have kube-scheduler bind gangs whole (PodGroups of scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha)",
@@ -154,6 +164,7 @@ def parse(argv: Sequence[str]) -> Settings:
         priority_class=flags.priority_class,
         pod_groups=flags.pod_groups,
         learn_again_s=flags.learn_again_seconds,
+        template_bytes=flags.namespace_templates_mib * 2**20,
         collectors=_collectors(flags),
         progress_s=flags.progress_seconds,
         snapshot_dir=flags.snapshot_dir,

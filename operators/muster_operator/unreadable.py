@@ -2,7 +2,8 @@
 
 A job says so in Admitted=False. One that has room keeps it, and its conditions: it is decided about as it was before
 the edit (`sight.jobs`), so only the Event tells; if it loses the room, the engine writes why it gets none again. A
-queue says so in Active=False, which the engine writes, and a flavor in Readable=False.
+queue says so in Active=False, which the engine writes, and a flavor in Readable=False. A job whose templates are too
+much for its namespace is told so in the same way, and is read again once they are not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import RecordEvent
+from muster.documents.shorn import decoded
 from muster.lifecycle import is_finished, set_condition
 from muster.lifecycle.conditions import ADMITTED, put
 from muster_operator.kube.api import Api, ApiError
@@ -26,15 +28,22 @@ from muster_operator.manifests.status import difference, status_patch
 from muster_operator.outbox import Letter, Outbox
 from muster_operator.refusals import Refusals, concerns_everybody
 from muster_operator.sight.documents import Faulty
-from muster_operator.sight.known_job import has_room
+from muster_operator.sight.known_job import INVALID, has_room
+from muster_operator.sight.shapes import Job
 from muster_operator.sight.unreadable import Unreadable
 from muster_operator.sight.world import Sight
 from muster_operator.sight.written import written
 
-INVALID = "InvalidSpec"
 READABLE = "Readable"
 _LOG = logging.getLogger("muster.operator")
 _LONGEST = 4096  # of a condition's message; an Event holds less and is cut
+
+
+class _Jobs(msgspec.Struct):
+    items: list[Job] = []
+
+
+_jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(slots=True)
@@ -54,6 +63,9 @@ class Complaints:
         single object's trouble."""
         jobs, queues, flavors = self.sight.jobs, self.sight.queues, self.sight.flavors
         for key, one in tuple(jobs.broken.items()):
+            if jobs.fits_now(one):
+                await self._read_again(key, one)
+                continue
             status = jobs.status_of(one)
             if status is not None and is_finished(status):
                 continue
@@ -73,6 +85,14 @@ class Complaints:
                 await self._absolve(flavor)
         if not (jobs.broken or queues.broken or flavors.broken):
             self._told.clear()
+
+    async def _read_again(self, key: str, one: Unreadable) -> None:
+        """By a list of one: the operator has no right to get single objects."""
+        query = {"fieldSelector": f"metadata.name={one.metadata.name}"}
+        answer = await self.api.read(TRAINING_JOBS.path(one.metadata.namespace), query)
+        for item in decoded(_jobs.decode, answer).items:
+            if item.metadata.uid == one.metadata.uid and self.sight.jobs.broken.get(key) is one:
+                self.sight.jobs.put(item)
 
     async def _complain(self, key: str, one: Unreadable, status: spec.TrainingJobStatus) -> None:
         meta = one.metadata

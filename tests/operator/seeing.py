@@ -44,9 +44,9 @@ class Changes:
         return self.count - before
 
 
-def sight(knowing: Knowing | None = None) -> tuple[Sight, Changes]:
+def sight(knowing: Knowing | None = None, **options: int) -> tuple[Sight, Changes]:
     changes = Changes()
-    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0), changes
+    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0, **options), changes
 
 
 def tell(seen: Sight) -> None:

@@ -116,8 +116,8 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 class Rounds:
     """A leader and what it sees: two nodes, a queue, a flavor."""
 
-    def __init__(self, api: Api) -> None:
-        self.sight: Sight = sight()[0]
+    def __init__(self, api: Api, **of_sight: int) -> None:
+        self.sight: Sight = sight(**of_sight)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.sight._clock = lambda: at
         self.sight.nodes.put(node_seen("n1"))

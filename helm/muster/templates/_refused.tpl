@@ -53,6 +53,7 @@ value's name, what it is, and what would be right.
   "qps" "operator.qps"
   "burst" "operator.burst"
   "in-flight" "operator.inFlight"
+  "namespace-templates-mib" "operator.namespaceTemplatesMiB"
   "listen" "a Service of yours: probes and metrics need this address"
   "priority-class" "jobPods.priorityClass.name"
   "snapshot-dir" "nothing else: only /tmp can be written"

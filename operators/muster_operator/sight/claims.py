@@ -39,6 +39,10 @@ class Claims:
         job = known.job.model_copy(update={"status": as_admitted(known.job, admission)})
         return replace(known, job=job, behind=written, admission=admission)
 
+    def is_told(self, name: JobName, attempt: int) -> bool:
+        """Whether a pod tells that this attempt of the job is admitted."""
+        return self._told(name, attempt) is not None
+
     def told_anew(self, known: KnownJob) -> KnownJob:
         """The job as it looks by what its pods tell now; what was learned of edits counts on."""
         admission = self._told(known.name, known.written.attempt)

@@ -7,7 +7,8 @@ as it was written: else its room would be given away a second time. If it loses 
 known, it is shown on: what was written of it counts, and its last pods stop. So it is with one that is edited into
 something that cannot be read while it has room: it is shown as it was before that edit, and gets no room by it again.
 
-Where a pod tells of its job's admission and the status does not yet, the pod counts (`claims`).
+Where a pod tells of its job's admission and the status does not yet, the pod counts (`claims`). A new job whose
+templates are more than its namespace may have is put aside like one that cannot be read (`template_bytes`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from muster_operator.sight.reading import Reader, read_metadata
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.shelf import Shelf
 from muster_operator.sight.specs import Specs
+from muster_operator.sight.template_bytes import MOST_BYTES, TemplateBytes
 from muster_operator.sight.unreadable import Unreadable, unreadable
 
 _NOT_TRIED = "its pods have not been tried yet: the API server has not said what they ask for"
@@ -40,6 +42,7 @@ class Jobs:
         changed: Callable[[], None],
         specs: Specs,
         pods_of: Callable[[JobName], Iterable[KnownPod]] = lambda job: (),
+        most_template_bytes: int = MOST_BYTES,
     ) -> None:
         self._learned = learned
         self._show = show
@@ -59,6 +62,7 @@ class Jobs:
         self._rejected: dict[str, str] = {}
         self._refusals: dict[str, str] | None = None
         self._claims = Claims(pods_of)
+        self._bytes = TemplateBytes(most_template_bytes)
         self._behind: dict[str, KnownJob] = {}  # jobs whose pods tell more than what is written, by uid
         self.broken: dict[str, Unreadable] = {}  # jobs that cannot be read, by namespace/name
 
@@ -77,13 +81,14 @@ class Jobs:
             return
         before = self._shelf.get(key)
         try:
-            known = self._reader.read(item, before)
+            known = self._claims.with_pod(self._reader.read(item, before), before)
+            self._bytes.check(known, before)
         except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
             self._put_aside(key, item, before, error)
             return
         if self.broken.pop(key, None) is not None and before is not None:
             self._reject(before.uid, None)  # as what could not be read
-        self._shelf.put(key, item.metadata.version, self._claims.with_pod(known, before))
+        self._shelf.put(key, item.metadata.version, known)
 
     def _put_aside(self, key: str, item: Job, before: KnownJob | None, error: Exception) -> None:
         """It cannot be read. One that has room keeps it: it is shown as it was before that edit, and stays shown when
@@ -101,6 +106,14 @@ class Jobs:
         else:
             self._shelf.put(key, item.metadata.version, kept)
         self._changed()
+
+    def fits_now(self, one: Unreadable) -> bool:
+        """Whether a job that was too much for its namespace is not any more, or a pod tells that it is admitted."""
+        if not one.sizes or one.status is None or one.metadata.uid in self._by_uid:
+            return False
+        namespace = one.metadata.namespace or "default"
+        name = JobName(one.metadata.uid, namespace, one.metadata.name)
+        return self._bytes.fits(namespace, one.sizes) or self._claims.is_told(name, one.status.attempt)
 
     def found(self, item: Job) -> None:
         """A read shows it, which watches may have passed meanwhile."""
@@ -200,6 +213,7 @@ class Jobs:
     # ---- the rest
 
     def _note(self, key: str, old: KnownJob | None, new: KnownJob | None) -> None:
+        self._bytes.count(old, new)
         same = old is not None and new is not None and new.uid == old.uid
         alike = old is not None and new is not None and new.templates is old.templates  # as of a job created anew, too
         if old is not None and not same:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster import spec
-from muster.lifecycle import is_admitted, is_true
-from muster.lifecycle.conditions import SUSPENDED
+from muster.lifecycle import find, is_admitted, is_true
+from muster.lifecycle.conditions import ADMITTED, SUSPENDED
 from muster_operator.sight.admission import Admission
 from muster_operator.sight.known_pod import JobName
 from muster_operator.sight.templates import Template
+
+INVALID = "InvalidSpec"
+"""Reason of whatever cannot be read, or is more than may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +79,13 @@ class Learned(Protocol):
 def has_room(status: spec.TrainingJobStatus) -> bool:
     """Whether the job was given room, is promised some, or may still be giving it back."""
     return is_admitted(status) or status.hold is not None or is_true(status, SUSPENDED)
+
+
+def was_accepted(status: spec.TrainingJobStatus, generation: int) -> bool:
+    """Whether an operator has taken the job as it is written now: bounds that came later, or are nearer now, do not
+    concern it. While it is admitted the API server lets nobody edit its templates."""
+    if is_admitted(status):
+        return True
+    said = find(status, ADMITTED)
+    refused = said is not None and said.reason == INVALID
+    return status.submitted_at is not None and status.observed_generation == generation and not refused

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from muster import spec
-from muster_operator.sight.known_job import KnownJob, Verdict
+from muster_operator.sight.known_job import KnownJob, Verdict, was_accepted
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.specs import Specs
 
@@ -23,17 +23,17 @@ class Reader:
         digest = hashlib.sha256(spec_text).digest()
         metadata = read_metadata(item)
         same = before if before is not None and before.uid == metadata.uid else None
-        if same is not None and same.spec_digest == digest:
-            wanted, templates = same.job.spec, same.templates
-        else:
-            read = self._specs.read(spec_text, digest)
-            wanted, templates = read.spec, read.templates
         if same is not None and same.status_text == status_text:
             status = same.written
         else:
             status = spec.TrainingJobStatus.model_validate_json(status_text)
             if same is not None and status == same.written:
                 status = same.written
+        if same is not None and same.spec_digest == digest:
+            wanted, templates = same.job.spec, same.templates
+        else:
+            read = self._specs.read(spec_text, digest, accepted=was_accepted(status, metadata.generation))
+            wanted, templates = read.spec, read.templates
         job = spec.TrainingJob.model_construct(
             api_version=spec.API_VERSION, kind="TrainingJob", metadata=metadata, spec=wanted, status=status
         )

@@ -28,16 +28,17 @@ _Fields = dict[str, msgspec.Raw]
 _Pods = Mapping[str, spec.PodSpec]
 
 
+class TooLarge(Exception):
+    """The roles of a spec are larger than they may be: they are not decoded, since that is what is not to happen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a job wants, and the template of each role."""
 
     spec: spec.TrainingJobSpec
     templates: Mapping[str, Template]  # by role
-
-
-class TooLarge(Exception):
-    """The roles of a spec are larger than they may be: they are not decoded, since that is what is not to happen."""
+    fault: TooLarge | None = None  # for jobs that were not accepted yet
 
 
 class _Real(NamedTuple):
@@ -55,12 +56,15 @@ class Specs:
         self._known = Recent[bytes, Wanted](most_bytes=_MOST_BYTES)
         self._real: dict[int, _Real] = {}  # by the identity of the spec, as long as anybody has it
 
-    def read(self, text: bytes, digest: bytes) -> Wanted:
-        """What the text says; `digest` is its SHA-256. Raises TooLarge, and pydantic's ValidationError."""
+    def read(self, text: bytes, digest: bytes, *, accepted: bool = False) -> Wanted:
+        """What the text says; `digest` is its SHA-256. `accepted`: an operator has taken this spec already, so it may be
+        larger than is allowed now. Raises TooLarge else, and pydantic's ValidationError."""
         known = self._known.get(digest)
         if known is None:
-            known = self._read(text)
+            known = self._read(text, accepted=accepted)
             self._known.put(digest, known, len(text))
+        if known.fault is not None and not accepted:
+            raise known.fault
         return known
 
     def really(self, wanted: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
@@ -79,9 +83,15 @@ class Specs:
         self._real[key] = _Real(weakref.ref(wanted, lambda _: self._real.pop(key, None)), pods, made)
         return made
 
-    def _read(self, text: bytes) -> Wanted:
+    def _read(self, text: bytes, *, accepted: bool) -> Wanted:
         fields = msgspec.json.decode(text, type=_Fields)
-        check_size(fields.get("roles", b""))
+        fault: TooLarge | None = None
+        try:
+            check_size(fields.get("roles", b""))
+        except TooLarge as error:
+            if not accepted:
+                raise
+            fault = TooLarge(*error.args)
         roles, templates = [], {}
         for role in msgspec.json.decode(fields.pop("roles", msgspec.Raw(b"[]")), type=list[_Fields]):
             template = self._templates.read(bytes(role.pop("template", msgspec.Raw(b"{}"))))
@@ -96,7 +106,7 @@ class Specs:
         for name, template in templates.items():
             if has_collector(wanted, name, 0, self._collectors):  # its pods are others than those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")
-        return Wanted(wanted, templates)
+        return Wanted(wanted, templates, fault)
 
 
 def check_size(roles: msgspec.Raw | bytes) -> None:

@@ -30,11 +30,13 @@ _OF_REQUIREMENTS = ("key", "operator", "values")
 class Template:
     """A pod template: what decisions are made from (`model`), and what it requests by its own words.
 
-    `digest` tells pods that are made alike, in one namespace; `text` is the SHA-256 of what the user wrote.
+    `digest` tells pods that are made alike, in one namespace; `text` is the SHA-256 of what the user wrote, and `size`
+    how many bytes that has.
     """
 
     digest: str
     text: str
+    size: int
     model: spec.PodTemplate
     request: Resources
 
@@ -53,7 +55,7 @@ class Templates:
         known = self._known.get(digest)
         if known is None:
             model = trimmed(spec.PodTemplate.model_validate(msgspec.json.decode(text)))
-            known = self._known[digest] = Template(digest, digest, model, pod_request(model.spec))
+            known = self._known[digest] = Template(digest, digest, len(text), model, pod_request(model.spec))
         return known
 
     def keep(self, text: bytes) -> str:

@@ -6,7 +6,8 @@ would be right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from muster.documents.shorn import decoded
 from muster.documents.unreadable import complaint
 from muster_operator.sight.shapes import Job
 from muster_operator.sight.specs import TooLarge
+from muster_operator.sight.template_bytes import TooManyBytes
 
 _LONGEST = 500  # characters of an error
 
@@ -24,12 +26,14 @@ _LONGEST = 500  # characters of an error
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """Which job, what is wrong with it, its status (None where that cannot be read either), and the queue that it
-    names; "" where it names none, or nothing that could be one."""
+    names; "" where it names none, or nothing that could be one. `sizes` are those of its pod templates, by text, where
+    they are only too much for its namespace as it is now."""
 
     metadata: spec.ObjectMeta
     complaint: str
     status: spec.TrainingJobStatus | None
     queue: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unreadable:
@@ -53,6 +57,7 @@ def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unread
         or f"this version of the operator fails to read it: {_told(error)}",
         status,
         named if isinstance(named, str) else "",
+        error.sizes if isinstance(error, TooManyBytes) else {},
     )
 
 

@@ -24,6 +24,7 @@ from muster_operator.sight.nodes import Nodes
 from muster_operator.sight.pods import Pods
 from muster_operator.sight.shapes import Namespace, PriorityClass
 from muster_operator.sight.specs import Specs
+from muster_operator.sight.template_bytes import MOST_BYTES
 from muster_operator.sight.templates import Templates
 
 _LAST_WORDS = 10_000
@@ -48,6 +49,7 @@ class Sight:
         clock: Callable[[], float] = time.time,
         collectors: Collectors = Collectors(),
         templates: Templates | None = None,
+        most_template_bytes: int = MOST_BYTES,
     ) -> None:
         self._clock = clock
         self._with_beats = bool(collectors.choices.image)
@@ -57,7 +59,7 @@ class Sight:
         self.pods = Pods(self.nodes.take, lambda uid: changed(), self._named, self._collector_ended, self._admitted)
         self.templates = Templates() if templates is None else templates
         specs = Specs(collectors.choices, self.templates)
-        self.jobs = Jobs(learned, self.pods.show, changed, specs, self.pods.of)
+        self.jobs = Jobs(learned, self.pods.show, changed, specs, self.pods.of, most_template_bytes)
         self.queues = Documents(spec.Queue, changed)
         self.flavors = Documents(spec.Flavor, changed)
         self.namespaces = small.ByName[Namespace, Mapping[str, str]](small.labels, changed)

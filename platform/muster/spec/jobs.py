@@ -214,6 +214,12 @@ class TrainingJobSpec(Strict):
         return self
 
 
+def _was_accepted(document: Any) -> bool:
+    """Whether the status tells that the job was taken, maybe before its roles had bounds."""
+    status = document.get("status") if isinstance(document, dict) else None
+    return isinstance(status, dict) and status.get("submittedAt") is not None
+
+
 class TrainingJob(Strict):
     """One training job: one gang, whose pods start all together or not at all."""
 
@@ -228,7 +234,8 @@ class TrainingJob(Strict):
     @model_validator(mode="before")
     @classmethod
     def _can_be_followed_down(cls, document: Any) -> Any:
-        return check_roles(check_spec_depth(document))
+        check_spec_depth(document)
+        return document if _was_accepted(document) else check_roles(document)
 
     @field_validator("metadata")
     @classmethod

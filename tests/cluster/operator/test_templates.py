@@ -1,4 +1,4 @@
-"""What pods really ask for, and when it is learned again."""
+"""What pods really ask for, and when it is learned again; how much the templates of a namespace may be."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tests.cluster.operator.process import Operator
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A cluster, and an operator that forgets soon what it has learned."""
+    """A cluster, and an operator that forgets soon what it has learned, and takes little of each namespace."""
     folder = tmp_path_factory.mktemp("templates")
     with ControlPlane.start(folder / "plane") as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "old"}})
-        operator = Operator(plane.kubeconfig(), folder / "log", "--no-lease", "--learn-again-seconds", "0.5")
+        flags = ("--no-lease", "--learn-again-seconds", "0.5", "--namespace-templates-mib", "1")
+        operator = Operator(plane.kubeconfig(), folder / "log", *flags)
         try:
             one = Pool(plane, "old", lambda: operator)
             one.set_up(nodes=1, gpus=8, cpu="8")
@@ -29,6 +30,30 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         finally:
             if operator.running:
                 operator.kill()
+
+
+def test_a_job_whose_template_is_too_much_for_its_namespace_waits_until_another_is_deleted(pool: Pool) -> None:
+    for name in "abcd":
+        pool.submit(name, pods=1, pod=padded(name))
+        pool.wait_for_phase(name, "Running")
+    pool.submit("e", pods=1, pod=padded("e"))
+    message = pool.wait_for_reason("e", "InvalidSpec")
+    assert f"namespace {pool.namespace} " in message
+    assert "at most 1,048,576" in message
+    pool.submit("like-a", pods=1, pod=padded("a"))
+    pool.wait_for_phase("like-a", "Running")
+    pool.delete("b")
+    pool.wait_for_phase("e", "Running")
+    for name in ("a", "c", "d", "e", "like-a"):
+        assert (pool.get(name) or {})["status"].get("restarts", 0) == 0
+        pool.delete(name)
+    pool.wait("their pods are gone", lambda: not pool.api.items(f"/api/v1/namespaces/{pool.namespace}/pods"))
+
+
+def padded(name: str) -> dict[str, Any]:
+    """Four fit into 1 MiB, five do not."""
+    resources = {"limits": {GPU: "1"}}
+    return {"containers": [{"name": "main", "image": "none", "args": [name, "x" * 240 * 1024], "resources": resources}]}
 
 
 def test_jobs_that_wait_learn_of_an_edited_limit_range_and_those_that_run_stay_as_they_are(pool: Pool) -> None:

@@ -11,6 +11,8 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, file_of, let_read_queues
 
+SCALED_S = 180.0  # the autoscaler looks every 15 s, and learns of new kinds every 30 s
+
 
 def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, muster: Muster, tmp_path: Path) -> None:
     pool.set_up()
@@ -250,6 +252,34 @@ def test_kubectl_scales_the_elastic_role_of_a_running_job_and_muster_scale_takes
     assert ("elasticReplicas" in wanted, wanted["roles"][0]["replicas"]) == (False, 3)
     status = pool.status("grows")
     assert (status.get("restarts", 0), status.get("lastFailure")) == (0, None)
+
+
+def test_a_horizontal_pod_autoscaler_gives_a_running_job_its_least_number_of_replicas(
+    pool: Pool, control_plane: ControlPlane
+) -> None:
+    """By the autoscaler of the controller manager. It needs no metrics where the job is smaller than `minReplicas`."""
+    pool.set_up()
+    role = {**pool.job("x", pods=4)["spec"]["roles"][0], "minReplicas": 1}
+    pool.submit("grows", roles=[role], elasticReplicas=1, failurePolicy={"maxRestarts": 0})
+    pool.wait("it runs with 1", lambda: pool.phase("grows") == "Running" and len(pool.pods("grows")) == 1)
+    target = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "grows"}
+    path = f"/apis/autoscaling/v2/namespaces/{pool.namespace}/horizontalpodautoscalers"
+    wanted = {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 4}
+    pool.api.create(path, {"metadata": {"name": "grows"}, "spec": wanted})
+
+    def told() -> tuple[str, str, int | None]:
+        status = pool.api.get(f"{path}/grows").get("status", {})
+        said = {one["type"]: one for one in status.get("conditions") or ()}.get("AbleToScale", {})
+        return said.get("status", ""), said.get("reason", ""), status.get("desiredReplicas")
+
+    pool.wait("it was scaled", lambda: told()[0] == "True" and told()[2] == 3, SCALED_S)
+    assert (pool.get("grows") or {})["spec"]["elasticReplicas"] == 3
+    pool.wait("it runs with 3", lambda: pool.phase("grows") == "Running" and len(pool.pods("grows")) == 3)
+    status = pool.status("grows")
+    assert (status["elasticReplicas"], status.get("restarts", 0), status.get("lastFailure")) == (3, 0, None)
+    events = pool.api.items(f"/api/v1/namespaces/{pool.namespace}/events")
+    notes = [one["message"] for one in events if one["reason"] == "SuccessfulRescale"]
+    assert notes == ["New size: 3; reason: Current number of replicas below Spec.MinReplicas"]
 
 
 def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(

@@ -1,0 +1,224 @@
+"""What the pod templates of one namespace may be together, and that no bound concerns a job that was accepted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.objects import job_document, pod_seen, read
+from tests.operator.seeing import relist, sight
+from tests.operator.serving import NOW, Rounds, Server, admitted, serve
+
+from muster import spec
+from muster.lifecycle import find
+from muster.lifecycle.conditions import ADMITTED
+from muster.spec.bounds import MAX_VALUES
+from muster_operator.kube.api import Api
+from muster_operator.sight.admission import Admission, Seal
+from muster_operator.sight.shapes import Job
+from muster_operator.sight.world import Sight
+
+BOUND = 3000
+Document = dict[str, Any]
+
+
+def document(
+    name: str,
+    version: int,
+    of: str = "",
+    *,
+    namespace: str = "team",
+    status: Any = None,
+    size: int = 1000,
+    **fields: Any,
+) -> Document:
+    """A job whose template is somewhat above `size` bytes: two fit into the bound, three do not. `of`: whose it is."""
+    one = job_document(name, version, **fields)
+    one["metadata"]["namespace"] = namespace
+    (container,) = one["spec"]["roles"][0]["template"]["spec"]["containers"]
+    container["args"] = [of or name, "x" * size]
+    return one if status is None else {**one, "status": status}
+
+
+def waiting(generation: int = 1) -> Document:
+    """The status of a job that an operator has accepted."""
+    said = {"type": "Admitted", "status": "False", "reason": "NoRoom", "lastTransitionTime": NOW}
+    return {"observedGeneration": generation, "phase": "Pending", "submittedAt": NOW, "conditions": [said]}
+
+
+def ended() -> Document:
+    over = {"type": "Complete", "status": "True", "reason": "Completed", "lastTransitionTime": NOW}
+    return {"observedGeneration": 1, "phase": "Succeeded", "submittedAt": NOW, "conditions": [over]}
+
+
+def seen_with(*documents: Document, most: int = BOUND) -> Sight:
+    seen, _ = sight(most_template_bytes=most)
+    for one in documents:
+        seen.jobs.put(read(Job, one))
+    return seen
+
+
+def names(seen: Sight) -> list[str]:
+    return sorted(job.metadata.name for job in seen.observe().jobs)
+
+
+def bytes_of(seen: Sight, name: str) -> int:
+    known = seen.jobs.known(f"uid-{name}")
+    assert known is not None
+    return known.templates["trainer"].size
+
+
+def test_a_job_beyond_the_bound_of_its_namespace_is_refused_with_its_namespace_the_bytes_and_the_bound() -> None:
+    seen = seen_with(document("a", 1), document("b", 2), document("c", 3))
+    assert (names(seen), set(seen.jobs.broken)) == (["a", "b"], {"team/c"})
+    together = 3 * bytes_of(seen, "a")
+    told = seen.jobs.broken["team/c"].complaint
+    assert told.startswith("spec.roles: ")
+    for part in ("namespace team", f"{together:,} bytes", "at most 3,000", "end or delete jobs"):
+        assert part in told
+
+
+def test_the_same_template_counts_once_and_each_namespace_for_itself() -> None:
+    alike = [document(f"j{number}", number + 1, "all") for number in range(5)]
+    others = [document(f"o{number}", number + 10, namespace="other") for number in range(2)]
+    seen = seen_with(*alike, *others, document("more", 20))
+    assert (len(names(seen)), dict(seen.jobs.broken)) == (8, {})
+
+
+def test_jobs_that_have_ended_or_are_gone_do_not_count() -> None:
+    seen = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
+    seen.jobs.put(read(Job, document("a", 4, status=ended())))
+    seen.jobs.put(read(Job, document("d", 5)))
+    seen.jobs.drop(read(Job, document("b", 6)))
+    seen.jobs.put(read(Job, document("e", 7)))
+    assert (names(seen), dict(seen.jobs.broken)) == (["a", "c", "d", "e"], {})
+    seen.jobs.put(read(Job, document("f", 8)))
+    assert set(seen.jobs.broken) == {"team/f"}
+
+
+def test_a_running_job_and_one_that_waits_already_are_there_after_a_restart_with_a_lower_bound() -> None:
+    """The API server lists by name: what was refused comes first."""
+    refused = document("a", 9)
+    seen = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
+    assert (names(seen), set(seen.jobs.broken)) == (["r", "w"], {"team/a"})
+    refused["status"] = {
+        "conditions": [{**waiting()["conditions"][0], "reason": "InvalidSpec"}],
+        "observedGeneration": 1,
+    }
+    full = [document(name, number, status=waiting()) for number, name in enumerate("bcdefg", 10)]
+    again = seen_with(refused, *full)
+    assert set(names(again)) >= set("bcdefg")
+
+
+def test_an_edit_of_a_job_that_waits_counts_and_is_refused_until_it_is_small_enough() -> None:
+    seen = seen_with(document("a", 1, status=waiting()), document("b", 2, status=waiting()))
+
+    def edit(version: int, generation: int, size: int, status: Document) -> None:
+        one = document("b", version, size=size, status=status)
+        one["metadata"]["generation"] = generation
+        seen.jobs.put(read(Job, one))
+
+    edit(3, 2, 2500, waiting())
+    assert (names(seen), set(seen.jobs.broken)) == (["a"], {"team/b"})
+    told = waiting(2)
+    told["conditions"][0]["reason"] = "InvalidSpec"
+    edit(4, 2, 2500, told)
+    assert set(seen.jobs.broken) == {"team/b"}, "the complaint itself does not make it an accepted one"
+    edit(5, 3, 1200, told)
+    assert (names(seen), dict(seen.jobs.broken)) == (["a", "b"], {})
+
+
+class Cluster(Server):
+    """One that lists the jobs it was given."""
+
+    jobs: tuple[Document, ...] = ()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.endswith("/trainingjobs"):
+            self.calls.append(f"GET {request.query['fieldSelector']}")
+            name = request.query["fieldSelector"].removeprefix("metadata.name=")
+            return web.json_response({"items": [one for one in self.jobs if one["metadata"]["name"] == name]})
+        return await super().answer(request)
+
+
+def reason(status: spec.TrainingJobStatus | None) -> str:
+    said = None if status is None else find(status, ADMITTED)
+    return "" if said is None else said.reason
+
+
+def test_a_refused_job_says_so_in_its_status_and_is_taken_once_others_have_ended() -> None:
+    server = Cluster()
+    server.jobs = (document("c", 7),)
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api, most_template_bytes=BOUND)
+        for one in (document("a", 5), document("b", 6), document("c", 7)):
+            rounds.sight.jobs.put(read(Job, one))
+        for _ in range(3):
+            await rounds.round()
+        assert reason(rounds.sight.jobs.broken["team/c"].status) == "InvalidSpec"
+        assert server.calls.count("GET metadata.name=c") == 0, "nobody has ended"
+        rounds.sight.jobs.drop(read(Job, document("a", server.version + 1)))
+        await rounds.round()
+        await rounds.round()
+        assert (names(rounds.sight), dict(rounds.sight.jobs.broken)) == (["b", "c"], {})
+        assert server.calls.count("GET metadata.name=c") == 1
+
+    serve(server, story)
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, b"o" * 32], ids=["true", "forged"])
+def test_a_job_that_only_its_pod_tells_to_be_admitted_is_never_refused_by_an_operator_that_starts(key: bytes) -> None:
+    server, seal = Cluster(), Seal(b"k" * 32, "this")
+    role = {**job_document()["spec"]["roles"][0], "replicas": 1}
+    told = document("llama", 5, roles=[role])
+    server.jobs = (told,)
+    pod = pod_seen("", 6, node="n1", owner="uid-llama")
+    admission = Admission("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
+    pod.metadata.annotations.admitted = Seal(key, "this").annotation(admission)
+
+    async def story(api: Api) -> None:
+        rounds = Rounds(api, most_template_bytes=10)
+        relist(rounds.sight.jobs, [read(Job, told)], 7)
+        assert set(rounds.sight.jobs.broken) == {"team/llama"}
+        relist(rounds.sight.pods, [pod], 7)
+        rounds.sight.begin(seal)
+        await rounds.round()
+        await rounds.round()
+        assert names(rounds.sight) == (["llama"] if key == seal.key else [])
+
+    serve(server, story)
+
+
+# ---- the bounds of one job
+
+
+def large(name: str, version: int, status: Any = None, generation: int = 1) -> Document:
+    one = document(name, version, "same", status=status)
+    one["spec"]["roles"][0]["template"]["spec"]["odd"] = [0] * (MAX_VALUES + 1)
+    one["metadata"]["generation"] = generation
+    return one
+
+
+def test_a_job_that_is_larger_than_allowed_is_refused_unless_it_was_accepted_before_there_was_that_bound() -> None:
+    seen = seen_with(
+        large("runs", 1, admitted()),
+        large("waits", 2, waiting()),
+        large("new", 3),
+        large("edited", 4, waiting(generation=1), generation=2),
+        most=2**20,
+    )
+    assert (names(seen), set(seen.jobs.broken)) == (["runs", "waits"], {"team/new", "team/edited"})
+    seen.jobs.put(read(Job, large("runs", 9, admitted(), generation=2)))
+    assert names(seen) == ["runs", "waits"]
+
+
+def test_a_stored_job_that_was_accepted_before_there_was_a_bound_can_be_read() -> None:
+    whole = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob"}
+    one = spec.TrainingJob.model_validate_json(json.dumps(whole | large("runs", 1, admitted())))
+    assert spec.TrainingJob.model_validate_json(one.model_dump_json(by_alias=True)) == one
+    for status in ({}, None):
+        with pytest.raises(ValueError, match="must have at most"):
+            spec.TrainingJob.model_validate_json(json.dumps(whole | large("new", 1) | {"status": status or {}}))
