@@ -123,8 +123,7 @@ def parse(argv: Sequence[str]) -> Settings:
         metavar="N",
         type=_whole,
         default=MOST_BYTES // 2**20,
-        help="MiB of JSON that pod templates of unfinished jobs in one namespace may be together; a job beyond that waits "
-        "with InvalidSpec (default: %(default)d)",
+        help="MiB of JSON that the templates of unfinished jobs in one namespace may be (default: %(default)d)",
     )
     add(
         "--pod-groups",

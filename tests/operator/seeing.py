@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from muster_operator.kube.reflector import Sink, _key
 from muster_operator.sight.known_job import KnownJob, Verdict
+from muster_operator.sight.template_bytes import MOST_BYTES
 from muster_operator.sight.templates import Template
 from muster_operator.sight.world import Sight
 
@@ -44,9 +45,10 @@ class Changes:
         return self.count - before
 
 
-def sight(knowing: Knowing | None = None, **options: int) -> tuple[Sight, Changes]:
+def sight(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[Sight, Changes]:
     changes = Changes()
-    return Sight(knowing or Knowing(), changes, clock=lambda: 1000.0, **options), changes
+    seen = Sight(knowing or Knowing(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes)
+    return seen, changes
 
 
 def tell(seen: Sight) -> None:

@@ -28,6 +28,7 @@ from muster_operator.outbox import Outbox
 from muster_operator.run import Leader, Term
 from muster_operator.sight.known_job import Verdict
 from muster_operator.sight.shapes import Document, Job
+from muster_operator.sight.template_bytes import MOST_BYTES
 from muster_operator.sight.world import Sight
 from muster_operator.writer import Writer
 
@@ -116,8 +117,8 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 class Rounds:
     """A leader and what it sees: two nodes, a queue, a flavor."""
 
-    def __init__(self, api: Api, **of_sight: int) -> None:
-        self.sight: Sight = sight(**of_sight)[0]
+    def __init__(self, api: Api, most_template_bytes: int = MOST_BYTES) -> None:
+        self.sight: Sight = sight(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.sight._clock = lambda: at
         self.sight.nodes.put(node_seen("n1"))

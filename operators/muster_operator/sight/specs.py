@@ -57,8 +57,8 @@ class Specs:
         self._real: dict[int, _Real] = {}  # by the identity of the spec, as long as anybody has it
 
     def read(self, text: bytes, digest: bytes, *, accepted: bool = False) -> Wanted:
-        """What the text says; `digest` is its SHA-256. `accepted`: an operator has taken this spec already, so it may be
-        larger than is allowed now. Raises TooLarge else, and pydantic's ValidationError."""
+        """What the text says; `digest` is its SHA-256. `accepted`: an operator has taken this spec already,
+        so it may be larger than is allowed now. Raises TooLarge else, and pydantic's ValidationError."""
         known = self._known.get(digest)
         if known is None:
             known = self._read(text, accepted=accepted)

@@ -35,9 +35,8 @@ class TemplateBytes:
 
     def count(self, old: KnownJob | None, new: KnownJob | None) -> None:
         """What was known of a job, and is known of it, or of another of that name."""
-        if old is not None and new is not None and old.templates is new.templates:
-            if is_finished(old.job.status) == is_finished(new.job.status):
-                return
+        if old is not None and new is not None and _alike(old, new):
+            return
         if new is not None:
             self._add(new)
         if old is not None:
@@ -49,7 +48,7 @@ class TemplateBytes:
         status, namespace = known.job.status, known.namespace
         if is_finished(status) or was_accepted(status, known.job.metadata.generation):
             return
-        sizes, users = _sizes(known), self._users.get(namespace, {})
+        sizes, users = _sizes(known), self._users.get(namespace, Counter())
         freed = _sizes(before) if before is not None else {}
         less = sum(size for text, size in freed.items() if users.get(text) == 1 and text not in sizes)
         more = self._missing(namespace, sizes)
@@ -66,7 +65,7 @@ class TemplateBytes:
         return self._bytes[namespace] + self._missing(namespace, sizes) <= self._most
 
     def _missing(self, namespace: str, sizes: Mapping[str, int]) -> int:
-        users = self._users.get(namespace, {})
+        users = self._users.get(namespace, Counter())
         return sum(size for text, size in sizes.items() if text not in users)
 
     def _add(self, known: KnownJob) -> None:
@@ -84,6 +83,10 @@ class TemplateBytes:
                 self._bytes[namespace] -= size
         if not users:
             del self._users[namespace], self._bytes[namespace]
+
+
+def _alike(old: KnownJob, new: KnownJob) -> bool:
+    return old.templates is new.templates and is_finished(old.job.status) == is_finished(new.job.status)
 
 
 def _sizes(known: KnownJob) -> dict[str, int]:
