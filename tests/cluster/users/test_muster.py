@@ -254,32 +254,42 @@ def test_kubectl_scales_the_elastic_role_of_a_running_job_and_muster_scale_takes
     assert (status.get("restarts", 0), status.get("lastFailure")) == (0, None)
 
 
-def test_a_horizontal_pod_autoscaler_gives_a_running_job_its_least_number_of_replicas(
+def test_a_horizontal_pod_autoscaler_gives_a_job_its_least_and_its_most_replicas(
     pool: Pool, control_plane: ControlPlane
 ) -> None:
-    """By the autoscaler of the controller manager. It needs no metrics where the job is smaller than `minReplicas`."""
+    """By the autoscaler of the controller manager, which needs no metrics for that. A job that runs grows after ten
+    minutes only, so this one grows while it is suspended, and shrinks while it runs."""
     pool.set_up()
     role = {**pool.job("x", pods=4)["spec"]["roles"][0], "minReplicas": 1}
-    pool.submit("grows", roles=[role], elasticReplicas=1, failurePolicy={"maxRestarts": 0})
-    pool.wait("it runs with 1", lambda: pool.phase("grows") == "Running" and len(pool.pods("grows")) == 1)
-    target = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "grows"}
+    pool.submit("sized", roles=[role], elasticReplicas=1, suspend=True, failurePolicy={"maxRestarts": 0})
+    target = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": "sized"}
     path = f"/apis/autoscaling/v2/namespaces/{pool.namespace}/horizontalpodautoscalers"
     wanted = {"scaleTargetRef": target, "minReplicas": 3, "maxReplicas": 4}
-    pool.api.create(path, {"metadata": {"name": "grows"}, "spec": wanted})
+    pool.api.create(path, {"metadata": {"name": "sized"}, "spec": wanted})
 
-    def told() -> tuple[str, str, int | None]:
-        status = pool.api.get(f"{path}/grows").get("status", {})
-        said = {one["type"]: one for one in status.get("conditions") or ()}.get("AbleToScale", {})
-        return said.get("status", ""), said.get("reason", ""), status.get("desiredReplicas")
+    def scaled_to(number: int) -> bool:
+        status = pool.api.get(f"{path}/sized").get("status", {})
+        able = [one for one in status.get("conditions") or () if one["type"] == "AbleToScale"]
+        return [one["status"] for one in able] == ["True"] and status.get("desiredReplicas") == number
 
-    pool.wait("it was scaled", lambda: told()[0] == "True" and told()[2] == 3, SCALED_S)
-    assert (pool.get("grows") or {})["spec"]["elasticReplicas"] == 3
-    pool.wait("it runs with 3", lambda: pool.phase("grows") == "Running" and len(pool.pods("grows")) == 3)
-    status = pool.status("grows")
-    assert (status["elasticReplicas"], status.get("restarts", 0), status.get("lastFailure")) == (3, 0, None)
+    def runs_with(number: int) -> bool:
+        return pool.phase("sized") == "Running" and len(pool.pods("sized")) == number
+
+    pool.wait("it was scaled up", lambda: scaled_to(3), SCALED_S)
+    assert (pool.get("sized") or {})["spec"]["elasticReplicas"] == 3
+    pool.edit("sized", suspend=False)
+    pool.wait("it runs with 3", lambda: runs_with(3))
+    pool.api.patch(f"{path}/sized", {"spec": {"minReplicas": 1, "maxReplicas": 2}})
+    pool.wait("it was scaled down", lambda: scaled_to(2), SCALED_S)
+    pool.wait("it runs with 2", lambda: runs_with(2))
+    status = pool.status("sized")
+    assert (status["elasticReplicas"], status.get("restarts", 0), status.get("lastFailure")) == (2, 0, None)
     events = pool.api.items(f"/api/v1/namespaces/{pool.namespace}/events")
-    notes = [one["message"] for one in events if one["reason"] == "SuccessfulRescale"]
-    assert notes == ["New size: 3; reason: Current number of replicas below Spec.MinReplicas"]
+    notes = {one["message"] for one in events if one["reason"] == "SuccessfulRescale"}
+    assert notes == {
+        "New size: 3; reason: Current number of replicas below Spec.MinReplicas",
+        "New size: 2; reason: Current number of replicas above Spec.MaxReplicas",
+    }
 
 
 def test_a_drained_node_loses_its_jobs_without_a_failure_and_gets_none_until_it_is_undrained(
