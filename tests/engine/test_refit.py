@@ -17,7 +17,7 @@ from muster.cluster import CreatePod, DeletePod, NodeView, PodView, World, Write
 from muster.engine import Engine, Round
 from muster.engine.refit import misfits
 from muster.lifecycle import find, is_admitted, pod_name, seats
-from muster.model import Flavor, Gang, Node, Resources, Role, RolePlacement, Running, Snapshot, Taint
+from muster.model import Flavor, Gang, Node, Resources, Role, RolePlacement, Running, Snapshot, Taint, Topology
 
 GPUS = "nvidia.com/gpu"
 ANY = (Flavor("any"),)
@@ -210,6 +210,48 @@ def test_of_two_that_do_not_fit_beside_each_other_the_later_one_goes() -> None:
     unbound = {one.gang.uid: one.placement for one in pair}
     assert misfits(snapshot, unbound).keys() == {"new"}
     assert misfits(snapshot, {"old": unbound["old"]}).keys() == {"old"}, "one that has its pods stays"
+
+
+@pytest.mark.parametrize(
+    ("by_gang", "by_all", "flavors", "fits"),
+    [
+        ((), (), ANY, True),
+        (("n",), (), ANY, False),
+        ((), ("n",), ANY, False),
+        ((), (), (), False),
+        ((), (), (Flavor("other"),), False),
+    ],
+    ids=["as placed", "avoided by the gang", "avoided by all", "no flavor", "another flavor"],
+)
+def test_no_gang_starts_on_a_node_that_is_avoided_by_now_or_in_a_flavor_that_is_gone(
+    by_gang: tuple[str, ...], by_all: tuple[str, ...], flavors: tuple[Flavor, ...], fits: bool
+) -> None:
+    one = running("a", 4, 1.0)
+    one = replace(one, gang=replace(one.gang, avoid=frozenset(by_gang)))
+    seen = (Node("n", Resources.of({GPUS: 8}), flavor="any"),)
+    avoid = frozenset(by_all)
+    snapshot = Snapshot(now=5.0, nodes=seen, flavors=flavors, queues=(), waiting=(), running=(one,), avoid=avoid)
+    assert (misfits(snapshot, {"a": one.placement}) == {}) == fits
+
+
+RACK = Topology(required="rack")
+
+
+@pytest.mark.parametrize(
+    ("of_gang", "of_role", "fits"),
+    [(None, None, True), (RACK, None, False), (None, RACK, False), (RACK, Topology(), True)],
+)
+def test_a_role_is_held_together_by_its_own_topology_or_else_by_that_of_its_gang(
+    of_gang: Topology | None, of_role: Topology | None, fits: bool
+) -> None:
+    role = Role("r", 2, 2, Resources.of({GPUS: 1}), topology=of_role)
+    gang = Gang("a", "a", "q", 0, 0.0, (role,), topology=of_gang)
+    apart = (RolePlacement("r", "any", (("n1", 1), ("n2", 1))),)
+    seen = tuple(Node(f"n{i}", Resources.of({GPUS: 8}), flavor="any", domains=(f"rack{i}",)) for i in (1, 2))
+    split = (Flavor("any", levels=("rack",)),)
+    one = Running(gang, apart, admitted_at=1.0)
+    snapshot = Snapshot(now=5.0, nodes=seen, flavors=split, queues=(), waiting=(), running=(one,))
+    assert (misfits(snapshot, {"a": apart}) == {}) == fits
 
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
