@@ -13,6 +13,7 @@ from muster.documents import Object
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
+from muster.local import disk
 from muster.local.first_objects import ensure_first_objects
 from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironments
@@ -67,6 +68,26 @@ def test_an_empty_namespace_is_said_to_be_empty(objects: Objects) -> None:
     submitted(objects, "elsewhere")
     with pytest.raises(NotFound, match="in namespace 'team-a'; there are no jobs in it"):
         objects.find("team-a", "elsewhere")
+
+
+# ---- a disk that is full
+
+
+def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
+    objects: Objects, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(objects, "before")
+    queue = spec.Queue(metadata=spec.ObjectMeta(name="new"), spec=spec.QueueSpec())
+    monkeypatch.setattr(disk, "_free", lambda folder: 2**20 - 1)
+    for add in (lambda: submitted(objects, "late"), lambda: objects.apply([queue])):
+        with pytest.raises(ClusterError) as refused:
+            add()
+        assert refused.value.reason == "StoreUnwritable"
+    assert (len(store.jobs), "new" in store.queues) == (1, False)
+    monkeypatch.setattr(disk, "_free", lambda folder: 2**20)
+    submitted(objects, "late")
+    objects.apply([queue])
+    assert (len(store.jobs), "new" in store.queues) == (2, True)
 
 
 # ---- a job that is over

@@ -120,13 +120,15 @@ def test_an_edit_of_a_job_that_waits_counts_and_is_refused_until_it_is_small_eno
         one["metadata"]["generation"] = generation
         seen.jobs.put(read(Job, one))
 
-    edit(3, 2, 2500, waiting())
+    edit(3, 2, 1500, waiting())
+    assert names(seen) == ["a", "b"], "what it had before does not count"
+    edit(4, 2, 2500, waiting())
     assert (names(seen), set(seen.jobs.broken)) == (["a"], {"team/b"})
     told = waiting(2)
     told["conditions"][0]["reason"] = "InvalidSpec"
-    edit(4, 2, 2500, told)
+    edit(5, 2, 2500, told)
     assert set(seen.jobs.broken) == {"team/b"}, "the complaint itself does not make it an accepted one"
-    edit(5, 3, 1200, told)
+    edit(6, 3, 1200, told)
     assert (names(seen), dict(seen.jobs.broken)) == (["a", "b"], {})
 
 

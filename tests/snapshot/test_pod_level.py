@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from muster.model import Resources
 from muster.snapshot import pod_request
-from muster.spec import PodSpec
+from muster.spec import PodSpec, RoleSpec
 
 Amounts = dict[str, int]
 POD_LEVEL = ("cpu", "memory", "hugepages-2Mi")
@@ -127,3 +128,11 @@ def aggregate(pod: Any, kind: str) -> Amounts:
 def add(total: Amounts, more: Amounts) -> None:
     for name, amount in more.items():
         total[name] = total.get(name, 0) + amount
+
+
+def test_replicas_whose_pods_as_a_whole_ask_for_more_than_anything_can_have_are_refused() -> None:
+    resources = {"requests": {"memory": str(2**61)}}
+    role = {"name": "r", "template": {"spec": {"containers": [{"name": "main"}], "resources": resources}}}
+    assert RoleSpec.model_validate({**role, "replicas": 2}).replicas == 2
+    with pytest.raises(ValueError, match="more than anything can have"):
+        RoleSpec.model_validate({**role, "replicas": 3})

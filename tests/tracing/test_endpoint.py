@@ -268,3 +268,12 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_request_whose_time_or_nonce_was_changed_is_not_accepted() -> None:
+    peer = Peer("0123456789abcdef-token", "u1", "p1")
+    header = peer.request("/beat", 1000.0, "a" * 32)
+    assert peer.accepts("/beat", header, 1000.0)
+    for old, new in (("time=1000", "time=1001"), ("nonce=a", "nonce=b")):
+        assert header.count(old) == 1
+        assert not peer.accepts("/beat", header.replace(old, new), 1000.0)
