@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import verify
+from muster_components.trainer.checkpoint_manifest import verify_files
 
 TENSOR_BYTES = 256_000_000
 
@@ -71,7 +71,7 @@ def measure(state: dict[str, torch.Tensor], folder: Path, repeat: int) -> dict[s
         shutil.rmtree(plain)
         writer = HashingWriter(hashed)
         timed("hashed", lambda: save(state, storage_writer=writer, no_dist=True))  # noqa: B023
-        timed("verify", lambda: verify(hashed, writer.files))  # noqa: B023
+        timed("verify", lambda: verify_files(hashed, writer.files))  # noqa: B023
         reader = CheckedReader(hashed, read_metadata(hashed, {file.name for file in writer.files}))
         timed("load", lambda: load(state, storage_reader=reader, planner=CheckedPlanner(), no_dist=True))  # noqa: B023
         shutil.rmtree(hashed)

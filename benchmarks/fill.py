@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from muster.model import Admit, Flavor, Gang, Node, Queue, Quota, Resources, Role, Running, Snapshot
-from muster.scheduling import Memo, plan
+from muster.model import Admit, FlavorInfo, Gang, NodeInfo, QueueInfo, Quota, Resources, Role, RunningGang, Snapshot
+from muster.scheduling import PlannerCache, plan
 
 GPU = "nvidia.com/gpu"
 GPUS_A_NODE = 8
@@ -46,9 +46,9 @@ def fill(nodes: int) -> Iterator[Plans]:
 
 def empty(nodes: int) -> Snapshot:
     """Nodes of 8 GPUs in racks of 20, and a queue that may use all of them."""
-    rows = tuple(Node(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
-    queues = (Queue("default", quotas=(Quota("gpu", GPU, guaranteed=nodes * GPUS_A_NODE),)),)
-    return Snapshot(0.0, rows, (Flavor("gpu", ("rack",)),), queues, (), ())
+    rows = tuple(NodeInfo(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
+    queues = (QueueInfo("default", quotas=(Quota("gpu", GPU, guaranteed=nodes * GPUS_A_NODE),)),)
+    return Snapshot(0.0, rows, (FlavorInfo("gpu", ("rack",)),), queues, (), ())
 
 
 def gangs_of(count: int, prefix: str = "g") -> tuple[Gang, ...]:
@@ -56,18 +56,18 @@ def gangs_of(count: int, prefix: str = "g") -> tuple[Gang, ...]:
     return tuple(Gang(f"{prefix}{i}", f"ns/{prefix}{i}", "default", 0, float(i), (ROLE,)) for i in range(count))
 
 
-def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple[Plans, Snapshot, Memo | None]:
+def _timed(case: str, world: Snapshot, batches: list[tuple[Gang, ...]]) -> tuple[Plans, Snapshot, PlannerCache | None]:
     """Plan after plan, each with the next batch waiting beside whoever waits still."""
-    memo: Memo | None = None
+    memo: PlannerCache | None = None
     times: list[float] = []
     placed, wall = 0, 0.0
     for number, batch in enumerate(batches, 1):
-        world = replace(world, now=float(number), waiting=(*world.waiting, *batch), running=_ready(world))
+        world = replace(world, now=float(number), waiting=(*world.pending, *batch), running=_ready(world))
         began, process = time.perf_counter(), time.process_time()
         made = plan(world, memo)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
-        memo = made.memo
+        memo = made.cache
         world = _started(world, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
     return _plans(case, placed, times, wall), world, memo
@@ -77,7 +77,7 @@ def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50)
     """The cluster is full and a quarter as many gangs wait; before every plan some end."""
     _, world, memo = _timed("", empty(nodes), [gangs])
     world = replace(world, waiting=gangs_of(len(gangs) // 4 + plans * size, "w"))
-    memo = plan(world, memo).memo
+    memo = plan(world, memo).cache
     times: list[float] = []
     placed, wall = 0, 0.0
     for number in range(plans):
@@ -86,23 +86,23 @@ def _churn(nodes: int, gangs: tuple[Gang, ...], plans: int = 20, size: int = 50)
         made = plan(world, memo)
         times.append(time.process_time() - process)
         wall += time.perf_counter() - began
-        memo = made.memo
+        memo = made.cache
         world = _started(world, made.decisions)
         placed += sum(isinstance(decision, Admit) for decision in made.decisions)
         assert placed == (number + 1) * size, "what came free was not used"
     return _plans(f"full, {size} end a plan", placed, times, wall)
 
 
-def _ready(world: Snapshot) -> tuple[Running, ...]:
+def _ready(world: Snapshot) -> tuple[RunningGang, ...]:
     """Those who started in the last plan run now."""
     return tuple(r if r.started_at is not None else replace(r, started_at=world.now) for r in world.running)
 
 
 def _started(world: Snapshot, decisions: tuple[object, ...]) -> Snapshot:
     """The world once the admitted have started."""
-    placement = {decision.gang: decision.placement for decision in decisions if isinstance(decision, Admit)}
-    come = [Running(g, placement[g.uid], admitted_at=world.now) for g in world.waiting if g.uid in placement]
-    waiting = tuple(g for g in world.waiting if g.uid not in placement)
+    placement = {decision.gang_uid: decision.placement for decision in decisions if isinstance(decision, Admit)}
+    come = [RunningGang(g, placement[g.uid], admitted_at=world.now) for g in world.pending if g.uid in placement]
+    waiting = tuple(g for g in world.pending if g.uid not in placement)
     return replace(world, waiting=waiting, running=(*world.running, *come))
 
 

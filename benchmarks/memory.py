@@ -29,7 +29,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import install
 from tests.cluster.operator.process import Operator
 
-from muster.spec.bounds import MAX_BYTES, MAX_VALUES
+from muster.spec.bounds import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 
 Json = dict[str, Any]
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
@@ -127,17 +127,17 @@ def template(number: int, **fields: Any) -> Json:
 
 def values(number: int) -> Json:
     """Objects with one field."""
-    return template(number, odd=[{"a": 1}] * ((MAX_VALUES - _SPARE) // 2))
+    return template(number, odd=[{"a": 1}] * ((MAX_ROLES_VALUES - _SPARE) // 2))
 
 
 def nested(number: int) -> Json:
     """Empty objects inside objects."""
-    return template(number, odd=[{"a": {"b": {}}}] * ((MAX_VALUES - _SPARE) // 3))
+    return template(number, odd=[{"a": {"b": {}}}] * ((MAX_ROLES_VALUES - _SPARE) // 3))
 
 
 def variables(number: int) -> Json:
     """The container's environment."""
-    env = [{"name": f"V{at}", "value": str(number)} for at in range((MAX_VALUES - _SPARE) // 3)]
+    env = [{"name": f"V{at}", "value": str(number)} for at in range((MAX_ROLES_VALUES - _SPARE) // 3)]
     return template(number, container={"env": env})
 
 
@@ -148,14 +148,14 @@ def affinity(number: int) -> Json:
         return [{"key": f"k{term}-{at}", "operator": "NotIn", "values": [f"{number}"]} for at in range(16)]
 
     terms = [{"matchExpressions": lines(at), "matchFields": lines(16 + at)} for at in range(16)]
-    terms[0]["matchExpressions"][0]["values"] = [f"v{at}" for at in range(MAX_VALUES - _SPARE - 2650)]
+    terms[0]["matchExpressions"][0]["values"] = [f"v{at}" for at in range(MAX_ROLES_VALUES - _SPARE - 2650)]
     required = {"nodeSelectorTerms": terms}
     return template(number, affinity={"nodeAffinity": {REQUIRED: required}})
 
 
 def long_argument(number: int) -> Json:
     """As many bytes as are taken."""
-    return template(number, container={"args": [str(number), "x" * (MAX_BYTES - 1000)]})
+    return template(number, container={"args": [str(number), "x" * (MAX_ROLES_BYTES - 1000)]})
 
 
 def refused(number: int) -> Json:

@@ -30,22 +30,22 @@ from reclaim import reclaim
 from muster.model import (
     Admit,
     Evict,
-    Flavor,
+    FlavorInfo,
     Gang,
-    Hold,
-    HoldRoom,
-    Node,
-    Queue,
+    Nomination,
+    Nominate,
+    NodeInfo,
+    QueueInfo,
     Quota,
     Resize,
     Resources,
     Role,
-    Running,
+    RunningGang,
     Snapshot,
     Topology,
     Wait,
 )
-from muster.scheduling import Memo, Plan, plan
+from muster.scheduling import PlannerCache, PlanResult, plan
 
 GPU = "nvidia.com/gpu"
 GPUS_A_NODE = 8
@@ -65,25 +65,25 @@ class Size:
     queues: int
 
 
-def nodes_of(count: int) -> tuple[Node, ...]:
+def nodes_of(count: int) -> tuple[NodeInfo, ...]:
     """Nodes in racks of 20, racks in blocks of 25."""
     nodes = []
     for i in range(count):
         rack = i // NODES_A_RACK
         block = f"b{rack // RACKS_A_BLOCK}"
-        nodes.append(Node(f"n{i}", NODE, flavor="h200", domains=(block, f"{block}/r{rack}")))
+        nodes.append(NodeInfo(f"n{i}", NODE, flavor="h200", domains=(block, f"{block}/r{rack}")))
     return tuple(nodes)
 
 
-def queues_of(count: int, gpus: int) -> tuple[Queue, ...]:
+def queues_of(count: int, gpus: int) -> tuple[QueueInfo, ...]:
     """A company, its departments of 20 teams, and teams with equal guarantees, a quarter more than the cluster has,
     as is usual where not everybody works at once; two of three may borrow as much again. So quota and room refuse."""
     departments = max(1, count // 20)
     share = max(8, gpus * 5 // 4 // count)
-    company = Queue("company", quotas=(Quota("h200", GPU),))
-    middle = [Queue(f"d{d}", "company") for d in range(departments)]
+    company = QueueInfo("company", quotas=(Quota("h200", GPU),))
+    middle = [QueueInfo(f"d{d}", "company") for d in range(departments)]
     teams = [
-        Queue(
+        QueueInfo(
             f"d{i % departments}/t{i}",
             f"d{i % departments}",
             quotas=(Quota("h200", GPU, share, share * (2 if i % 3 else 1)),),
@@ -93,7 +93,7 @@ def queues_of(count: int, gpus: int) -> tuple[Queue, ...]:
     return (company, *middle, *teams)
 
 
-def gangs_of(prefix: str, count: int, queues: Sequence[Queue], largest: int, draw: random.Random) -> tuple[Gang, ...]:
+def gangs_of(prefix: str, count: int, queues: Sequence[QueueInfo], largest: int, draw: random.Random) -> tuple[Gang, ...]:
     """Gangs of 8 to 1,024 GPUs: half want one rack or block, a third declare their runtime, some are elastic."""
     teams = [queue.name for queue in queues if "/" in queue.name]
     gangs = []
@@ -128,7 +128,7 @@ def busy_world(size: Size, seed: int) -> Snapshot:
     gpus = size.nodes * GPUS_A_NODE
     queues = queues_of(size.queues, gpus)
     largest = max(8, min(1024, gpus // 4))
-    snapshot = Snapshot(10_000.0, nodes_of(size.nodes), (Flavor("h200", ("block", "rack")),), queues, (), ())
+    snapshot = Snapshot(10_000.0, nodes_of(size.nodes), (FlavorInfo("h200", ("block", "rack")),), queues, (), ())
     mix = gangs_of("m", max(4, gpus // 3 // 255), queues, largest, draw)
     small = gangs_of("s", max(8, gpus // 20), queues, min(64, largest), draw)
     for gangs in (mix, small):
@@ -149,7 +149,7 @@ def crowded_world(size: Size, seed: int) -> Snapshot:
     gpus = size.nodes * GPUS_A_NODE
     queues = queues_of(size.queues, gpus)
     small = gangs_of("s", size.nodes * 9 // 10, queues, GPUS_A_NODE, draw)
-    flavors = (Flavor("h200", ("block", "rack")),)
+    flavors = (FlavorInfo("h200", ("block", "rack")),)
     snapshot = Snapshot(10_000.0, nodes_of(size.nodes), flavors, queues, small, ())
     snapshot = applied(snapshot, plan(snapshot))
     running = tuple(replace(r, checkpoint_at=10_000.0 + draw.random() * 1000) for r in snapshot.running)
@@ -157,18 +157,18 @@ def crowded_world(size: Size, seed: int) -> Snapshot:
     return replace(snapshot, now=12_000.0, waiting=waiting, running=running, holds=())
 
 
-def applied(snapshot: Snapshot, made: Plan) -> Snapshot:
+def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
     """The world right after the decisions were carried out; whoever has to leave is still there."""
-    gang_of = {gang.uid: gang for gang in snapshot.waiting}
+    gang_of = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
-    holds = {hold.gang: hold for hold in snapshot.holds}
+    holds = {hold.gang_uid: hold for hold in snapshot.nominations}
     for decision in made.decisions:
         match decision:
             case Admit(uid, placement):
                 holds.pop(uid, None)
-                running[uid] = Running(gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
-            case HoldRoom(uid, placement, victims, expires_at):
-                holds[uid] = Hold(uid, placement, victims, expires_at)
+                running[uid] = RunningGang(gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+            case Nominate(uid, placement, victims, expires_at):
+                holds[uid] = Nomination(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:
                 running[uid] = replace(running[uid], state="evicting", evicted_for=beneficiary)
             case Evict(uid):
@@ -182,7 +182,7 @@ def applied(snapshot: Snapshot, made: Plan) -> Snapshot:
     )
 
 
-def timed(snapshot: Snapshot, memo: Memo | None = None) -> tuple[float, float, Plan]:
+def timed(snapshot: Snapshot, memo: PlannerCache | None = None) -> tuple[float, float, PlanResult]:
     """Seconds on the clock, seconds of this process, and what came of it."""
     wall, process = time.perf_counter(), time.process_time()
     result = plan(snapshot, memo)
@@ -196,8 +196,8 @@ def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed
     first = full[-1][2]
     settled, before = until_quiet(world, first)
     draw = random.Random(seed + 1)
-    arrivals = [timed(s, before.memo) for s in arrivals_of(settled, size, rounds, draw)]
-    releases = [timed(s, before.memo) for s in releases_of(settled, rounds, draw)]
+    arrivals = [timed(s, before.cache) for s in arrivals_of(settled, size, rounds, draw)]
+    releases = [timed(s, before.cache) for s in releases_of(settled, rounds, draw)]
     figures: dict[str, float | int] = {}
     for name, runs in (("full_plan", full), ("replan_arrival", arrivals), ("replan_release", releases)):
         figures[f"{name}_s"] = statistics.median(run[0] for run in runs)
@@ -207,16 +207,16 @@ def measure(make: Callable[[Size, int], Snapshot], size: Size, rounds: int, seed
     figures["peak_rss_mib"] = peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
     figures["running"] = len(world.running)
     figures["placed"] = sum(isinstance(d, Admit) for d in first.decisions)
-    figures["held"] = sum(isinstance(d, HoldRoom) for d in first.decisions)
+    figures["held"] = sum(isinstance(d, Nominate) for d in first.decisions)
     figures["waiting"] = sum(isinstance(d, Wait) for d in first.decisions)
     return figures
 
 
-def until_quiet(world: Snapshot, made: Plan) -> tuple[Snapshot, Plan]:
+def until_quiet(world: Snapshot, made: PlanResult) -> tuple[Snapshot, PlanResult]:
     """The world once plans have nothing more to do for now (whoever has to leave is still leaving), and its plan."""
     while not all(isinstance(decision, Wait) for decision in made.decisions):
         world = replace(applied(world, made), now=world.now + 1)
-        made = plan(world, made.memo)
+        made = plan(world, made.cache)
     return world, made
 
 
@@ -229,7 +229,7 @@ def arrivals_of(settled: Snapshot, size: Size, rounds: int, draw: random.Random)
         role = Role("trainer", pods, pods, POD)
         topology = Topology("block")
         gang = Gang(f"new{i}", f"team/new{i}", draw.choice(teams), 0, settled.now, (role,), topology=topology)
-        worlds.append(replace(settled, now=settled.now + 1 + i, waiting=(*settled.waiting, gang)))
+        worlds.append(replace(settled, now=settled.now + 1 + i, waiting=(*settled.pending, gang)))
     return worlds
 
 
@@ -247,12 +247,12 @@ def check_memo(size: Size, seed: int) -> None:
     """What is timed is right: a plan with a memo equals the plan without."""
     world = busy_world(size, seed)
     settled, before = until_quiet(world, plan(world))
-    memo: Memo = before.memo
+    memo: PlannerCache = before.cache
     for snapshot in (*arrivals_of(settled, size, 2, random.Random(0)), *releases_of(settled, 2, random.Random(0))):
         quick = plan(snapshot, memo)
         if quick.decisions != plan(snapshot).decisions:
             raise SystemExit("a plan with a memo differs from the plan without")
-        memo = quick.memo
+        memo = quick.cache
 
 
 def main() -> None:

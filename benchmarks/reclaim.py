@@ -15,16 +15,16 @@ from fill import GPU, GPUS_A_NODE, NODE, ROLE
 
 from muster.model import (
     Evict,
-    Flavor,
+    FlavorInfo,
     Gang,
-    HoldRoom,
-    Node,
-    Queue,
+    Nominate,
+    NodeInfo,
+    QueueInfo,
     Quota,
     Resources,
     Role,
     RolePlacement,
-    Running,
+    RunningGang,
     Snapshot,
 )
 from muster.scheduling import plan
@@ -51,32 +51,32 @@ def reclaim(nodes: int) -> Iterator[Reclaim]:
 
 def lent(nodes: int, guaranteed: int, free: int = 0) -> Snapshot:
     """All nodes full of the borrower's gangs, but for so many GPUs; and the guarantee of the owner, in nodes."""
-    rows = tuple(Node(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
+    rows = tuple(NodeInfo(f"n{i}", NODE, flavor="gpu", domains=(f"r{i // 20}",)) for i in range(nodes))
     own, rest = guaranteed * GPUS_A_NODE, (nodes - guaranteed) * GPUS_A_NODE
     queues = (
-        Queue("all"),
-        Queue("owner", "all", quotas=(Quota("gpu", GPU, guaranteed=own),)),
-        Queue("borrower", "all", quotas=(Quota("gpu", GPU, guaranteed=rest),)),
+        QueueInfo("all"),
+        QueueInfo("owner", "all", quotas=(Quota("gpu", GPU, guaranteed=own),)),
+        QueueInfo("borrower", "all", quotas=(Quota("gpu", GPU, guaranteed=rest),)),
     )
     places = [(turn, node) for turn in range(GPUS_A_NODE) for node in range(nodes)]
     running = tuple(_borrower(turn, node) for turn, node in places[: len(places) - free])
-    return Snapshot(10_000.0, rows, (Flavor("gpu", ("rack",)),), queues, (), running)
+    return Snapshot(10_000.0, rows, (FlavorInfo("gpu", ("rack",)),), queues, (), running)
 
 
-def _borrower(turn: int, node: int) -> Running:
+def _borrower(turn: int, node: int) -> RunningGang:
     gang = Gang(f"b{turn}-{node}", f"ns/b{turn}-{node}", "borrower", 0, float(turn), (ROLE,))
     placement = (RolePlacement("main", "gpu", ((f"n{node}", 1),)),)
-    return Running(gang, placement, admitted_at=float(turn), started_at=float(turn))
+    return RunningGang(gang, placement, admitted_at=float(turn), started_at=float(turn))
 
 
 def _timed(case: str, world: Snapshot, pods: int) -> Reclaim:
-    memo = plan(world).memo
+    memo = plan(world).cache
     owner = Gang("owner", "ns/owner", "owner", 0, world.now, (Role("main", pods, pods, WHOLE),))
     world = replace(world, now=world.now + 1, waiting=(owner,))
     began = time.process_time()
     made = plan(world, memo)
     took = time.process_time() - began
     victims = sum(isinstance(decision, Evict) for decision in made.decisions)
-    in_vain = not any(isinstance(decision, HoldRoom) for decision in made.decisions)
+    in_vain = not any(isinstance(decision, Nominate) for decision in made.decisions)
     assert in_vain == (victims == 0) == case.endswith("in vain"), f"{case}: {victims} victims"
     return Reclaim(case, len(world.nodes), victims, took)

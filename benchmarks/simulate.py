@@ -27,14 +27,14 @@ from muster.engine import Engine
 from muster.model import Resources
 from muster.simulate import (
     POLICIES,
-    Habits,
-    JobRow,
-    NodeRow,
-    Progress,
-    Setup,
+    WorkloadAssumptions,
+    TraceJob,
+    TraceNode,
+    SimulationProgress,
+    SimulationConfig,
     SimCluster,
-    Work,
-    Workload,
+    JobBehavior,
+    RecordedWorkload,
     read_workload,
     run,
 )
@@ -67,10 +67,10 @@ def main() -> None:
 
 def _replays(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
     workload = _cut(read_workload(asked.nodes_csv, asked.jobs_csv), asked.nodes)
-    habits = Habits(bound_factor=asked.bound, qos_priorities={"LS": 10} if asked.qos else {})
+    habits = WorkloadAssumptions(bound_factor=asked.bound, qos_priorities={"LS": 10} if asked.qos else {})
     for name in asked.policy or POLICIES:
         started = time.process_time()
-        result = run(workload, POLICIES[name], Setup(habits, progress=_show))
+        result = run(workload, POLICIES[name], SimulationConfig(habits, progress=_show))
         print("\r\033[K" + "\n".join(result.notes), file=sys.stderr)
         nodes = {"nodes": len(workload.nodes), "gpus": workload.gpus}
         yield {**nodes, **result.to_json(), "process_s": round(time.process_time() - started, 1)}
@@ -83,25 +83,25 @@ def _two_queues(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
     are never idle for want of work until the last job has come.
     """
     draw = random.Random(asked.seed)
-    nodes = tuple(NodeRow(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
+    nodes = tuple(TraceNode(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
     jobs, at = [], 0.0
     for i in range(200):
         at += draw.expovariate(1 / 150)
         pods, gpus = draw.randint(1, 4), draw.choice((1, 2, 4))
-        row = JobRow(f"job{i}", round(at), round(60 + draw.expovariate(1 / 1740)), pods, gpus, pods)
+        row = TraceJob(f"job{i}", round(at), round(60 + draw.expovariate(1 / 1740)), pods, gpus, pods)
         jobs.append(replace(row, queue=draw.choice("ab"), priority=draw.choice((0, 5))))
     for name in asked.policy or POLICIES:
-        result = run(Workload(nodes, tuple(jobs)), POLICIES[name])
+        result = run(RecordedWorkload(nodes, tuple(jobs)), POLICIES[name])
         yield {"seed": asked.seed, **result.to_json()}
 
 
-def _cut(workload: Workload, nodes: int | None) -> Workload:
+def _cut(workload: RecordedWorkload, nodes: int | None) -> RecordedWorkload:
     every = len(workload.nodes) / nodes if nodes else 1.0
     count = nodes or len(workload.nodes)
     return replace(workload, nodes=tuple(workload.nodes[int(i * every)] for i in range(count)))
 
 
-def _show(progress: Progress) -> None:
+def _show(progress: SimulationProgress) -> None:
     text = f"{progress.finished} of {progress.jobs} jobs, {progress.waiting} waiting, {progress.now_s:,.0f} s"
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
@@ -116,15 +116,15 @@ def _steps(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
     flavor = spec.Flavor.model_validate({"metadata": {"name": "any"}})
     cluster = SimCluster(nodes, [flavor], [_queue(8 * asked.nodes)])
     for number in range(asked.running):
-        cluster.submit(_job(f"running-{number}"), Work(1e9))
+        cluster.submit(_job(f"running-{number}"), JobBehavior(1e9))
     engine = Engine(cluster)
     started = time.process_time()
-    engine.step()
+    engine.run_cycle()
     first_s = time.process_time() - started
     _settle(cluster, engine)
     steps, started = 0, time.process_time()
     for number in range(asked.rounds):
-        cluster.submit(_job(f"short-{number}"), Work(0.5))
+        cluster.submit(_job(f"short-{number}"), JobBehavior(0.5))
         steps += _settle(cluster, engine)
     step_s = (time.process_time() - started) / steps
     sizes = {"nodes": asked.nodes, "running": asked.running, "steps": steps}
@@ -134,10 +134,10 @@ def _steps(asked: argparse.Namespace) -> Iterator[dict[str, object]]:
 def _settle(cluster: SimCluster, engine: Engine) -> int:
     """Let everything happen that is due within a second; in how many steps."""
     until, steps = cluster.now + 1, 1
-    engine.step()
-    while (at := cluster.next_event()) is not None and at <= until:
+    engine.run_cycle()
+    while (at := cluster.next_event_time()) is not None and at <= until:
         cluster.advance(at)
-        engine.step()
+        engine.run_cycle()
         steps += 1
     cluster.advance(until)
     return steps

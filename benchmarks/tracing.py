@@ -48,16 +48,16 @@ class Figures:
 
 def read_one(path: Path) -> int:
     """Read into columns."""
-    from muster.tracing.reader import read
+    from muster.tracing.reader import read_trace
 
-    return read(path).decoded
+    return read_trace(path).decoded_events
 
 
 def analyse_one(path: Path) -> int:
     """Read and analyse."""
-    from muster.tracing.analysis import TraceSummary, summarise_file
+    from muster.tracing.analysis import TraceSummary, summarise_trace_file
 
-    found = summarise_file(path)
+    found = summarise_trace_file(path)
     if not isinstance(found, TraceSummary):
         raise SystemExit(f"{path}: {found.reason}")
     return found.events
@@ -68,7 +68,7 @@ def report_all(folder: Path) -> int:
     from muster.tracing.report import build
 
     with tempfile.TemporaryDirectory() as out:
-        return sum(row.trace.events for row in build(folder, out).rows)
+        return sum(row.trace.events for row in build(folder, out).traces)
 
 
 def measure(what: str, work: Callable[[Path], int], path: Path, json_bytes: int, runs: int) -> Figures:

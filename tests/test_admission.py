@@ -9,16 +9,16 @@ import pytest
 
 from muster import model
 from muster.admission import (
-    apply_notices,
+    apply_warnings,
     check_apply,
-    check_readable,
+    check_dependencies_valid,
     check_size,
     check_submit,
     namespace_allowed,
-    queue_verdicts,
+    queue_readiness,
 )
 from muster.errors import Refused
-from muster.model import Node, Resources
+from muster.model import NodeInfo, Resources
 from muster.spec import Flavor, Queue, TrainingJob
 
 
@@ -53,14 +53,14 @@ COMPANY = [queue("company", namespaceSelector={}, resources=gpus(guaranteed=32))
 
 
 def test_a_healthy_tree_is_active() -> None:
-    assert {name: verdict.active for name, verdict in queue_verdicts(COMPANY).items()} == {
+    assert {name: verdict.active for name, verdict in queue_readiness(COMPANY).items()} == {
         "company": True,
         "research": True,
     }
 
 
 def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_path() -> None:
-    verdicts = queue_verdicts([queue("b", "c"), queue("a", "b"), queue("c", "a"), queue("leaf", "b"), queue("ok")])
+    verdicts = queue_readiness([queue("b", "c"), queue("a", "b"), queue("c", "a"), queue("leaf", "b"), queue("ok")])
     assert {name: verdict.reason for name, verdict in verdicts.items()} == {
         "a": "Cycle",
         "b": "Cycle",
@@ -73,11 +73,11 @@ def test_a_cycle_makes_its_queues_and_what_hangs_below_inactive_and_names_the_pa
 
 
 def test_a_queue_that_is_its_own_parent_is_a_cycle() -> None:
-    assert queue_verdicts([queue("a", "a")])["a"].message.startswith("in a cycle: a → a ")
+    assert queue_readiness([queue("a", "a")])["a"].message.startswith("in a cycle: a → a ")
 
 
 def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None:
-    verdicts = queue_verdicts([queue("leaf", "team"), queue("team", "company")])
+    verdicts = queue_readiness([queue("leaf", "team"), queue("team", "company")])
     assert (verdicts["team"].reason, verdicts["leaf"].reason) == ("ParentNotFound", "ParentInactive")
     assert verdicts["team"].message == "its parent 'company' does not exist; create it or remove spec.parent"
     assert "parent 'company' does not exist" in verdicts["leaf"].message
@@ -85,7 +85,7 @@ def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None
 
 def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> None:
     tree = [*COMPANY, queue("other")]
-    verdicts = queue_verdicts(tree, {"company": "spec.weight: -1 is too small", "gone": "whatever"})
+    verdicts = queue_readiness(tree, {"company": "spec.weight: -1 is too small", "gone": "whatever"})
     assert {name: verdict.reason for name, verdict in verdicts.items()} == {
         "company": "InvalidSpec",
         "research": "ParentInactive",
@@ -98,11 +98,11 @@ def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> N
 
 def test_a_queue_that_is_being_deleted_admits_nothing() -> None:
     leaving = Queue.model_validate({"metadata": {"name": "a", "deletionTimestamp": 5.0}})
-    assert queue_verdicts([leaving])["a"].reason == "Deleting"
+    assert queue_readiness([leaving])["a"].reason == "Deleting"
 
 
 def test_children_guaranteed_more_than_their_parent_overcommit_it_and_nothing_else() -> None:
-    verdicts = queue_verdicts(
+    verdicts = queue_readiness(
         [
             queue("root", resources=gpus(guaranteed=64)),
             queue("top", "root", resources=gpus(guaranteed=16)),
@@ -119,7 +119,7 @@ def test_children_guaranteed_more_than_their_parent_overcommit_it_and_nothing_el
 
 
 def test_a_parent_that_sets_no_guarantee_is_not_overcommitted_but_its_parent_can_be() -> None:
-    verdicts = queue_verdicts(
+    verdicts = queue_readiness(
         [
             queue("root", resources=gpus(guaranteed=8)),
             queue("middle", "root"),
@@ -131,7 +131,7 @@ def test_a_parent_that_sets_no_guarantee_is_not_overcommitted_but_its_parent_can
 
 
 def test_children_guaranteed_more_than_their_parents_limit_overcommit_it() -> None:
-    verdicts = queue_verdicts([queue("top", resources=gpus(limit=8)), queue("a", "top", resources=gpus(guaranteed=9))])
+    verdicts = queue_readiness([queue("top", resources=gpus(limit=8)), queue("a", "top", resources=gpus(guaranteed=9))])
     assert "it is limited to 8" in (verdicts["top"].overcommitted_message or "")
 
 
@@ -236,11 +236,11 @@ def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
 
 def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() -> None:
     tree = {one.metadata.name: one for one in COMPANY}
-    check_readable(job(queue="research"), tree, {"other": "odd"}, {"a100": "odd"})
-    check_readable(job(queue="research", flavors=["a100", "h200"]), tree, {}, {"a100": "odd"})
-    told = refused("QueueInactive", check_readable, job(queue="research"), tree, {"company": "spec.x: odd"}, {})
+    check_dependencies_valid(job(queue="research"), tree, {"other": "odd"}, {"a100": "odd"})
+    check_dependencies_valid(job(queue="research", flavors=["a100", "h200"]), tree, {}, {"a100": "odd"})
+    told = refused("QueueInactive", check_dependencies_valid, job(queue="research"), tree, {"company": "spec.x: odd"}, {})
     assert told == "spec.queue: queue company, above queue research, cannot be read: spec.x: odd"
-    told = refused("UnknownFlavor", check_readable, job(queue="research"), tree, {}, {"h200": "spec.x: odd"})
+    told = refused("UnknownFlavor", check_dependencies_valid, job(queue="research"), tree, {}, {"h200": "spec.x: odd"})
     assert told == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
 
 
@@ -289,8 +289,8 @@ def gang(pods: int, gpus_each: int = 8, queue_name: str = "research", required: 
     return model.Gang("u", "default/j", queue_name, 0, 0.0, (role,), topology=topology)
 
 
-def node(name: str, *domains: str, gpu: int = 8) -> model.Node:
-    return model.Node(name, model.Resources.of({"nvidia.com/gpu": gpu, "pods": 110}), flavor="h200", domains=domains)
+def node(name: str, *domains: str, gpu: int = 8) -> model.NodeInfo:
+    return model.NodeInfo(name, model.Resources.of({"nvidia.com/gpu": gpu, "pods": 110}), flavor="h200", domains=domains)
 
 
 NODES = [node("n1", "r1"), node("n2", "r1"), node("n3", "r2"), node("n4", "r2", gpu=4)]
@@ -305,7 +305,7 @@ def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits() -
     )
     told = refused("LargerThanCluster", check_size, gang(1, 16), COMPANY, (), NODES)
     assert told.endswith("not even one pod fits; the largest node, n1, has 8 nvidia.com/gpu")
-    mixed = [node("n5"), model.Node("n6", model.Resources.of({"cpu": 4000, "pods": 110}), flavor="h200")]
+    mixed = [node("n5"), model.NodeInfo("n6", model.Resources.of({"cpu": 4000, "pods": 110}), flavor="h200")]
     asked = model.Resources.of({"cpu": 9000, "nvidia.com/gpu": 16, "pods": 1})
     both = dataclasses.replace(gang(1), roles=(model.Role("trainer", 1, 1, asked),))
     told = refused("LargerThanCluster", check_size, both, COMPANY, (), mixed)
@@ -335,7 +335,7 @@ def test_a_queue_that_names_no_flavor_has_no_node_for_a_job() -> None:
 
 
 def test_a_job_larger_than_every_required_domain_is_refused() -> None:
-    levels = [model.Flavor("h200", ("rack",))]
+    levels = [model.FlavorInfo("h200", ("rack",))]
     check_size(gang(2, required="rack"), COMPANY, levels, NODES)
     told = refused("LargerThanCluster", check_size, gang(3, required="rack"), COMPANY, levels, NODES)
     assert told.endswith("in one rack of the empty cluster the largest that fits is 2 pods")
@@ -439,7 +439,7 @@ def shared(name: str, parent: str | None = None, **spec: Any) -> Queue:
 def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
     default = shared("default", resources=[{"flavor": "h200", "guaranteed": {"pods": 110}}])
     below = [shared("other", "default")]
-    told = apply_notices([shared("small", "default", resources=gpus(limit=8))], [default, *below])
+    told = apply_warnings([shared("small", "default", resources=gpus(limit=8))], [default, *below])
     (notice,) = told.pop("small")
     assert told == {}
     assert notice == (
@@ -449,24 +449,24 @@ def test_a_limit_of_what_nobody_guarantees_is_noticed() -> None:
 
 
 def test_a_limit_that_a_root_can_never_reach_is_noticed() -> None:
-    told = apply_notices([shared("top", resources=gpus(guaranteed=8, limit=16))], [])
+    told = apply_warnings([shared("top", resources=gpus(guaranteed=8, limit=16))], [])
     of = "spec.resources[0].limit: nvidia.com/gpu of h200"
     assert told == {"top": [f"{of}: 16 is never reached: a root borrows from nobody, and 8 is guaranteed"]}
 
 
 def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:
     default = shared("default", resources=gpus(guaranteed=8))
-    told = apply_notices([shared("a", "default"), shared("b", "default")], [default])
+    told = apply_warnings([shared("a", "default"), shared("b", "default")], [default])
     assert told == {"a": ["jobs can no longer be submitted to 'default': only queues without children take jobs"]}
-    assert apply_notices([shared("c", "default")], [default, shared("a", "default")]) == {}
+    assert apply_warnings([shared("c", "default")], [default, shared("a", "default")]) == {}
 
 
 def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condition() -> None:
-    told = apply_notices([shared("a")], [])["a"]
+    told = apply_warnings([shared("a")], [])["a"]
     assert told == [
         "spec.resources: neither this queue nor one above it names a flavor, so that its jobs can use no node"
     ]
-    verdicts = queue_verdicts(
+    verdicts = queue_readiness(
         [shared("a"), shared("b", resources=gpus(limit=1)), shared("c", "b"), shared("top"), shared("d", "top")]
     )
     assert {name: (one.active, one.reason) for name, one in verdicts.items()} == {
@@ -479,9 +479,9 @@ def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condi
 
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_noticed() -> None:
-    node = Node("n", Resources.of({"nvidia.com/gpu": 8}), flavor="h200")
+    node = NodeInfo("n", Resources.of({"nvidia.com/gpu": 8}), flavor="h200")
     big, small = shared("big", resources=gpus(guaranteed=17)), shared("small", resources=gpus(guaranteed=16))
-    told = apply_notices(
+    told = apply_warnings(
         [big, small],
         [],
         [node, dataclasses.replace(node, name="m"), dataclasses.replace(node, name="x", flavor="a100")],
@@ -489,26 +489,26 @@ def test_a_guarantee_of_more_than_all_nodes_have_is_noticed() -> None:
     assert told == {
         "big": ["spec.resources[0].guaranteed: nvidia.com/gpu of h200: 17 is more than the 16 that all its nodes have"]
     }
-    assert apply_notices([big], [], None) == {}
-    assert apply_notices([shared("most", resources=gpus(limit=99))], [], [node]) == {}
+    assert apply_warnings([big], [], None) == {}
+    assert apply_warnings([shared("most", resources=gpus(limit=99))], [], [node]) == {}
 
 
 def test_a_quota_that_can_be_used_is_not_noticed() -> None:
     company = [shared("top", resources=gpus(guaranteed=8, limit=8)), shared("none", "top", resources=gpus(limit=0))]
-    assert apply_notices([*company, shared("small", "top", resources=gpus(limit=1))], []) == {}
-    assert apply_notices([shared("a", "new"), shared("new", resources=gpus(guaranteed=8))], []) == {}
+    assert apply_warnings([*company, shared("small", "top", resources=gpus(limit=1))], []) == {}
+    assert apply_warnings([shared("a", "new"), shared("new", resources=gpus(guaranteed=8))], []) == {}
     alone = shared("alone", resources=gpus(limit=8))
-    assert apply_notices([alone, shared("below", "alone", resources=gpus(limit=4))], []) == {}
+    assert apply_warnings([alone, shared("below", "alone", resources=gpus(limit=4))], []) == {}
 
 
 def test_a_queue_that_no_namespace_may_use_is_noticed_and_not_the_one_above_it() -> None:
     top, below = queue("top", resources=gpus(guaranteed=8)), queue("below", "top")
-    told = apply_notices([top, below], [])
+    told = apply_warnings([top, below], [])
     assert set(told) == {"below"}
     assert told["below"][0].startswith("spec.namespaceSelector: ")
-    assert set(apply_notices([top], [])) == {"top"}
-    assert apply_notices([below], [shared("top", resources=gpus(guaranteed=8)), queue("other", "top")]) == {}
-    assert apply_notices([top], [shared("below", "top")]) == {}
+    assert set(apply_warnings([top], [])) == {"top"}
+    assert apply_warnings([below], [shared("top", resources=gpus(guaranteed=8)), queue("other", "top")]) == {}
+    assert apply_warnings([top], [shared("below", "top")]) == {}
 
 
 @pytest.mark.parametrize("top", [gpus(limit=8), gpus(guaranteed=8, limit=8), gpus(guaranteed=8)])
@@ -518,10 +518,10 @@ def test_a_limit_above_what_the_queues_above_it_leave_is_noticed(
 ) -> None:
     parent = between[-1].metadata.name if between else "top"
     above = [shared("top", resources=top), *between]
-    (notice,) = apply_notices([shared("a", parent, resources=gpus(limit=16))], [*above, shared("b", parent)])["a"]
+    (notice,) = apply_warnings([shared("a", parent, resources=gpus(limit=16))], [*above, shared("b", parent)])["a"]
     assert notice.startswith("spec.resources[0].limit: nvidia.com/gpu of h200: 16 is never reached")
     assert "8" in notice.split("never reached")[1]
-    assert apply_notices([shared("a", parent, resources=gpus(limit=8))], [*above, shared("b", parent)]) == {}
+    assert apply_warnings([shared("a", parent, resources=gpus(limit=8))], [*above, shared("b", parent)]) == {}
 
 
 def test_a_root_with_a_limit_alone_takes_jobs_up_to_it() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from muster.documents.shorn import LEVELS, decoded, shallow, shorn
+from muster.documents.shorn import MAX_LEVELS, decode_truncated, truncate_value, truncate_depth
 from muster.spec import Flavor, PodTemplate, TrainingJob
-from muster.spec.depth import MAX_DEPTH, too_deep
+from muster.spec.depth import MAX_DEPTH, find_too_deep
 
 values = st.recursive(
     st.none() | st.integers(-5, 5) | st.text('ab"\\[]{},:é', max_size=6),
@@ -61,7 +61,7 @@ def wrong(document: dict[str, Any], model: Any = TrainingJob) -> list[tuple[Any,
 
 @given(values, st.integers(1, 6))
 def test_a_value_is_too_deep_exactly_when_it_has_more_levels(value: Any, levels: int) -> None:
-    place = too_deep(value, levels)
+    place = find_too_deep(value, levels)
     assert (place is not None) == (depth(value) > levels)
     for step in place or ():
         value = value[step]
@@ -71,15 +71,15 @@ def test_a_value_is_too_deep_exactly_when_it_has_more_levels(value: Any, levels:
 @given(values, st.integers(1, 6), st.booleans(), st.sampled_from([1, 2, 7, 1 << 20]))
 def test_a_shorn_text_says_the_same_down_to_its_depth(value: Any, levels: int, plain: bool, piece_bytes: int) -> None:
     text = json.dumps(value, ensure_ascii=plain).encode()
-    assert json.loads(shorn(text, levels, piece_bytes)) == cut(value, levels) == shallow(value, levels)
+    assert json.loads(truncate_depth(text, levels, piece_bytes)) == cut(value, levels) == truncate_value(value, levels)
     if depth(value) <= levels:
-        assert shorn(text, levels, piece_bytes) is text
+        assert truncate_depth(text, levels, piece_bytes) is text
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'"', b"]]]]", b'{"a": "\\', b"\xff[[[", b'{"a":' + b"[" * 5000])
 def test_what_is_no_json_is_none_when_it_is_shorn(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        decoded(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(shorn(text)[1:])
+        decode_truncated(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(truncate_depth(text)[1:])
 
 
 def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None:
@@ -87,8 +87,8 @@ def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None
     text = b'{"odd":' + deep + b',"name":"llama"}'
     with pytest.raises(RecursionError):
         msgspec.json.decode(text)
-    read = decoded(msgspec.json.decode, text)
-    assert (read["name"], depth(read)) == ("llama", LEVELS)
+    read = decode_truncated(msgspec.json.decode, text)
+    assert (read["name"], depth(read)) == ("llama", MAX_LEVELS)
 
 
 def test_a_job_may_have_64_levels_and_the_65th_is_told_by_the_field_above_it() -> None:

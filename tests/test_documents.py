@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.documents import load_documents
-from muster.documents.complaints import field_path, split_field
+from muster.documents import load_objects
+from muster.documents.complaints import field_path, parse_field_path
 from muster.documents.located import MAX_DOCUMENTS
 from muster.errors import InvalidSpec
 from muster.spec import Flavor, Queue, TrainingJob
@@ -37,7 +37,7 @@ QUEUE = "apiVersion: muster.dev/v1alpha1\nkind: Queue\nmetadata: {name: research
 
 def refusal(text: str | bytes) -> InvalidSpec:
     with pytest.raises(InvalidSpec) as caught:
-        load_documents(text, "jobs.yaml")
+        load_objects(text, "jobs.yaml")
     return caught.value
 
 
@@ -48,20 +48,20 @@ def changed(old: str, new: str, text: str = JOB) -> str:
 
 def test_several_documents_become_objects_in_order() -> None:
     flavor = "apiVersion: muster.dev/v1alpha1\nkind: Flavor\nmetadata: {name: h200}\n"
-    found = load_documents(f"{flavor}---\n{QUEUE}---\n---\n{JOB}---\n---\n")
+    found = load_objects(f"{flavor}---\n{QUEUE}---\n---\n{JOB}---\n---\n")
     assert [type(item) for item in found] == [Flavor, Queue, TrainingJob]
     assert isinstance(found[2], TrainingJob)
     assert found[2].spec.roles[0].template.spec.containers[0].resources.limits == {"nvidia.com/gpu": "8"}
 
 
 def test_json_is_read_as_the_yaml_that_it_is() -> None:
-    (job,) = load_documents(JOB)
-    assert load_documents(job.model_dump_json(by_alias=True, exclude_none=True)) == [job]
+    (job,) = load_objects(JOB)
+    assert load_objects(job.model_dump_json(by_alias=True, exclude_none=True)) == [job]
 
 
 def test_status_and_what_the_server_fills_in_are_ignored() -> None:
     described = changed("name: llama,", "name: llama, uid: abc, resourceVersion: '7', generation: 3,")
-    (job,) = load_documents(described + "status: {phase: Running}\n")
+    (job,) = load_objects(described + "status: {phase: Running}\n")
     assert isinstance(job, TrainingJob)
     assert (job.metadata.uid, job.metadata.generation, job.status.phase) == ("", 1, "Pending")
 
@@ -70,7 +70,7 @@ def test_what_kubernetes_knows_and_we_do_not_is_kept_in_a_pod_template() -> None
     text = changed(
         "- command:", "- livenessProbe: {exec: {command: [true]}}\n          command:".replace("true", "'x'")
     )
-    (job,) = load_documents(text)
+    (job,) = load_objects(text)
     assert isinstance(job, TrainingJob)
     assert job.spec.roles[0].template.spec.containers[0].model_extra == {"livenessProbe": {"exec": {"command": ["x"]}}}
 
@@ -109,7 +109,7 @@ def test_an_alias_bomb_is_refused_without_being_built() -> None:
 
 
 def test_the_number_of_documents_is_bounded_empty_ones_included() -> None:
-    assert len(load_documents("---\n" * (MAX_DOCUMENTS - 1) + "---\n" + QUEUE)) == 1
+    assert len(load_objects("---\n" * (MAX_DOCUMENTS - 1) + "---\n" + QUEUE)) == 1
     error = refusal("---\n" * 40 + "---\n" * MAX_DOCUMENTS + QUEUE)
     assert (error.reason, str(MAX_DOCUMENTS) in str(error)) == ("TooLarge", True)
     assert str(error).startswith(f"jobs.yaml:{MAX_DOCUMENTS + 1}: ")
@@ -124,7 +124,7 @@ def test_what_aliases_stand_for_counts_over_all_documents_of_a_text() -> None:
 def test_an_honest_alias_and_a_merge_are_read() -> None:
     resources = "- &a {flavor: x, guaranteed: &g {cpu: 4}, limit: *g}\n  - {<<: *a, flavor: y}"
     text = f"{QUEUE}spec:\n  resources:\n  {resources}\n"
-    (queue,) = load_documents(text)
+    (queue,) = load_objects(text)
     assert isinstance(queue, Queue)
     assert [(item.flavor, item.limit) for item in queue.spec.resources] == [("x", {"cpu": "4"}), ("y", {"cpu": "4"})]
 
@@ -279,7 +279,7 @@ def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
 ) -> None:
     text = changed(old, new)
     if told is None:
-        assert len(load_documents(text)) == 1
+        assert len(load_objects(text)) == 1
     else:
         assert told in str(refusal(text))
 
@@ -373,7 +373,7 @@ def test_the_example_of_the_design_is_accepted() -> None:
           trace: {startStep: 20, steps: 5, ranks: []}
           ttlSecondsAfterFinished: 86400
         """)
-    (job,) = load_documents(text)
+    (job,) = load_objects(text)
     assert job.model_dump(by_alias=True, mode="json", exclude_unset=True) == {
         **yaml.safe_load(text),
         "spec": {
@@ -395,7 +395,7 @@ def test_the_example_of_the_design_is_accepted() -> None:
 @given(st.text() | st.binary())
 def test_any_text_is_either_read_or_refused(text: str | bytes) -> None:
     with contextlib.suppress(InvalidSpec):
-        load_documents(text)
+        load_objects(text)
 
 
 @given(st.data())
@@ -414,9 +414,9 @@ def test_a_job_with_any_value_at_any_place_is_either_read_or_refused(data: st.Da
         key = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list) else sorted(place)))
     place[key] = data.draw(value)
     with contextlib.suppress(InvalidSpec):
-        load_documents(yaml.safe_dump(document, allow_unicode=True))
+        load_objects(yaml.safe_dump(document, allow_unicode=True))
 
 
 def test_a_path_that_was_written_is_a_path_again() -> None:
     path = ("spec", "roles", 0, "limits", "nvidia.com/gpu")
-    assert split_field(field_path(path)) == path
+    assert parse_field_path(field_path(path)) == path

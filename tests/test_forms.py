@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.forms import read_duration, read_window
+from muster.forms import read_duration, read_step_range
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: int) -> None:
 
 
 def test_a_window_is_half_open() -> None:
-    assert read_window("20:25") == (20, 5)
+    assert read_step_range("20:25") == (20, 5)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +38,15 @@ def test_a_window_is_half_open() -> None:
         (read_duration, "0s", "lasts no time"),
         (read_duration, "9" * 400 + "h", "is too long for a duration"),
         (read_duration, "9" * 5000, "is too long for a duration"),
-        (read_window, "1:" + "9" * 5000, "is no range of steps"),
-        (read_window, "0:5", "begins before the first step; steps count from 1"),
+        (read_step_range, "1:" + "9" * 5000, "is no range of steps"),
+        (read_step_range, "0:5", "begins before the first step; steps count from 1"),
         (
-            read_window,
+            read_step_range,
             "25:20",
             "so that END has to be above FIRST; write for example 25:30",
         ),
-        (read_window, "20", "is no range of steps; write FIRST:END, as 20:25"),
-        (read_window, "20:20", "holds no step: FIRST:END ends before step END"),
+        (read_step_range, "20", "is no range of steps; write FIRST:END, as 20:25"),
+        (read_step_range, "20:20", "holds no step: FIRST:END ends before step END"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from muster.nearest import meant, nearest
+from muster.nearest import did_you_mean, closest_match
 
 
 def test_the_name_most_like_it_is_guessed_and_none_where_none_is_like_it() -> None:
-    assert nearest("reserch", ["default", "research", "search"]) == "research"
-    assert nearest("xyz", ["default", "research"]) is None
-    assert nearest("reserch", ["research"], alike=0.99) is None
+    assert closest_match("reserch", ["default", "research", "search"]) == "research"
+    assert closest_match("xyz", ["default", "research"]) is None
+    assert closest_match("reserch", ["research"], min_similarity=0.99) is None
 
 
 def test_a_guess_ends_the_sentence_or_else_what_there_is() -> None:
-    assert meant("defualt", ["default"], "there are no others") == "did you mean 'default'?"
-    assert meant("xyz", ["default"], "there is default") == "there is default"
+    assert did_you_mean("defualt", ["default"], "there are no others") == "did you mean 'default'?"
+    assert did_you_mean("xyz", ["default"], "there is default") == "there is default"

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from tests.local.small import shell_job
 
-from muster.documents import load_documents, load_placed
+from muster.documents import load_objects, parse_objects
 from muster.errors import InvalidSpec
-from muster.local.restrictions import check_runs_here
+from muster.local.restrictions import check_local_support
 from muster.spec import TrainingJob
 
 CONTAINER = "spec.roles[0].template.spec.containers[0]"
@@ -52,7 +52,7 @@ def test_a_field_that_kubernetes_does_not_know_is_refused_at_every_depth_with_th
     text: str, field: str, nearest: str | None
 ) -> None:
     with pytest.raises(InvalidSpec) as refused:
-        load_documents(text, "job.yaml")
+        load_objects(text, "job.yaml")
     assert refused.value.field == field
     assert str(refused.value).count("unknown field") == 1
     assert f"did you mean {nearest!r}?" in str(refused.value) or nearest is None
@@ -60,8 +60,8 @@ def test_a_field_that_kubernetes_does_not_know_is_refused_at_every_depth_with_th
 
 def test_a_field_that_only_a_newer_cluster_may_know_is_no_error_for_a_cluster() -> None:
     text = job(xyzzy={"deep": [1]}, lifecycle={"preStp": {}})
-    (placed,) = load_placed(text, "job.yaml", newer=True)
-    assert [doubt.partition("unknown field")[0].split()[1] for doubt in placed.doubts] == [
+    (placed,) = parse_objects(text, "job.yaml", allow_unknown_pod_fields=True)
+    assert [doubt.partition("unknown field")[0].split()[1] for doubt in placed.warnings] == [
         f"{CONTAINER}.lifecycle.preStp:",
         f"{CONTAINER}.xyzzy:",
     ]
@@ -78,14 +78,14 @@ def test_a_field_of_a_templates_metadata_that_no_pod_gets_is_refused_and_for_a_c
 ) -> None:
     text = job({"metadata": given, "spec": {"containers": [{"command": ["true"]}]}})
     with pytest.raises(InvalidSpec, match="labels and annotations") as refused:
-        load_documents(text, "job.yaml")
+        load_objects(text, "job.yaml")
     assert refused.value.field == f"spec.roles[0].template.metadata.{list(given)[-1]}"
-    (placed,) = load_placed(text, "job.yaml", newer=True)
-    assert len(placed.doubts) == 1
+    (placed,) = parse_objects(text, "job.yaml", allow_unknown_pod_fields=True)
+    assert len(placed.warnings) == 1
 
 
 def test_a_field_of_a_templates_metadata_that_says_nothing_is_no_error() -> None:
-    assert load_documents(
+    assert load_objects(
         job({"metadata": {"creationTimestamp": None}, "spec": {"containers": [{"command": ["true"]}]}})
     )
 
@@ -94,7 +94,7 @@ def test_names_that_users_choose_are_no_fields() -> None:
     free = {"labels": {"any/thing": "x"}, "annotations": {"lables": "y"}}
     containers = [{"command": ["true"], "resources": {"limits": {"example.com/odd": 1}}}]
     text = job({"metadata": free, "spec": {"containers": containers, "nodeSelector": {"xyzzy": "a"}}})
-    assert load_documents(text)
+    assert load_objects(text)
 
 
 def test_this_host_refuses_an_unknown_field_of_a_job_that_was_not_read_from_a_file() -> None:
@@ -102,12 +102,12 @@ def test_this_host_refuses_an_unknown_field_of_a_job_that_was_not_read_from_a_fi
     document = wanted.model_dump(by_alias=True, exclude_unset=True)
     document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["env"] = [{"name": "A", "vlaue": "1"}]
     with pytest.raises(InvalidSpec) as refused:
-        check_runs_here(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
+        check_local_support(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
     assert refused.value.field == f"{CONTAINER}.env[0].vlaue"
     assert "did you mean 'value'?" in str(refused.value)
     document["spec"]["roles"][0]["template"] = {"metadata": {"name": "mine"}, **wanted_template(wanted)}
     with pytest.raises(InvalidSpec) as refused:
-        check_runs_here(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
+        check_local_support(TrainingJob.model_validate(document), {"PATH": "/bin:/usr/bin"})
     assert refused.value.field == "spec.roles[0].template.metadata.name"
 
 
@@ -118,12 +118,12 @@ def wanted_template(job: TrainingJob) -> dict[str, Any]:
 def test_submit_to_a_cluster_warns_of_a_field_that_it_may_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from muster.cli.reading import Overrides, read_jobs
+    from muster.cli.reading import SpecOverrides, load_jobs
 
     file = tmp_path / "job.yaml"
     file.write_text(job(xyzzy=1))
     monkeypatch.setenv("MUSTER_CONTEXT", "prod")
-    (read,) = read_jobs(str(file), Overrides(queue="other", namespace="team"))
+    (read,) = load_jobs(str(file), SpecOverrides(queue="other", namespace="team"))
     assert read.job.spec.queue == "other"
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.progress import STILL_EVERY_S, Lines, at_rest, figures, leading, preparing, present
+from muster.progress import STARTUP_REPEAT_S, ProgressLines, final_heartbeat, progress_line, leading_heartbeat, startup_message, current_heartbeat
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def compiling(**fields: Any) -> dict[str, Any]:
 
 
 def test_another_phase_is_told_at_once_and_another_step_only_so_often() -> None:
-    lines = Lines(10.0)
+    lines = ProgressLines(10.0)
     seen = [
         (0.0, beat(0, loss=None, phase="setup")),
         (0.5, compiling(at=0.5)),
@@ -31,7 +31,7 @@ def test_another_phase_is_told_at_once_and_another_step_only_so_often() -> None:
         (20.0, beat(3)),
         (20.5, beat(4)),
     ]
-    told = [(at, line.partition(";")[0]) for at, now in seen if (line := lines.due(now, at)) is not None]
+    told = [(at, line.partition(";")[0]) for at, now in seen if (line := lines.next_line(now, at)) is not None]
     assert told == [
         (0.0, "setting up"),
         (0.5, "compiling"),
@@ -41,26 +41,26 @@ def test_another_phase_is_told_at_once_and_another_step_only_so_often() -> None:
 
 
 def test_the_last_step_of_a_job_that_is_over_need_not_wait() -> None:
-    lines = Lines(10.0)
-    assert lines.due(beat(59), 0.0) is not None
-    assert lines.due(beat(60), 1.0) is None
-    assert lines.due(beat(60), 1.0, over=True) == "step 60/60  loss 4"
+    lines = ProgressLines(10.0)
+    assert lines.next_line(beat(59), 0.0) is not None
+    assert lines.next_line(beat(60), 1.0) is None
+    assert lines.next_line(beat(60), 1.0, finished=True) == "step 60/60  loss 4"
 
 
 def test_nothing_is_told_of_a_job_that_says_nothing() -> None:
-    assert Lines(10.0).due(None, 0.0) is None
-    assert Lines(10.0).due({"rank": 0, "attempt": 0}, 0.0) is None
+    assert ProgressLines(10.0).next_line(None, 0.0) is None
+    assert ProgressLines(10.0).next_line({"rank": 0, "attempt": 0}, 0.0) is None
 
 
 @given(st.lists(st.floats(0, 20), min_size=1, max_size=60))
 def test_a_compilation_is_told_at_most_every_30_s_however_often_one_looks(waits_s: list[float]) -> None:
-    lines, now, told = Lines(5.0), 0.0, []
+    lines, now, told = ProgressLines(5.0), 0.0, []
     for wait_s in waits_s:
         now += wait_s
-        if lines.due(compiling(), now) is not None:
+        if lines.next_line(compiling(), now) is not None:
             told.append(now)
     assert len(told) >= 1
-    assert all(later - sooner >= STILL_EVERY_S for sooner, later in itertools.pairwise(told))
+    assert all(later - sooner >= STARTUP_REPEAT_S for sooner, later in itertools.pairwise(told))
 
 
 @pytest.mark.parametrize(
@@ -71,26 +71,26 @@ def test_a_compilation_is_told_at_most_every_30_s_however_often_one_looks(waits_
     ],
 )
 def test_a_compilation_tells_how_long_it_has_taken_once_it_has_taken_any_time(since_s: float, told: str) -> None:
-    assert preparing(compiling(), since_s) == told
+    assert startup_message(compiling(), since_s) == told
 
 
 def test_what_is_unknown_is_left_out_of_the_figures() -> None:
-    assert figures(beat(30, tokens_per_s=12_300.0, mfu=0.412, eta_s=70.0)) == (
+    assert progress_line(beat(30, tokens_per_s=12_300.0, mfu=0.412, eta_s=70.0)) == (
         "step 30/60  loss 4  12.3k tokens/s  MFU 41.2%  ETA 1m10s"
     )
-    assert figures({"step": 3}) == "step 3"
+    assert progress_line({"step": 3}) == "step 3"
 
 
 def test_the_lowest_rank_of_the_newest_attempt_speaks_for_the_job() -> None:
     beats = [beat(9, rank=1, attempt=1), beat(8, rank=0, attempt=1), beat(50, rank=0, attempt=0)]
-    assert leading(beats) == beats[1]
-    assert present(beats, attempt=1) == beats[1]
-    assert present(beats, attempt=2) is None
-    assert leading([]) is None
+    assert leading_heartbeat(beats) == beats[1]
+    assert current_heartbeat(beats, attempt=1) == beats[1]
+    assert current_heartbeat(beats, attempt=2) is None
+    assert leading_heartbeat([]) is None
 
 
 @pytest.mark.parametrize("phase", ["setup", "compile", "checkpoint", "train"])
 def test_a_job_that_runs_no_more_has_neither_a_phase_nor_a_time_to_its_end(phase: str) -> None:
-    last = at_rest(beat(22, phase=phase, eta_s=1e5, step_time_s=2.0, loss=None if phase == "compile" else 4.0))
-    assert figures(last) == ("step 22/60" if phase == "compile" else "step 22/60  loss 4")
-    assert preparing(last, 100.0) == ""
+    last = final_heartbeat(beat(22, phase=phase, eta_s=1e5, step_time_s=2.0, loss=None if phase == "compile" else 4.0))
+    assert progress_line(last) == ("step 22/60" if phase == "compile" else "step 22/60  loss 4")
+    assert startup_message(last, 100.0) == ""

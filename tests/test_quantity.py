@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.model import LARGEST, Resources
+from muster.model import MAX_AMOUNT, Resources
 from muster.quantity import format_quantity, parse_quantity, parse_resources
 
 
@@ -28,7 +28,7 @@ from muster.quantity import format_quantity, parse_quantity, parse_resources
         ("4k", "pods", 4000),
         ("+3", "pods", 3),
         ("0", "pods", 0),
-        (str(LARGEST), "memory", LARGEST),
+        (str(MAX_AMOUNT), "memory", MAX_AMOUNT),
     ],
 )
 def test_quantities_are_read_in_the_unit_of_their_resource(value: str | float, resource: str, amount: int) -> None:

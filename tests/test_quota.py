@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.worlds import GPU, queue
 
-from muster.model import Queue, Quota
-from muster.quota import UNLIMITED, Charges, queue_tree
+from muster.model import QueueInfo, Quota
+from muster.quota import UNLIMITED, QuotaUsage, queue_tree
 
 CELL = ("h200", GPU)
 
 
-def avail(queues: list[Queue], used: dict[str, int]) -> dict[str, int]:
+def avail(queues: list[QueueInfo], used: dict[str, int]) -> dict[str, int]:
     """What each queue may still use, after charging."""
     tree = queue_tree(queues)
-    charges = Charges(tree)
+    charges = QuotaUsage(tree)
     for name, amount in used.items():
-        charges.charge(tree.index[name], ((tree.cells[CELL], amount),))
-    return {queue.name: charges.avail(tree.index[queue.name], tree.cells[CELL]) for queue in queues}
+        charges.add(tree.index[name], ((tree.cell_index[CELL], amount),))
+    return {queue.name: charges.available(tree.index[queue.name], tree.cell_index[CELL]) for queue in queues}
 
 
 def test_a_queue_may_use_its_own_guarantee() -> None:
@@ -61,14 +61,14 @@ def test_an_inner_limit_binds_even_where_a_queue_keeps_a_guarantee_for_itself() 
 
 
 def test_absent_means_nothing_guaranteed_no_limit_and_all_lent() -> None:
-    tree = queue_tree([queue("root", guaranteed=8), Queue("a", "root")])
-    cell = tree.cells[CELL]
-    assert (tree.guaranteed[1][cell], tree.limit[1][cell], tree.kept[0][cell]) == (0, UNLIMITED, 0)
+    tree = queue_tree([queue("root", guaranteed=8), QueueInfo("a", "root")])
+    cell = tree.cell_index[CELL]
+    assert (tree.guaranteed[1][cell], tree.limit[1][cell], tree.local_quota[0][cell]) == (0, UNLIMITED, 0)
 
 
 def test_an_inner_queues_guarantee_counts_as_at_least_its_childrens_sum() -> None:
     tree = queue_tree([queue("root", guaranteed=8), queue("a", "root", 8), queue("b", "root", 8)])
-    assert tree.guaranteed[0][tree.cells[CELL]] == 16
+    assert tree.guaranteed[0][tree.cell_index[CELL]] == 16
 
 
 def test_a_root_with_a_limit_and_no_guarantee_has_what_it_is_limited_to() -> None:
@@ -107,7 +107,7 @@ def test_roots_never_borrow_from_each_other() -> None:
 class Words:
     """The formulas word by word, recursive, for one cell."""
 
-    def __init__(self, queues: list[Queue], used: dict[str, int]) -> None:
+    def __init__(self, queues: list[QueueInfo], used: dict[str, int]) -> None:
         self.by = {queue.name: queue for queue in queues}
         self.children = {name: [q.name for q in queues if q.parent == name] for name in self.by}
         self.used = used
@@ -156,7 +156,7 @@ class Words:
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> tuple[list[Queue], dict[str, int]]:
+def trees(draw: st.DrawFn) -> tuple[list[QueueInfo], dict[str, int]]:
     """A tree of up to four levels with random quotas, and what its leaves use."""
     whole = draw(st.integers(0, 40))
     queues = [queue("q0", None, limit=whole) if draw(st.booleans()) else queue("q0", None, whole)]
@@ -171,36 +171,36 @@ def trees(draw: st.DrawFn) -> tuple[list[Queue], dict[str, int]]:
 
 
 @given(trees())
-def test_the_quota_formulas_hold_at_every_node_of_the_tree(case: tuple[list[Queue], dict[str, int]]) -> None:
+def test_the_quota_formulas_hold_at_every_node_of_the_tree(case: tuple[list[QueueInfo], dict[str, int]]) -> None:
     queues, used = case
     words = Words(queues, used)
     assert avail(queues, used) == {q.name: words.avail(q.name) for q in queues}
 
 
 @given(trees())
-def test_what_all_queues_may_use_at_once_is_what_each_may_use(case: tuple[list[Queue], dict[str, int]]) -> None:
+def test_what_all_queues_may_use_at_once_is_what_each_may_use(case: tuple[list[QueueInfo], dict[str, int]]) -> None:
     queues, used = case
     tree = queue_tree(queues)
-    charges = Charges(tree)
+    charges = QuotaUsage(tree)
     for name, amount in used.items():
-        charges.charge(tree.index[name], tuple((cell, amount) for cell in tree.cells.values()))
-    each = [[charges.avail(q, cell) for cell in range(charges.width)] for q in range(len(queues))]
-    assert charges.available().tolist() == each
+        charges.add(tree.index[name], tuple((cell, amount) for cell in tree.cell_index.values()))
+    each = [[charges.available(q, cell) for cell in range(charges.cell_count)] for q in range(len(queues))]
+    assert charges.available_table().tolist() == each
 
 
 @given(trees(), st.randoms(use_true_random=False))
 def test_charging_and_giving_back_in_any_order_leaves_no_trace(
-    case: tuple[list[Queue], dict[str, int]], order: object
+    case: tuple[list[QueueInfo], dict[str, int]], order: object
 ) -> None:
     queues, used = case
     tree = queue_tree(queues)
-    cell = tree.cells[CELL]
-    charges = Charges(tree)
+    cell = tree.cell_index[CELL]
+    charges = QuotaUsage(tree)
     steps = [(name, amount) for name, amount in used.items()]
     for name, amount in steps:
-        charges.charge(tree.index[name], ((cell, amount),))
+        charges.add(tree.index[name], ((cell, amount),))
     order.shuffle(steps)  # type: ignore[attr-defined]
     for name, amount in steps:
-        charges.charge(tree.index[name], ((cell, amount),), -1)
-    assert charges.below == Charges(tree).below
-    assert charges.used == Charges(tree).used
+        charges.add(tree.index[name], ((cell, amount),), -1)
+    assert charges.subtree_usage == QuotaUsage(tree).subtree_usage
+    assert charges.usage == QuotaUsage(tree).usage

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from muster.spec import MAX_JOB_NAME, Flavor, Queue, TrainingJob, TrainingJobStatus, longest_job_name
+from muster.spec import MAX_JOB_NAME, Flavor, Queue, TrainingJob, TrainingJobStatus, max_job_name_length
 
 
 def job(role: dict[str, Any] | None = None, **spec: Any) -> TrainingJob:
@@ -159,7 +159,7 @@ def test_a_flavor_whose_levels_are_not_told_apart_is_refused(levels: list[tuple[
 @pytest.mark.parametrize(("replicas", "longest"), [(1, 47), (10, 47), (11, 46), (100_000, 43)])
 def test_a_job_may_be_called_so_that_its_pods_names_are_names_of_hosts(replicas: int, longest: int) -> None:
     role = {"name": "trainer", "replicas": replicas, "template": {"spec": {"containers": [{}]}}}
-    assert longest_job_name([("trainer", replicas)]) == longest
+    assert max_job_name_length([("trainer", replicas)]) == longest
     assert len(f"{'a' * longest}-trainer-{replicas - 1}-12345") == 63
     for length, right in ((longest, True), (longest + 1, False)):
         body = {"metadata": {"name": "a" * length}, "spec": {"roles": [role]}}
@@ -170,4 +170,4 @@ def test_a_job_may_be_called_so_that_its_pods_names_are_names_of_hosts(replicas:
 
 
 def test_a_short_role_leaves_a_job_the_longest_name_there_is() -> None:
-    assert longest_job_name([("a", 1)]) == MAX_JOB_NAME
+    assert max_job_name_length([("a", 1)]) == MAX_JOB_NAME

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.terminal import coloured, plain
+from muster.terminal import sanitize_keep_colors, sanitize
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 PIECES = st.sampled_from(
@@ -37,27 +37,27 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
     ],
 )
 def test_only_what_can_be_read_is_left(text: str, left: str | None) -> None:
-    assert plain(text) == (text if left is None else left)
+    assert sanitize(text) == (text if left is None else left)
 
 
 def test_colours_stay_in_a_line_where_they_are_wanted_and_end_with_it() -> None:
-    assert coloured("no colours") == "no colours"
+    assert sanitize_keep_colors("no colours") == "no colours"
     line = f"a \x1b[1;31mred{CLIPBOARD}\x1b[2K\x1b[38:5:1m b"
-    assert coloured(line) == "a \x1b[1;31mred\x1b[38:5:1m b\x1b[0m"
+    assert sanitize_keep_colors(line) == "a \x1b[1;31mred\x1b[38:5:1m b\x1b[0m"
 
 
 @given(TEXTS)
 def test_nothing_that_a_terminal_obeys_is_left_but_colours(text: str) -> None:
-    assert not OBEYED.search(plain(text))
-    assert not OBEYED.search(re.sub(r"\x1b\[[0-9;:]*m", "", coloured(text)))
+    assert not OBEYED.search(sanitize(text))
+    assert not OBEYED.search(re.sub(r"\x1b\[[0-9;:]*m", "", sanitize_keep_colors(text)))
 
 
 @given(TEXTS)
 def test_text_that_was_cleaned_once_stays_as_it_is(text: str) -> None:
-    assert plain(plain(text)) == plain(text)
-    assert plain(coloured(text)) == plain(text)
+    assert sanitize(sanitize(text)) == sanitize(text)
+    assert sanitize(sanitize_keep_colors(text)) == sanitize(text)
 
 
 @given(st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs")) | st.sampled_from("\n\t")))
 def test_text_without_control_characters_is_left_alone(text: str) -> None:
-    assert plain(text) == coloured(text) == text
+    assert sanitize(text) == sanitize_keep_colors(text) == text

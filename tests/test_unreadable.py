@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.documents.unreadable import complaint, metadata_of, readable_part
+from muster.documents.unreadable import invalid_reason, metadata_of, valid_part
 
 
 def document(kind: str = "Queue", status: Any = None, **fields: Any) -> dict[str, Any]:
@@ -37,24 +37,24 @@ def gpus(flavor: str, amount: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_wrong_is_told_as_at_submit(wrong: dict[str, Any], told: str) -> None:
-    assert complaint(wrong, wrong["kind"]) == told
+    assert invalid_reason(wrong, wrong["kind"]) == told
 
 
 def test_what_can_be_read_has_no_complaint() -> None:
     for kind in ("Queue", "Flavor"):
-        assert complaint(document(kind), kind) is None
+        assert invalid_reason(document(kind), kind) is None
 
 
 def test_the_status_of_a_queue_or_a_flavor_is_found_out_again_and_so_no_reason() -> None:
     for kind in ("Queue", "Flavor"):
-        assert complaint(document(kind, status={"conditions": "none"}), kind) is None
+        assert invalid_reason(document(kind, status={"conditions": "none"}), kind) is None
     job = document("TrainingJob", status={"conditions": "none"}, roles=[])
-    assert "status.conditions: 'none' is not a list; write a list" in str(complaint(job, "TrainingJob"))
+    assert "status.conditions: 'none' is not a list; write a list" in str(invalid_reason(job, "TrainingJob"))
 
 
 def test_of_a_queue_every_field_and_entry_counts_that_can_be_read() -> None:
     entries = [gpus("h200", "16"), gpus("a100", "0.5"), {"flavor": "b300", "limit": {"cpu": "4"}}]
-    part = readable_part(document(parent="company", weight=-1, maxPriority=5, newField=True, resources=entries))
+    part = valid_part(document(parent="company", weight=-1, maxPriority=5, newField=True, resources=entries))
     assert (part.metadata.name, part.metadata.generation) == ("research", 3)
     assert (part.spec.parent, part.spec.weight, part.spec.max_priority) == ("company", 1.0, 5)
     assert [entry.flavor for entry in part.spec.resources] == ["h200", "b300"]
@@ -62,11 +62,11 @@ def test_of_a_queue_every_field_and_entry_counts_that_can_be_read() -> None:
 
 @pytest.mark.parametrize("resources", ["all", [gpus("h200", "8"), gpus("h200", "16")], 7])
 def test_resources_that_make_no_list_of_flavors_count_as_none(resources: Any) -> None:
-    assert readable_part(document(parent="company", resources=resources)).spec.resources == []
+    assert valid_part(document(parent="company", resources=resources)).spec.resources == []
 
 
 def test_what_is_no_object_at_all_still_has_its_name() -> None:
     wrong = {**document(), "spec": None, "metadata": {"name": "research", "generation": "x"}, "status": "none"}
-    part = readable_part(wrong)
+    part = valid_part(wrong)
     assert (part.metadata.name, part.spec.parent, part.status.conditions) == ("research", None, [])
     assert metadata_of(wrong).name == "research"

@@ -7,9 +7,9 @@ import json
 import pytest
 from tests.manifests.objects import job
 
-from muster.documents import load_documents
+from muster.documents import load_objects
 from muster.errors import InvalidSpec
-from muster.variables import HIDDEN, is_secret, not_passed, read_env, shown, without_secrets
+from muster.variables import REDACTED, is_secret_name, not_passed_message, parse_env_options, redact, redact_secrets
 
 
 @pytest.mark.parametrize(
@@ -23,46 +23,46 @@ from muster.variables import HIDDEN, is_secret, not_passed, read_env, shown, wit
     ],
 )  # fmt: skip
 def test_secrets_are_known_by_their_names(name: str, secret: bool) -> None:
-    assert is_secret(name) is secret
+    assert is_secret_name(name) is secret
 
 
 def test_all_variables_that_a_job_does_not_get_are_named_with_the_way_to_pass_credentials() -> None:
     names = [f"VARIABLE_{number}" for number in range(30)]
-    told = not_passed(names, "--env ")
+    told = not_passed_message(names, "--env ")
     assert all(name in told for name in names)
     assert told.endswith("--env NAME passes one")
-    of_a_cloud = not_passed([*names, "AWS_PROFILE", "DB_PASSWORD"], "-cfg env=")
+    of_a_cloud = not_passed_message([*names, "AWS_PROFILE", "DB_PASSWORD"], "-cfg env=")
     assert "AWS_PROFILE, DB_PASSWORD" in of_a_cloud
     assert of_a_cloud.endswith("-cfg env=AWS_PROFILE")
 
 
 def test_a_url_is_shown_without_its_user_and_password() -> None:
-    assert shown("https_proxy", "http://me:word@proxy:3128/x@y") == f"http://{HIDDEN}@proxy:3128/x@y"
-    assert shown("URL", "http://proxy:3128/x@y") == "http://proxy:3128/x@y"
-    assert shown("NAME", "value") == "value"
+    assert redact("https_proxy", "http://me:word@proxy:3128/x@y") == f"http://{REDACTED}@proxy:3128/x@y"
+    assert redact("URL", "http://proxy:3128/x@y") == "http://proxy:3128/x@y"
+    assert redact("NAME", "value") == "value"
 
 
 def test_an_object_is_shown_without_the_secrets_of_its_templates_whatever_its_form() -> None:
     env = [{"name": "HF_TOKEN", "value": "t"}, {"name": "A", "value": "b"}, {"name": "X_KEY", "valueFrom": {}}, 3]
     document = {"spec": {"roles": [{"template": {"spec": {"containers": [{"env": env}], "initContainers": None}}}]}}
-    shown_env = without_secrets(document)["spec"]["roles"][0]["template"]["spec"]["containers"][0]["env"]
-    assert shown_env == [{"name": "HF_TOKEN", "value": HIDDEN}, *env[1:]]
+    shown_env = redact_secrets(document)["spec"]["roles"][0]["template"]["spec"]["containers"][0]["env"]
+    assert shown_env == [{"name": "HF_TOKEN", "value": REDACTED}, *env[1:]]
     assert env[0] == {"name": "HF_TOKEN", "value": "t"}
 
 
 def test_variables_are_given_by_name_or_with_a_value() -> None:
-    assert read_env(["HF_HOME", "A=b=c", "EMPTY="], "--env") == (["HF_HOME"], {"A": "b=c", "EMPTY": ""})
+    assert parse_env_options(["HF_HOME", "A=b=c", "EMPTY="], "--env") == (["HF_HOME"], {"A": "b=c", "EMPTY": ""})
 
 
 @pytest.mark.parametrize("text", ["HF_TOKEN=do-not-tell", "=do-not-tell", "a b=do-not-tell", "1A"])
 def test_no_name_and_secrets_with_their_values_are_refused_without_showing_those(text: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
-        read_env([text], "--env")
+        parse_env_options([text], "--env")
     assert refused.value.field == "--env"
     assert "do-not-tell" not in str(refused.value)
 
 
-@pytest.mark.parametrize("value", [HIDDEN, f"http://{HIDDEN}@proxy:3128"])
+@pytest.mark.parametrize("value", [REDACTED, f"http://{REDACTED}@proxy:3128"])
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 def test_a_job_whose_secrets_were_hidden_when_it_was_printed_cannot_be_submitted(kind: str, value: str) -> None:
     document = job()
@@ -72,5 +72,5 @@ def test_a_job_whose_secrets_were_hidden_when_it_was_printed_cannot_be_submitted
         {"name": "HF_TOKEN", "value": value},
     ]
     with pytest.raises(InvalidSpec) as refusal:
-        load_documents(json.dumps(document))
+        load_objects(json.dumps(document))
     assert refusal.value.field == f"spec.roles[0].template.spec.{kind}[0].env[1].value"

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tools.version import PLACES, complaints, version
+from tools.version import PLACES, mismatches, version
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +21,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_this_checkout_names_one_version() -> None:
-    assert list(complaints(ROOT)) == []
+    assert list(mismatches(ROOT)) == []
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -29,7 +29,7 @@ def test_a_file_that_names_another_version_is_named_with_its_line(checkout: Path
     path = checkout / name
     before = path.read_text()
     path.write_text(before.replace(version(), "9.9.9"))
-    found = list(complaints(checkout))
+    found = list(mismatches(checkout))
     assert found
     for complaint in found:
         file, line, text = complaint.split(":", 2)
@@ -40,16 +40,16 @@ def test_a_file_that_names_another_version_is_named_with_its_line(checkout: Path
 
 def test_a_file_that_lost_its_version_is_named(checkout: Path) -> None:
     (checkout / "helm/muster/Chart.yaml").write_text("name: muster\n")
-    assert [complaint.split(":")[0] for complaint in complaints(checkout)] == ["helm/muster/Chart.yaml"]
+    assert [complaint.split(":")[0] for complaint in mismatches(checkout)] == ["helm/muster/Chart.yaml"]
 
 
 def test_a_release_needs_its_tag_and_its_part_of_the_changelog(checkout: Path) -> None:
     changelog = checkout / "CHANGELOG.md"
     changelog.write_text("## [Unreleased]\n")
-    assert len(list(complaints(checkout, "v9.9.9"))) == 2
+    assert len(list(mismatches(checkout, "v9.9.9"))) == 2
     changelog.write_text(f"## [Unreleased]\n\n## [{version()}] - 2026-12-01\n")
-    assert list(complaints(checkout, f"v{version()}")) == []
-    assert len(list(complaints(checkout, version()))) == 1  # without the v
+    assert list(mismatches(checkout, f"v{version()}")) == []
+    assert len(list(mismatches(checkout, version()))) == 1  # without the v
 
 
 def test_make_takes_the_version_from_there() -> None:

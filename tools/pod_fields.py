@@ -19,7 +19,7 @@ CORE = "/openapi/v3/api/v1"
 _REF = "#/components/schemas/"
 
 
-def slimmed(openapi: Mapping[str, Any], version: str) -> str:
+def pod_template_fields(openapi: Mapping[str, Any], version: str) -> str:
     """The file's text: of every type that a pod template consists of, its fields and the type of each ("" where it has
     no fields of its own). A list or a map of a type counts as the type."""
     schemas: Mapping[str, Any] = openapi["components"]["schemas"]
@@ -36,10 +36,10 @@ def slimmed(openapi: Mapping[str, Any], version: str) -> str:
     return json.dumps({"kubernetes": version, "types": types}, indent=1, sort_keys=True) + "\n"
 
 
-def read_from(api: Any) -> str:
+def fetch_pod_fields(api: Any) -> str:
     """The file's text as the API server behind `api` (with `get(path)`) has it."""
     version = api.get("/version")
-    return slimmed(api.get(CORE), f"{version['major']}.{version['minor']}")
+    return pod_template_fields(api.get(CORE), f"{version['major']}.{version['minor']}")
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     from tests.cluster.controlplane.plane import ControlPlane
 
     with tempfile.TemporaryDirectory() as folder, ControlPlane.start(Path(folder)) as plane:
-        text = read_from(plane.api)
+        text = fetch_pod_fields(plane.api)
     if "--check" in arguments:
         if text == FILE.read_text():
             return 0

@@ -29,7 +29,7 @@ def version(root: Path = ROOT) -> str:
     return found
 
 
-def complaints(root: Path, tag: str = "") -> Iterator[str]:
+def mismatches(root: Path, tag: str = "") -> Iterator[str]:
     """What names another version, or none where there should be one: a line for each."""
     wanted = version(root)
     for name, pattern in PLACES.items():
@@ -55,7 +55,7 @@ def main(*arguments: str) -> int:
     if arguments[0] != "--check" or len(arguments) > 2:
         print("usage: python tools/version.py [--check [TAG]]", file=sys.stderr)
         return 2
-    found = list(complaints(ROOT, *arguments[1:]))
+    found = list(mismatches(ROOT, *arguments[1:]))
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

@@ -70,8 +70,8 @@ def fsdp(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return apps.training(
-        apps.Recipe(
+    return apps.training_app(
+        apps.TrainerArgs(
             parallel="fsdp",
             model=model,
             data=data,
@@ -82,10 +82,10 @@ def fsdp(
             precision=precision,
             compile=compile,
             checkpoint_every=checkpoint_every,
-            more=trainer_args,
+            extra_args=trainer_args,
         ),
-        apps.Pods(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.Asked(
+        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        apps.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,
@@ -125,8 +125,8 @@ def ddp(
 
     Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
     """
-    return apps.training(
-        apps.Recipe(
+    return apps.training_app(
+        apps.TrainerArgs(
             parallel="ddp",
             model=model,
             data=data,
@@ -137,10 +137,10 @@ def ddp(
             precision=precision,
             compile=compile,
             checkpoint_every=checkpoint_every,
-            more=trainer_args,
+            extra_args=trainer_args,
         ),
-        apps.Pods(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.Asked(
+        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        apps.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,
@@ -195,10 +195,10 @@ def script(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return apps.script(
-        apps.Script(path=script, module=m, args=script_args),
-        apps.Pods(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.Asked(
+    return apps.script_app(
+        apps.ScriptArgs(path=script, module=m, args=script_args),
+        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        apps.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,

@@ -16,110 +16,110 @@ from typing import Any
 import uvloop
 
 from muster import garbage
-from muster.engine import dump
+from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
-from muster.lifecycle import Bounds
-from muster_operator.accounts import Accounts
-from muster_operator.collectors.rounds import Asking
-from muster_operator.collectors.tokens import Tokens
-from muster_operator.documents import TemplateDocuments
-from muster_operator.doubts import Doubts
+from muster.lifecycle import Timeouts
+from muster_operator.accounts import JobMetrics
+from muster_operator.collectors.rounds import HeartbeatPoller
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.documents import PodTemplateReader
+from muster_operator.doubts import UncertainWrites
 from muster_operator.dryrun import DryRuns
-from muster_operator.keys import Key
-from muster_operator.kube.api import Api, ApiError, Limits
-from muster_operator.kube.connect import Endpoint, connect
+from muster_operator.keys import SharedKey
+from muster_operator.kube.api import ApiServerClient, ApiError, ApiRateLimits
+from muster_operator.kube.connect import ApiServerEndpoint, load_endpoint
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import Claim, Election
+from muster_operator.kube.lease import LeaseCandidate, LeaderElector
 from muster_operator.kube.outages import Outages
-from muster_operator.lasting import lasting
+from muster_operator.lasting import supervise
 from muster_operator.logs import log_to_stderr
-from muster_operator.manifests.pods import PodChoices
-from muster_operator.metrics import Metrics
-from muster_operator.outbox import Outbox
+from muster_operator.manifests.pods import PodConfig
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.outbox import EventRecorder
 from muster_operator.podgroups import PodGroups
-from muster_operator.refusals import FORBIDDEN, concerns_everybody
+from muster_operator.refusals import INVALID_REQUEST_CODES, is_server_wide
 from muster_operator.run import Leader
-from muster_operator.serve import Answers, Server
-from muster_operator.settings import Settings, parse
-from muster_operator.sight.admission import Seal
-from muster_operator.sight.templates import Templates
-from muster_operator.sight.world import Sight
-from muster_operator.traces import Traces
-from muster_operator.watching import Watching
-from muster_operator.writer import Writer
+from muster_operator.serve import ServerCallbacks, OperatorServer
+from muster_operator.settings import Settings, parse_flags
+from muster_operator.sight.admission import AdmissionSigner
+from muster_operator.sight.templates import TemplateCache
+from muster_operator.sight.world import ClusterCache
+from muster_operator.traces import TraceStatusTracker
+from muster_operator.watching import InformerSet
+from muster_operator.writer import DecisionWriter
 
 _LOG = logging.getLogger("muster.operator")
-_KEY_AGAIN_S = 0.5
-_KEY_PATIENCE_S = (3.0, 60.0)  # the second where it may be over, or would cost pods that run
-_LEASE_CALLS = Limits(in_flight=2, per_s=20.0, burst=20)
+_KEY_RETRY_S = 0.5
+_KEY_TIMEOUTS_S = (3.0, 60.0)  # the second where it may be over, or would cost pods that run
+_LEASE_RATE_LIMITS = ApiRateLimits(in_flight=2, per_s=20.0, burst=20)
 
 
-class PartEnded(MusterError):
+class ComponentExited(MusterError):
     """Something that the operator cannot go on without has ended."""
 
 
 class Operator:
     """All parts, wired."""
 
-    def __init__(self, settings: Settings, api: Api, fence: Fence, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, api: ApiServerClient, fence: Fence, metrics: OperatorMetrics) -> None:
         self._settings = settings
         self._fence = fence
         self._election = fence.election
         collectors = settings.collectors
-        choices = PodChoices(settings.priority_class, collectors.choices)
-        documents = TemplateDocuments(api, Templates())
-        self._dry_runs = DryRuns(api, choices, documents, settings.learn_again_s)
-        self._sight = Sight(
+        choices = PodConfig(settings.priority_class, collectors.config)
+        documents = PodTemplateReader(api, TemplateCache())
+        self._dry_runs = DryRuns(api, choices, documents, settings.dry_run_refresh_s)
+        self._cache = ClusterCache(
             self._dry_runs,
-            self._changed,
+            self._wake_leader,
             collectors=collectors,
             templates=documents.templates,
             most_template_bytes=settings.template_bytes,
         )
-        self._dry_runs.learned = self._sight.jobs.learned
-        self._watching = Watching(api, self._sight)
+        self._dry_runs.on_result = self._cache.jobs.on_dry_run_result
+        self._informers = InformerSet(api, self._cache)
         self._metrics = metrics
-        self._accounts = Accounts(metrics, self._sight.jobs.shown, time.time)
-        self._outbox = Outbox(api, self._busy, metrics.dropped_events.add)
-        doubts = Doubts(api, self._sight)
-        self._writer = Writer(api, self._sight, self._dry_runs, doubts, self._outbox, choices, settings.identity)
-        self._writer.wrote = self._accounts.wrote
+        self._job_metrics = JobMetrics(metrics, self._cache.jobs.visible, time.time)
+        self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.add)
+        doubts = UncertainWrites(api, self._cache)
+        self._writer = DecisionWriter(api, self._cache, self._dry_runs, doubts, self._events, choices, settings.identity)
+        self._writer.on_status_written = self._job_metrics.on_status_written
         key_name = f"{settings.lease_name}-admission-key"
-        self._key = Key(api, settings.namespace, key_name, "the key of admissions that pods tell")
-        self._writer.staffing.groups = self._groups = PodGroups(api) if settings.pod_groups else None
-        self._leader = Leader(self._sight, self._writer, metrics, self._accounts, fence)
-        self._asking = self._ask_collectors(api) if collectors.choices.image else None
-        self._server = Server(Answers(metrics, self._unwell, self._unready, self._positions, self._snapshot))
-        metrics.before_scrape = self._before_scrape
+        self._admission_key = SharedKey(api, settings.namespace, key_name, "the key of admissions that pods tell")
+        self._writer.pod_control.pod_groups = self._pod_groups = PodGroups(api) if settings.pod_groups else None
+        self._leader = Leader(self._cache, self._writer, metrics, self._job_metrics, fence)
+        self._heartbeat_poller = self._build_heartbeat_poller(api) if collectors.config.image else None
+        self._server = OperatorServer(ServerCallbacks(metrics, self._liveness_error, self._readiness_error, self._positions, self._snapshot))
+        metrics.before_scrape = self._refresh_metrics
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises OSError where an address is taken, ClusterError where the cluster lacks what the
         settings ask for, and PartEnded: who does not see the cluster as it is must not lead, and whoever can takes over
         at once."""
-        if self._groups is not None:
-            await self._groups.check_served()
+        if self._pod_groups is not None:
+            await self._pod_groups.check_served()
         await self._server.start(self._settings.addresses)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
-            "lead": self._lead,
-            "events": self._outbox.run,
-            "dry-runs": lambda: self._dry_runs.ask_again(self._sight.jobs.ask_again),
+            "lead": self._run_leader,
+            "events": self._events.run,
+            "dry-runs": lambda: self._dry_runs.refresh_periodically(self._cache.jobs.refresh_dry_runs),
         }
-        if self._asking is not None:
-            parts["collectors"] = self._asking.run
+        if self._heartbeat_poller is not None:
+            parts["collectors"] = self._heartbeat_poller.run
         if self._election is not None:
             parts["lease"] = self._election.run
-        self._watching.start()
-        tasks = [asyncio.create_task(lasting(name, part, self._failed)) for name, part in parts.items()]
-        ends = [asyncio.create_task(event.wait()) for event in (stop, self._watching.ended)]
+        self._informers.start()
+        tasks = [asyncio.create_task(supervise(name, part, self._count_failure)) for name, part in parts.items()]
+        ends = [asyncio.create_task(event.wait()) for event in (stop, self._informers.failed)]
         try:
             await asyncio.wait([*ends, *tasks], return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                raise PartEnded(self._watching.failure() or f"{_ended(tasks, list(parts))} ended")
+                raise ComponentExited(self._informers.failure() or f"{_exited_components(tasks, list(parts))} ended")
         finally:
             for task in (*tasks, *ends):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._watching.stop()
+            self._informers.stop()
             if self._election is not None:
                 await self._election.release()
             await self._server.stop()
@@ -138,7 +138,7 @@ class Operator:
             return
         _LOG.info("snapshot written", extra={"file": str(path)})
 
-    async def _lead(self) -> None:
+    async def _run_leader(self) -> None:
         """Stand by until the Lease is ours, list everything anew, then lead; again and again.
 
         Whoever could not renew in time, but was not replaced either, goes on with what it sees: nobody else wrote, and
@@ -150,22 +150,22 @@ class Operator:
                 await self._election.leading.wait()
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
-                    self._writer.doubts.forget()
-                    self._writer.seal = None
-                    self._key.forget()
-                    if self._asking is not None:
-                        self._asking.tokens.forget()
-                    self._watching.start()  # what was seen so far may lack what the last holder wrote
-            await self._watching.synced()
+                    self._writer.uncertain_writes.clear()
+                    self._writer.signer = None
+                    self._admission_key.clear()
+                    if self._heartbeat_poller is not None:
+                        self._heartbeat_poller.tokens.clear()
+                    self._informers.start()  # what was seen so far may lack what the last holder wrote
+            await self._informers.wait_until_synced()
             if self._election is not None and self._election.acquired != listed_for:
                 continue  # somebody else led while we listed
             self._fence.enter(listed_for)
-            self._outbox.clear()
+            self._events.clear()
             if await self._begin_term():
-                await self._leader.lead()
-                self._accounts.rest()
+                await self._leader.run_term()
+                self._job_metrics.reset()
             if self._election is not None:
-                self._election.notice()  # or we would try to lead until the next renewal ends
+                self._election.refresh()  # or we would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
 
     async def _begin_term(self) -> bool:
@@ -177,77 +177,77 @@ class Operator:
         began = time.monotonic()
         while self._fence():
             try:
-                await self._key.load()
+                await self._admission_key.load()
             except ClusterError as error:
-                if time.monotonic() - began >= self._key_patience_s(error):
+                if time.monotonic() - began >= self._key_timeout_s(error):
                     _LOG.warning("admissions are written before pods", extra={"why": str(error)})
-                    self._sight.begin(None)
+                    self._cache.begin_term(None)
                     return True
                 _LOG.warning("not leading yet", extra={"why": str(error)})
-                await asyncio.sleep(_KEY_AGAIN_S)
+                await asyncio.sleep(_KEY_RETRY_S)
             else:
-                assert self._key.loaded is not None
-                if self._writer.seal is None:
-                    self._writer.seal = Seal(self._key.loaded, secrets.token_urlsafe(6))
-                self._sight.begin(self._writer.seal)
+                assert self._admission_key.loaded is not None
+                if self._writer.signer is None:
+                    self._writer.signer = AdmissionSigner(self._admission_key.loaded, secrets.token_urlsafe(6))
+                self._cache.begin_term(self._writer.signer)
                 return True
         return False
 
-    def _key_patience_s(self, error: ClusterError) -> float:
-        if not isinstance(error, ApiError) or concerns_everybody(error):
+    def _key_timeout_s(self, error: ClusterError) -> float:
+        if not isinstance(error, ApiError) or is_server_wide(error):
             return math.inf
-        return _KEY_PATIENCE_S[0 if error.code in FORBIDDEN and not self._sight.is_told() else 1]
+        return _KEY_TIMEOUTS_S[0 if error.code in INVALID_REQUEST_CODES and not self._cache.has_lagging_jobs() else 1]
 
-    def _ask_collectors(self, api: Api) -> Asking:
+    def _build_heartbeat_poller(self, api: ApiServerClient) -> HeartbeatPoller:
         """Collectors are asked, and what they say is decided about and told."""
         settings = self._settings
         key_name = f"{settings.lease_name}-collector-key"
-        key = Key(api, settings.namespace, key_name, "the key of collectors")
-        tokens = Tokens(api, settings.collectors.choices, key)
-        self._writer.staffing.tokens = tokens
-        self._leader.bounds = Bounds(progress_news_s=settings.progress_s)
-        self._leader.traces = Traces(self._sight, settings.collectors.choices)
-        self._writer.tells = self._leader.traces.told
-        return Asking(
-            sight=self._sight,
+        key = SharedKey(api, settings.namespace, key_name, "the key of collectors")
+        tokens = CollectorTokens(api, settings.collectors.config, key)
+        self._writer.pod_control.tokens = tokens
+        self._leader.timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s)
+        self._leader.trace_status = TraceStatusTracker(self._cache, settings.collectors.config)
+        self._writer.mutate_status = self._leader.trace_status.with_traces
+        return HeartbeatPoller(
+            cache=self._cache,
             tokens=tokens,
             metrics=self._metrics,
-            every_s=settings.collectors.every_s,
-            acts=lambda: self._leader.term is not None and self._fence(),
-            tell=self._writer.record,
-            changed=self._changed,
+            interval_s=settings.collectors.heartbeat_interval_s,
+            is_leading=lambda: self._leader.term is not None and self._fence(),
+            record_event=self._writer.record,
+            on_change=self._wake_leader,
         )
 
-    def _busy(self) -> bool:
+    def _must_defer_events(self) -> bool:
         """Whether Events have to wait."""
-        return self._writer.busy > 0 or self._writer.api.spare() < 1.0 or self._leader.rush.presses()
+        return self._writer.active_cycles > 0 or self._writer.api.available_tokens() < 1.0 or self._leader.throttle.blocks_deferred_writes()
 
-    def _failed(self, part: str) -> None:
-        self._metrics.failures.add(1.0, (part,))
+    def _count_failure(self, component: str) -> None:
+        self._metrics.component_failures.add(1.0, (component,))
 
-    def _changed(self) -> None:
-        self._leader.changed.set()
+    def _wake_leader(self) -> None:
+        self._leader.wakeup.set()
 
     # ---- what it answers
 
-    def _unwell(self) -> str:
-        return self._watching.failure()
+    def _liveness_error(self) -> str:
+        return self._informers.failure()
 
-    def _unready(self) -> str:
-        missing = self._watching.missing()
+    def _readiness_error(self) -> str:
+        missing = self._informers.unsynced()
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
     def _positions(self, namespace: str | None) -> Iterable[dict[str, Any]]:
         term = self._leader.term
-        waits = {} if term is None or term.last is None else term.last.waits
+        waits = {} if term is None or term.last_cycle is None else term.last_cycle.waits
         for uid, wait in waits.items():
-            known = self._sight.jobs.known(uid)
+            known = self._cache.jobs.get(uid)
             if known is not None and namespace in (None, known.namespace):
                 yield {
                     "namespace": known.namespace,
                     "name": known.job.metadata.name,
                     "queue": known.job.spec.queue,
-                    "reason": wait.code,
+                    "reason": wait.reason,
                     "message": wait.message,
                     "position": wait.position,
                     "estimatedStart": wait.estimated_start,
@@ -255,40 +255,40 @@ class Operator:
 
     def _snapshot(self) -> bytes | None:
         term = self._leader.term
-        return None if term is None or term.engine.snapshot is None else dump(term.engine.snapshot)
+        return None if term is None or term.engine.snapshot is None else encode_snapshot(term.engine.snapshot)
 
-    def _before_scrape(self) -> None:
+    def _refresh_metrics(self) -> None:
         leads = self._fence()
         if leads:  # or several operators would count the same jobs
-            self._accounts.scrape()
+            self._job_metrics.refresh()
         else:
-            self._accounts.rest()
-        self._metrics.leading.put({(): 1.0 if leads and self._leader.term is not None else 0.0})
-        self._metrics.watch_version.put({(name,): float(at) for name, at in self._watching.versions().items()})
+            self._job_metrics.reset()
+        self._metrics.leading.replace({(): 1.0 if leads and self._leader.term is not None else 0.0})
+        self._metrics.watch_version.replace({(name,): float(at) for name, at in self._informers.resource_versions().items()})
 
 
-def _ended(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:
+def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:
     """Which part is not running any more."""
     return ", ".join(name for task, name in zip(tasks, names, strict=True) if task.done())
 
 
-async def operate(settings: Settings, endpoint: Endpoint) -> None:
+async def run_operator(settings: Settings, endpoint: ApiServerEndpoint) -> None:
     """Run the operator until SIGTERM or SIGINT."""
-    metrics, stop = Metrics(), asyncio.Event()
+    metrics, stop = OperatorMetrics(), asyncio.Event()
     async with AsyncExitStack() as stack:
         election, outages = None, Outages()
         if settings.lease_times is not None:
             lease_api = await stack.enter_async_context(
-                Api(endpoint, _LEASE_CALLS, count=metrics.count_call, outages=outages)
+                ApiServerClient(endpoint, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
             )
-            claim = Claim(settings.identity, settings.lease_times)
-            election = Election(lease_api, settings.namespace, settings.lease_name, claim)
+            claim = LeaseCandidate(settings.identity, settings.lease_times)
+            election = LeaderElector(lease_api, settings.namespace, settings.lease_name, claim)
         fence = Fence(election)
         api = await stack.enter_async_context(
-            Api(
+            ApiServerClient(
                 endpoint,
                 settings.limits,
-                may_write=lambda: fence() and outages.current(),
+                may_write=lambda: fence() and outages.is_synced(),
                 count=metrics.count_call,
                 outages=outages,
             )
@@ -303,13 +303,13 @@ async def operate(settings: Settings, endpoint: Endpoint) -> None:
 
 def main(argv: list[str]) -> int:
     """Run; the exit code."""
-    settings = parse(argv)
+    settings = parse_flags(argv)
     log_to_stderr(settings.log_level)
-    garbage.seldom()
+    garbage.reduce_gc_frequency()
     try:
-        endpoint = connect(settings.kubeconfig, settings.context)
+        endpoint = load_endpoint(settings.kubeconfig, settings.context)
         _LOG.info("operator starts", extra={"server": endpoint.url, "identity": settings.identity})
-        uvloop.run(operate(settings, endpoint))  # the same calls cost a sixth less CPU than on asyncio's own loop
+        uvloop.run(run_operator(settings, endpoint))  # the same calls cost a sixth less CPU than on asyncio's own loop
     except (MusterError, ClusterError, OSError) as error:
         _LOG.error("operator ends", extra={"why": str(error)})
         return 1

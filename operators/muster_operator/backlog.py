@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 
-from muster.cluster import ObjectWrites, Phase
+from muster.cluster import ObjectWrites, WritePhase
 
-_LONG_RUSH_S = 60.0
-_STANDSTILL_S = 2.0
-_SHARE, _LEAST_A_SECOND = 0.1, 10.0  # of all writes, in a rush that lasts
-_MOST_CREDIT = 256.0
+_EXCLUSIVE_S = 60.0
+_STALL_S = 2.0
+_DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, in a rush that lasts
+_MAX_BUDGET = 256.0
 
 
-class Rush:
+class WriteThrottle:
     """Whether somebody waits who is more pressing (`pressing`), and does not wait in vain: `progress` grows.
 
     One that stands still for 2 s is none. After a minute of one others may have a tenth of all writes, and ten a second
@@ -25,52 +25,52 @@ class Rush:
     """
 
     def __init__(
-        self, pressing: Callable[[], bool], progress: Callable[[], int], clock: Callable[[], float] = time.monotonic
+        self, has_urgent_work: Callable[[], bool], progress: Callable[[], int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._pressing = pressing
+        self._has_urgent_work = has_urgent_work
         self._progress = progress
         self._clock = clock
-        self._since: float | None = None
-        self._far = -1
-        self._moved_at = 0.0
-        self._credit, self._credited_at = 0.0, 0.0
+        self._active_since: float | None = None
+        self._last_progress = -1
+        self._progressed_at = 0.0
+        self._budget, self._budget_updated_at = 0.0, 0.0
 
-    def on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether what can wait should."""
         now, far = self._clock(), self._progress()
-        if far != self._far:
-            self._far, self._moved_at = far, now
-        if not self._pressing():
-            self._since = None
+        if far != self._last_progress:
+            self._last_progress, self._progressed_at = far, now
+        if not self._has_urgent_work():
+            self._active_since = None
             return False
-        if self._since is None:
-            self._since = self._moved_at = now
-        return now - self._moved_at < _STANDSTILL_S
+        if self._active_since is None:
+            self._active_since = self._progressed_at = now
+        return now - self._progressed_at < _STALL_S
 
-    def presses(self) -> bool:
+    def blocks_deferred_writes(self) -> bool:
         """Whether there is one that has not lasted for a minute yet: nothing else is written."""
-        return self.on() and self._since is not None and self._clock() - self._since < _LONG_RUSH_S
+        return self.is_active() and self._active_since is not None and self._clock() - self._active_since < _EXCLUSIVE_S
 
-    def wrote(self, count: int) -> None:
+    def record_writes(self, count: int) -> None:
         """So many were served."""
-        self._credit = min(_MOST_CREDIT, self._credit + _SHARE * count)
+        self._budget = min(_MAX_BUDGET, self._budget + _DEFERRED_SHARE * count)
 
-    def spares(self, most: int) -> int:
+    def take_budget(self, limit: int) -> int:
         """How many of those who can wait may be written now."""
-        if not self.on():
-            return most
+        if not self.is_active():
+            return limit
         now = self._clock()
-        if self.presses():
-            self._credit, self._credited_at = 0.0, now
+        if self.blocks_deferred_writes():
+            self._budget, self._budget_updated_at = 0.0, now
             return 0
-        self._credit = min(_MOST_CREDIT, self._credit + _LEAST_A_SECOND * (now - self._credited_at))
-        self._credited_at = now
-        count = min(most, int(self._credit))
-        self._credit -= count
+        self._budget = min(_MAX_BUDGET, self._budget + _MIN_DEFERRED_PER_S * (now - self._budget_updated_at))
+        self._budget_updated_at = now
+        count = min(limit, int(self._budget))
+        self._budget -= count
         return count
 
 
-class Backlog:
+class DeferredStatusQueue:
     """The newest of these writes, by job, oldest first. Statuses in it are guarded like all others."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class Backlog:
             self._waiting.pop(item.job_uid, None)
             self._waiting[item.job_uid] = item
 
-    def void(self, items: Iterable[ObjectWrites]) -> None:
+    def discard(self, items: Iterable[ObjectWrites]) -> None:
         """These jobs are written otherwise now."""
         for item in items if self._waiting else ():
             self._waiting.pop(item.job_uid, None)
 
-    def take(self, count: int) -> Phase:
+    def take(self, count: int) -> WritePhase:
         """The oldest ones, which are not in it any more."""
         taken = tuple(islice(self._waiting.values(), count))
         for item in taken:

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from muster.documents.shorn import decoded
+from muster.documents.shorn import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.api import ApiServerClient, ApiError
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.sight.known_job import KnownJob
-from muster_operator.sight.shapes import Meta
-from muster_operator.sight.templates import Templates
+from muster_operator.sight.known_job import CachedJob
+from muster_operator.sight.shapes import V1ObjectMeta
+from muster_operator.sight.templates import TemplateCache
 
 
 class _Role(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Spec(msgspec.Struct):
 
 
 class _Job(msgspec.Struct):
-    metadata: Meta
+    metadata: V1ObjectMeta
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
@@ -40,37 +40,37 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateDocuments:
+class PodTemplateReader:
     """`templates` has those that were read lately; others are read from the API server."""
 
-    api: Api
-    templates: Templates
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang want the same one at once
+    api: ApiServerClient
+    templates: TemplateCache
+    _read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang want the same one at once
 
-    async def read(self, job: KnownJob, role: str) -> dict[str, Any]:
+    async def read(self, job: CachedJob, role: str) -> dict[str, Any]:
         """The template of a role, never to be changed. Raises ApiError as the API server does, Conflict (409) where the
         job was edited or deleted meanwhile, and ClusterError without an answer."""
         template = job.templates[role]
         document = self.templates.document(template)
         if document is not None:
             return document
-        async with self._turn:
+        async with self._read_lock:
             document = self.templates.document(template)
             if document is None:
-                text = await self._text(job, role)
+                text = await self._fetch(job, role)
                 if hashlib.sha256(text).hexdigest() != template.text:
                     raise ApiError(409, "Conflict", f"job {job.key} was edited or deleted meanwhile")
-                self.templates.keep(text)
+                self.templates.store(text)
                 document = self.templates.document(template)
         assert document is not None, "it was just kept"
         return document
 
-    async def _text(self, job: KnownJob, role: str) -> bytes:
+    async def _fetch(self, job: CachedJob, role: str) -> bytes:
         """By a list of one: the operator has no right to get single objects."""
         query = {"fieldSelector": f"metadata.name={job.job.metadata.name}"}
-        answer = await self.api.read(TRAINING_JOBS.path(job.namespace), query)
+        answer = await self.api.get(TRAINING_JOBS.path(job.namespace), query)
         try:
-            found = decoded(_jobs.decode, answer).items
+            found = decode_truncated(_jobs.decode, answer).items
         except ValueError as error:
             raise ClusterError(f"list of trainingjobs: not a list: {answer[:200]!r}") from error
         roles = (one for item in found if item.metadata.uid == job.uid for one in item.spec.roles)

@@ -18,24 +18,24 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from muster.documents.shorn import decoded
+from muster.documents.shorn import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError, Fenced
-from muster_operator.refusals import concerns_everybody
+from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
+from muster_operator.refusals import is_server_wide
 from muster_operator.sight import shapes
-from muster_operator.sight.world import Sight
+from muster_operator.sight.world import ClusterCache
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
-_LATE_S = 65.0  # an API server gives a request up after 60 s: from then on reading is enough
+_REQUEST_LIFETIME_S = 65.0  # an API server gives a request up after 60 s: from then on reading is enough
 
 
 class _Pods(msgspec.Struct):
-    items: list[shapes.Pod] = []
+    items: list[shapes.V1Pod] = []
 
 
 class _Jobs(msgspec.Struct):
-    items: list[shapes.Job] = []
+    items: list[shapes.RawTrainingJob] = []
 
 
 _pods = msgspec.json.Decoder(_Pods)
@@ -43,22 +43,22 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Doubt:
+class _UncertainWrite:
     write: Write | None  # None: the object needs to be read only
-    wanted: Callable[[], bool]
+    still_wanted: Callable[[], bool]
     since: float
 
 
 @dataclass(slots=True)
-class Doubts:
+class UncertainWrites:
     """Of TrainingJobs and pods, by the address of each."""
 
-    api: Api
-    sight: Sight
+    api: ApiServerClient
+    cache: ClusterCache
     clock: Callable[[], float] = time.monotonic
-    _open: dict[str, _Doubt] = field(default_factory=dict)
+    _unresolved: dict[str, _UncertainWrite] = field(default_factory=dict)
 
-    async def watch_over(self, path: str, write: Write, wanted: Callable[[], bool] = lambda: True) -> bytes:
+    async def perform(self, path: str, write: Write, still_wanted: Callable[[], bool] = lambda: True) -> bytes:
         """Make a write of the object at `path`. Raises what the write raises, and remembers it if there was no answer,
         or the object if it may be another than the one we know. It is made again only while it is `wanted`."""
         try:
@@ -67,48 +67,48 @@ class Doubts:
             raise  # it was not begun
         except ApiError as error:
             if error.code == 409 or error.code >= 500:
-                self._open[path] = _Doubt(None, wanted, self.clock())
+                self._unresolved[path] = _UncertainWrite(None, still_wanted, self.clock())
             raise
         except ClusterError:
-            self._open[path] = _Doubt(write, wanted, self.clock())
+            self._unresolved[path] = _UncertainWrite(write, still_wanted, self.clock())
             raise
 
-    async def settle(self) -> None:
+    async def resolve_all(self) -> None:
         """Find out about all of them. Raises ClusterError where there is no answer still, and Fenced."""
-        ended = await asyncio.gather(*(self._settle(path) for path in tuple(self._open)), return_exceptions=True)
+        ended = await asyncio.gather(*(self._resolve(path) for path in tuple(self._unresolved)), return_exceptions=True)
         for result in ended:
             if isinstance(result, BaseException):
                 raise result
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Somebody else has led since: what we wanted then does not count, and everything is listed anew."""
-        self._open.clear()
+        self._unresolved.clear()
 
-    async def _settle(self, path: str) -> None:
-        doubt = self._open[path]
+    async def _resolve(self, path: str) -> None:
+        doubt = self._unresolved[path]
         try:
-            if doubt.write is not None and doubt.wanted() and self.clock() - doubt.since < _LATE_S:
+            if doubt.write is not None and doubt.still_wanted() and self.clock() - doubt.since < _REQUEST_LIFETIME_S:
                 await doubt.write()
         except Fenced:
             raise
         except ApiError as error:
-            if concerns_everybody(error):
+            if is_server_wide(error):
                 raise  # it was turned away, and says nothing of the first one
         await self._read(path)
-        del self._open[path]
+        del self._unresolved[path]
         _LOG.info("write settled", extra={"object": path, "had_answer": doubt.write is None})
 
     async def _read(self, path: str) -> None:
         """By a list of one: the operator has no right to get single objects, and needs none for this."""
         collection, _, name = path.rpartition("/")
-        answer = await self.api.read(collection, {"fieldSelector": f"metadata.name={name}"})
+        answer = await self.api.get(collection, {"fieldSelector": f"metadata.name={name}"})
         try:
             if collection.endswith("/pods"):
-                for pod in decoded(_pods.decode, answer).items:
-                    self.sight.pods.found(pod)
+                for pod in decode_truncated(_pods.decode, answer).items:
+                    self.cache.pods.on_read(pod)
             else:
-                for job in decoded(_jobs.decode, answer).items:
-                    self.sight.jobs.found(job)
+                for job in decode_truncated(_jobs.decode, answer).items:
+                    self.cache.jobs.on_read(job)
         except ValueError:
             return  # the watch says what is wrong with it
         except Exception:  # a bug that this object met: the watch leaves it out, and others are decided about

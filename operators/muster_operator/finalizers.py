@@ -8,55 +8,55 @@ import msgspec
 
 from muster import spec
 from muster.lifecycle import is_finished
-from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.api import ApiServerClient, ApiError
 from muster_operator.kube.resources import QUEUES
 from muster_operator.labels import IN_USE
-from muster_operator.refusals import Refusals, concerns_everybody
-from muster_operator.sight.documents import Documents
-from muster_operator.sight.jobs import Jobs
-from muster_operator.sight.written import written
+from muster_operator.refusals import RetryLimiter, is_server_wide
+from muster_operator.sight.documents import CustomObjectCache
+from muster_operator.sight.jobs import JobCache
+from muster_operator.sight.written import written_metadata
 
 
-def wanted(queue: spec.Queue, named: AbstractSet[str]) -> list[str] | None:
+def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
     """The finalizers the queue should have, if others than it has. `named` are queues that unfinished jobs name."""
     meta = queue.metadata
     if meta.deletion_timestamp is None:
         return None if IN_USE in meta.finalizers else [*meta.finalizers, IN_USE]
-    if IN_USE not in meta.finalizers or meta.name in named:
+    if IN_USE not in meta.finalizers or meta.name in in_use:
         return None
     return [one for one in meta.finalizers if one != IN_USE]
 
 
-def named_by(jobs: Jobs) -> set[str]:
+def queues_in_use(jobs: JobCache) -> set[str]:
     """Queues that unfinished jobs name, those included that are not shown yet or cannot be read."""
     named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
-    for one in jobs.broken.values():
+    for one in jobs.invalid.values():
         status = jobs.status_of(one)
         if status is None or not is_finished(status):
             named.add(one.queue)
     return named
 
 
-async def settle(api: Api, queues: Documents[spec.Queue], jobs: Jobs, refusals: Refusals) -> None:
+async def reconcile_finalizers(api: ApiServerClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter) -> None:
     """Put the finalizer on queues that lack it, and take it off those that may go. Raises ClusterError for what is no
     single queue's trouble."""
     every = queues.all()
     leaving = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    named = named_by(jobs) if leaving else set[str]()
+    named = queues_in_use(jobs) if leaving else set[str]()
     for queue in every:
-        finalizers = wanted(queue, named)
+        finalizers = desired_finalizers(queue, named)
         meta, path = queue.metadata, QUEUES.path(None, queue.metadata.name)
-        if finalizers is None or not refusals.may_try(path):
+        if finalizers is None or not retry_limiter.may_retry(path):
             continue
         patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta.resource_version}}
         try:
             answer = await api.patch(path, msgspec.json.encode(patch))
         except ApiError as error:
-            if concerns_everybody(error):
+            if is_server_wide(error):
                 raise
             if error.code not in (404, 409):  # else it changed meanwhile, and the watch wakes us
-                refusals.write_refused(path, error)
+                retry_limiter.record_write_failure(path, error)
             continue
-        refusals.over(path)
+        retry_limiter.reset(path)
         if meta.deletion_timestamp is None:
-            queues.wrote(meta.name, written(answer).version, {"finalizers": finalizers})
+            queues.on_written(meta.name, written_metadata(answer).version, {"finalizers": finalizers})

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
+from muster_operator.kube.api import METADATA_ONLY, ApiServerClient, ApiError
 from muster_operator.kube.resources import SECRETS
 
 _KEY = "key"
@@ -22,13 +22,13 @@ class _Secret(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Key:
+class SharedKey:
     """The key in Secret `name`; `use` says in errors what it is for."""
 
-    api: Api
+    api: ApiServerClient
     namespace: str
     name: str
-    use: str
+    purpose: str
     _bytes: bytes | None = None
 
     async def load(self) -> None:
@@ -37,12 +37,12 @@ class Key:
             return
         path = SECRETS.path(self.namespace, self.name)
         try:
-            self._bytes = await self._read(path) or await self._make(path)
+            self._bytes = await self._read(path) or await self._create(path)
         except ApiError as error:
-            where = f"Secret {self.namespace}/{self.name}, {self.use}"
+            where = f"Secret {self.namespace}/{self.name}, {self.purpose}"
             raise ApiError(error.code, error.reason, f"{where}: {error.message or error}") from error
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Somebody else has led since, and may have made another key."""
         self._bytes = None
 
@@ -53,7 +53,7 @@ class Key:
 
     async def _read(self, path: str) -> bytes | None:
         try:
-            found = msgspec.json.decode(await self.api.read(path), type=_Secret)
+            found = msgspec.json.decode(await self.api.get(path), type=_Secret)
         except ApiError as error:
             if error.code == 404:
                 return None
@@ -67,7 +67,7 @@ class Key:
             raise ApiError(422, "Invalid", wrong)
         return key
 
-    async def _make(self, path: str) -> bytes:
+    async def _create(self, path: str) -> bytes:
         document: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Secret",

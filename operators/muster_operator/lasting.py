@@ -12,37 +12,37 @@ import time
 from collections.abc import Awaitable, Callable
 
 _LOG = logging.getLogger("muster.operator")
-PAUSE_S = (1.0, 60.0)
-_WELL_S = 300.0  # who has worked for so long begins with the shortest pause again
+BACKOFF_S = (1.0, 60.0)
+_RESET_AFTER_S = 300.0  # who has worked for so long begins with the shortest pause again
 
 
-class Pauses:
+class Backoff:
     """How long to rest after each failure: longer every time, as long as failures follow each other."""
 
-    def __init__(self, bounds_s: tuple[float, float] = PAUSE_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._least_s, self._most_s = bounds_s
+    def __init__(self, bounds_s: tuple[float, float] = BACKOFF_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._min_s, self._max_s = bounds_s
         self._clock = clock
         self._failures = 0
-        self._last: float | None = None
+        self._last_failure_at: float | None = None
 
-    def next(self) -> float:
+    def next_s(self) -> float:
         """It failed: seconds to rest now."""
         now = self._clock()
-        if self._last is not None and now - self._last > _WELL_S:
+        if self._last_failure_at is not None and now - self._last_failure_at > _RESET_AFTER_S:
             self._failures = 0
-        self._last = now
+        self._last_failure_at = now
         self._failures += 1
-        return min(self._most_s, self._least_s * 2.0 ** min(self._failures - 1, 30))
+        return min(self._max_s, self._min_s * 2.0 ** min(self._failures - 1, 30))
 
 
-async def lasting(name: str, part: Callable[[], Awaitable[None]], failed: Callable[[str], None]) -> None:
+async def supervise(name: str, component: Callable[[], Awaitable[None]], on_failure: Callable[[str], None]) -> None:
     """Run a part until cancelled. `failed` is told of each failure, which the log has in full."""
-    pauses = Pauses()
+    pauses = Backoff()
     while True:
         try:
-            await part()
+            await component()
         except Exception:
-            pause_s = pauses.next()
+            pause_s = pauses.next_s()
             _LOG.exception("a part failed", extra={"part": name, "again_in_s": pause_s})
-            failed(name)
+            on_failure(name)
             await asyncio.sleep(pause_s)

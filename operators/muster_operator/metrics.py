@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
+DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
 Labels = tuple[str, ...]
 
 
@@ -24,7 +24,7 @@ class Metric:
         """Count."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
-    def put(self, values: dict[Labels, float]) -> None:
+    def replace(self, values: dict[Labels, float]) -> None:
         """Replace all values (of a gauge)."""
         self._values = values
 
@@ -37,13 +37,13 @@ class Metric:
         yield f"# HELP {self.name} {self._text}"
         yield f"# TYPE {self.name} {self._kind}"
         for labels, value in sorted(self._values.items()):
-            yield f"{self.name}{_braces(self._labels, labels)} {_number(value)}"
+            yield f"{self.name}{_format_labels(self._labels, labels)} {_format_number(value)}"
 
 
 class Histogram:
     """How often values fell below each bound, by labels."""
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float] = SECONDS, labels: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, text: str, bounds: Sequence[float] = DURATION_BUCKETS_S, labels: Sequence[str] = ()) -> None:
         self.name = name
         self._text = text
         self._bounds = tuple(bounds)
@@ -64,14 +64,14 @@ class Histogram:
         names = (*self._labels, "le")
         for labels, counts in sorted(self._counts.items()):
             total = 0
-            for bound, count in zip((*map(_number, self._bounds), "+Inf"), counts, strict=True):
+            for bound, count in zip((*map(_format_number, self._bounds), "+Inf"), counts, strict=True):
                 total += count
-                yield f"{self.name}_bucket{_braces(names, (*labels, bound))} {total}"
-            yield f"{self.name}_sum{_braces(self._labels, labels)} {_number(self._sums[labels])}"
-            yield f"{self.name}_count{_braces(self._labels, labels)} {total}"
+                yield f"{self.name}_bucket{_format_labels(names, (*labels, bound))} {total}"
+            yield f"{self.name}_sum{_format_labels(self._labels, labels)} {_format_number(self._sums[labels])}"
+            yield f"{self.name}_count{_format_labels(self._labels, labels)} {total}"
 
 
-class Metrics:
+class OperatorMetrics:
     """What the operator tells about itself. `before_scrape` brings gauges up to date."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class Metrics:
         self.api_calls = Metric(
             "counter", "muster_api_calls_total", "Calls to the API server.", ("verb", "resource", "code")
         )
-        self.rounds = Metric("counter", "muster_rounds_total", "Rounds: observe, decide, write.")
-        self.failures = Metric("counter", "muster_failures_total", "Failures that a part survived: bugs.", ("part",))
+        self.cycles = Metric("counter", "muster_rounds_total", "Rounds: observe, decide, write.")
+        self.component_failures = Metric("counter", "muster_failures_total", "Failures that a part survived: bugs.", ("part",))
         self.conflicts = Metric(
             "counter", "muster_conflicts_total", "Statuses refused because the job changed meanwhile."
         )
-        self.plan_s = Histogram("muster_plan_seconds", "Time to decide one round.")
-        self.apply_s = Histogram("muster_apply_seconds", "Time to write what a round decided.")
+        self.scheduling_s = Histogram("muster_plan_seconds", "Time to decide one round.")
+        self.write_s = Histogram("muster_apply_seconds", "Time to write what a round decided.")
         self.wait_s = Histogram("muster_wait_seconds", "From submission to admission.", labels=("queue",))
         self.admission_s = Histogram(
             "muster_admission_seconds", "From when a round began to the acknowledged admission of a job."
@@ -94,13 +94,13 @@ class Metrics:
         self.gpu_s = Metric(
             "counter", "muster_gpu_seconds_total", "GPU-seconds of admitted jobs.", ("queue", "namespace", "resource")
         )
-        self.depth = Metric("gauge", "muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
+        self.queue_jobs = Metric("gauge", "muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
         self.leading = Metric("gauge", "muster_leading", "1 while this operator acts.")
         self.watch_version = Metric(
             "gauge", "muster_watch_version", "The resourceVersion that each watch has come to.", ("resource",)
         )
-        self.beats = Metric("counter", "muster_beats_total", "Collectors asked, by what came of it.", ("outcome",))
-        self.silent_collectors = Metric("gauge", "muster_collectors_silent", "Collectors that do not answer.")
+        self.heartbeats = Metric("counter", "muster_beats_total", "Collectors asked, by what came of it.", ("outcome",))
+        self.unreachable_collectors = Metric("gauge", "muster_collectors_silent", "Collectors that do not answer.")
         self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events not recorded for lack of time.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:
@@ -114,14 +114,14 @@ class Metrics:
         return "\n".join(line for metric in every for line in metric.lines()) + "\n"
 
 
-def _braces(names: Sequence[str], values: Labels) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+def _format_labels(names: Sequence[str], values: Labels) -> str:
+    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
     return f"{{{pairs}}}" if pairs else ""
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)

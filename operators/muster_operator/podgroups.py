@@ -12,35 +12,35 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
+from muster_operator.kube.api import METADATA_ONLY, ApiServerClient, ApiError
 from muster_operator.kube.resources import POD_GROUPS
-from muster_operator.manifests.groups import group_manifest, group_name
-from muster_operator.sight.known_job import KnownJob
+from muster_operator.manifests.groups import pod_group_manifest, pod_group_name
+from muster_operator.sight.known_job import CachedJob
 
-_KNOWN_MOST = 50_000
-_GATES = "GenericWorkload=true,GangScheduling=true"
+_MAX_ENTRIES = 50_000
+_FEATURE_GATES = "GenericWorkload=true,GangScheduling=true"
 
 
-class _Served(msgspec.Struct):
+class _ApiResource(msgspec.Struct):
     name: str
 
 
-class _Resources(msgspec.Struct):
-    resources: list[_Served] = []
+class _ApiResourceList(msgspec.Struct):
+    resources: list[_ApiResource] = []
 
 
 @dataclass(slots=True)
 class PodGroups:
     """PodGroups of gangs of more than one pod."""
 
-    api: Api
+    api: ApiServerClient
     _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and its group's name
 
     async def check_served(self) -> None:
         """Raise ClusterError that says how to have the API served, where it is not."""
         path = f"/apis/{POD_GROUPS.group}/{POD_GROUPS.version}"
         try:
-            served = msgspec.json.decode(await self.api.read(path), type=_Resources).resources
+            served = msgspec.json.decode(await self.api.get(path), type=_ApiResourceList).resources
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -48,18 +48,18 @@ class PodGroups:
         if POD_GROUPS.plural not in {one.name for one in served}:
             raise ClusterError(
                 f"--pod-groups: the API server does not serve {POD_GROUPS.plural} of {POD_GROUPS.api_version}."
-                f" Kubernetes 1.36 does with --feature-gates={_GATES} (also of kube-scheduler and"
+                f" Kubernetes 1.36 does with --feature-gates={_FEATURE_GATES} (also of kube-scheduler and"
                 f" kube-controller-manager) and --runtime-config={POD_GROUPS.api_version}=true;"
                 " or leave out --pod-groups"
             )
 
-    async def ensure(self, known: KnownJob) -> None:
+    async def ensure(self, known: CachedJob) -> None:
         """The group of the attempt at hand is there, that of the attempt before is not. Raises as `Api.post` does."""
         job = known.job
         attempt = job.status.attempt
         if self._groups.get(known.uid, (None, None))[0] == attempt:
             return
-        manifest = group_manifest(job)
+        manifest = pod_group_manifest(job)
         if manifest is not None:
             try:
                 await self.api.post(
@@ -69,20 +69,20 @@ class PodGroups:
                 if error.reason != "AlreadyExists":
                     raise
         if attempt > 0:
-            await self._delete(known, group_name(job.metadata.name, known.uid, attempt - 1))
+            await self._delete(known, pod_group_name(job.metadata.name, known.uid, attempt - 1))
         if manifest is None:
             return  # in this attempt it may yet have more pods
-        if len(self._groups) >= _KNOWN_MOST:
+        if len(self._groups) >= _MAX_ENTRIES:
             self._groups.clear()  # only costs asking again
         self._groups[known.uid] = attempt, manifest["metadata"]["name"]
 
-    def join(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
+    def set_group(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
         """Let a pod that is to be created name its group, if it has one."""
         of_attempt, name = self._groups.get(uid, (attempt, ""))
         if name and of_attempt == attempt:
             manifest["spec"]["schedulingGroup"] = {"podGroupName": name}
 
-    async def _delete(self, known: KnownJob, name: str) -> None:
+    async def _delete(self, known: CachedJob, name: str) -> None:
         try:
             await self.api.delete(POD_GROUPS.path(known.namespace, name), b"{}")
         except ApiError as error:

@@ -16,85 +16,85 @@ from muster.errors import ClusterError
 from muster_operator.kube.api import ApiError
 
 _LOG = logging.getLogger("muster.operator")
-FORBIDDEN = frozenset({400, 403, 404, 413, 422})
+INVALID_REQUEST_CODES = frozenset({400, 403, 404, 413, 422})
 """Answers that say what is wrong with an object. All others may be over in a moment."""
 
-_EVERYBODYS = frozenset({401, 429})
-_LONGEST_S = 30.0
-_FIRST_S = 1.0
-_FIRST_FORBIDDEN_S = 5.0  # for whoever may mend what the API server refuses
-_MOST = 50_000
+_SERVER_WIDE_CODES = frozenset({401, 429})
+_MAX_BACKOFF_S = 30.0
+_MIN_BACKOFF_S = 1.0
+_MIN_INVALID_BACKOFF_S = 5.0  # for whoever may mend what the API server refuses
+_MAX_ENTRIES = 50_000
 
 
-def concerns_everybody(error: ClusterError) -> bool:
+def is_server_wide(error: ClusterError) -> bool:
     """Whether no write of another object would fare better now."""
-    return not isinstance(error, ApiError) or error.code in _EVERYBODYS
+    return not isinstance(error, ApiError) or error.code in _SERVER_WIDE_CODES
 
 
 @dataclass(slots=True)
-class _Streak:
-    rounds: int = 0  # in which something was refused, one after the other
-    pause_s: float = 0.0
+class _RetryState:
+    failures: int = 0  # in which something was refused, one after the other
+    backoff_s: float = 0.0
     until: float = 0.0
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class Refusals:
+class RetryLimiter:
     """By object (a job's uid, or an address), since it was last written whole."""
 
     clock: Callable[[], float] = time.monotonic
-    _streaks: dict[str, _Streak] = field(default_factory=dict)
+    _states: dict[str, _RetryState] = field(default_factory=dict)
 
-    def note(self, of: str, forbidden: bool) -> None:
+    def record_failure(self, key: str, invalid: bool) -> None:
         """Something of it was refused in this round. To be told once a round."""
-        if len(self._streaks) >= _MOST and of not in self._streaks:
-            self._streaks.clear()  # only begins with short pauses again
-        streak = self._streaks.setdefault(of, _Streak())
-        streak.rounds += 1
-        first_s = _FIRST_FORBIDDEN_S if forbidden else _FIRST_S
-        streak.pause_s = min(_LONGEST_S, first_s * 2.0 ** min(streak.rounds - 1, 10))
-        streak.until = self.clock() + streak.pause_s
+        if len(self._states) >= _MAX_ENTRIES and key not in self._states:
+            self._states.clear()  # only begins with short pauses again
+        streak = self._states.setdefault(key, _RetryState())
+        streak.failures += 1
+        first_s = _MIN_INVALID_BACKOFF_S if invalid else _MIN_BACKOFF_S
+        streak.backoff_s = min(_MAX_BACKOFF_S, first_s * 2.0 ** min(streak.failures - 1, 10))
+        streak.until = self.clock() + streak.backoff_s
 
-    def write_refused(self, of: str, error: ApiError) -> None:
+    def record_write_failure(self, key: str, error: ApiError) -> None:
         """As `note`; the log tells once."""
-        self.note(of, error.code in FORBIDDEN)
-        if self.is_news(of, "write refused"):
-            _LOG.error("write refused", extra={"of": of, "why": str(error)})
+        self.record_failure(key, error.code in INVALID_REQUEST_CODES)
+        if self.first_report(key, "write refused"):
+            _LOG.error("write refused", extra={"of": key, "why": str(error)})
 
-    def may_try(self, of: str) -> bool:
+    def may_retry(self, key: str) -> bool:
         """Whether its pause is over, if it has one."""
-        streak = self._streaks.get(of)
+        streak = self._states.get(key)
         return streak is None or self.clock() >= streak.until
 
-    def rounds(self, of: str) -> int:
+    def failures(self, key: str) -> int:
         """In how many rounds it was refused, one after the other."""
-        streak = self._streaks.get(of)
-        return 0 if streak is None else streak.rounds
+        streak = self._states.get(key)
+        return 0 if streak is None else streak.failures
 
-    def end_pauses(self) -> None:
+    def end_backoffs(self) -> None:
         """Who began to wait for the end of a pause waits no more."""
-        for streak in self._streaks.values():
+        for streak in self._states.values():
             streak.until = 0.0
 
-    def pause_s(self, of: str) -> float:
+    def backoff_s(self, key: str) -> float:
         """After how many seconds to try again."""
-        streak = self._streaks.get(of)
-        return _FIRST_S if streak is None else streak.pause_s
+        streak = self._states.get(key)
+        return _MIN_BACKOFF_S if streak is None else streak.backoff_s
 
-    def lasts(self, of: str) -> bool:
+    def has_repeated(self, key: str) -> bool:
         """Whether it was refused in more than one round."""
-        streak = self._streaks.get(of)
-        return streak is not None and streak.rounds > 1
+        streak = self._states.get(key)
+        return streak is not None and streak.failures > 1
 
-    def is_news(self, of: str, reason: str) -> bool:
+    def first_report(self, key: str, reason: str) -> bool:
         """Whether nobody was told so of it yet, since it is refused; from now on somebody was."""
-        streak = self._streaks.setdefault(of, _Streak())
-        if reason in streak.told:
+        streak = self._states.setdefault(key, _RetryState())
+        if reason in streak.reported:
             return False
-        streak.told.add(reason)
+        streak.reported.add(reason)
         return True
 
-    def over(self, of: str) -> None:
+    def reset(self, key: str) -> None:
         """Everything of it was written."""
-        self._streaks.pop(of, None)
+        self._states.pop(key, None)

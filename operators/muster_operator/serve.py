@@ -9,29 +9,29 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from muster_operator.metrics import Metrics
-from muster_operator.settings import Addresses
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.settings import ListenAddresses
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ServerCallbacks:
     """Where the answers come from. `unwell`: why it should be restarted, or ""; `unready`: why it sees nothing yet."""
 
-    metrics: Metrics
-    unwell: Callable[[], str]
-    unready: Callable[[], str]
+    metrics: OperatorMetrics
+    liveness_error: Callable[[], str]
+    readiness_error: Callable[[], str]
     positions: Callable[[str | None], Iterable[dict[str, Any]]]  # of one namespace, or of all
     snapshot: Callable[[], bytes | None]
 
 
-class Server:
+class OperatorServer:
     """Two listeners; `run` opens them and stays until cancelled."""
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, answers: ServerCallbacks) -> None:
+        self._callbacks = answers
         self._runners: list[web.AppRunner] = []
 
-    async def start(self, addresses: Addresses) -> None:
+    async def start(self, addresses: ListenAddresses) -> None:
         """Open both listeners. Raises OSError where an address is taken."""
         await self._listen(addresses.public, self._routes())
         await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)])
@@ -59,23 +59,23 @@ class Server:
         await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        trouble = self._answers.unwell()
+        trouble = self._callbacks.liveness_error()
         return web.Response(text=trouble or "ok", status=503 if trouble else 200)
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        trouble = self._answers.unready()
+        trouble = self._callbacks.readiness_error()
         return web.Response(text=trouble or "ok", status=503 if trouble else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        text = self._answers.metrics.text()
+        text = self._callbacks.metrics.text()
         return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _positions(self, request: web.Request) -> web.Response:
-        rows = list(self._answers.positions(request.query.get("namespace")))
+        rows = list(self._callbacks.positions(request.query.get("namespace")))
         return web.Response(body=msgspec.json.encode({"items": rows}), content_type="application/json")
 
     async def _snapshot(self, request: web.Request) -> web.Response:
-        snapshot = self._answers.snapshot()
+        snapshot = self._callbacks.snapshot()
         if snapshot is None:
             return web.Response(text="nothing was planned yet; ask the operator that leads", status=404)
         return web.Response(body=snapshot, content_type="application/json")

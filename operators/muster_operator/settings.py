@@ -14,17 +14,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from muster.spec import ContainerResources
-from muster_operator.kube.api import Limits
+from muster_operator.kube.api import ApiRateLimits
 from muster_operator.kube.lease import LeaseTimes
-from muster_operator.manifests.collector import CollectorChoices
+from muster_operator.manifests.collector import CollectorSidecarConfig
 from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.world import Collectors
+from muster_operator.sight.world import CollectorSettings
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class ListenAddresses:
     """Where the operator answers: `public` is for probes, metrics and positions, `private` for the snapshot as well."""
 
     public: str
@@ -41,19 +41,19 @@ class Settings:
     identity: str
     lease_name: str
     lease_times: LeaseTimes | None
-    limits: Limits
-    addresses: Addresses
+    limits: ApiRateLimits
+    addresses: ListenAddresses
     priority_class: str
     pod_groups: bool
-    learn_again_s: float
+    dry_run_refresh_s: float
     template_bytes: int
-    collectors: Collectors
-    progress_s: float
+    collectors: CollectorSettings
+    progress_interval_s: float
     snapshot_dir: Path
     log_level: str
 
 
-def parse(argv: Sequence[str]) -> Settings:
+def parse_flags(argv: Sequence[str]) -> Settings:
     """Read the flags; ends the process with a usage message if something is wrong with them."""
     parser = argparse.ArgumentParser(
         prog="python -m muster_operator", description="Runs Muster on a Kubernetes cluster.", allow_abbrev=False
@@ -78,21 +78,21 @@ def parse(argv: Sequence[str]) -> Settings:
     add(
         "--lease-seconds",
         metavar="S",
-        type=_positive,
+        type=_positive_number,
         default=15.0,
         help="a Lease that was not renewed for so long is taken over (default: %(default)g)",
     )
     add(
         "--renew-deadline-seconds",
         metavar="S",
-        type=_positive,
+        type=_positive_number,
         default=10.0,
         help="without a renewal for so long nothing is written any more (default: %(default)g)",
     )
-    add("--renew-every-seconds", metavar="S", type=_positive, default=2.0, help="default: %(default)g")
-    add("--qps", metavar="N", type=_positive, default=300.0, help="calls a second (default: %(default)g)")
-    add("--burst", metavar="N", type=_whole, default=500, help="calls at once beyond that (default: %(default)d)")
-    add("--in-flight", metavar="N", type=_whole, default=64, help="calls under way at once (default: %(default)d)")
+    add("--renew-every-seconds", metavar="S", type=_positive_number, default=2.0, help="default: %(default)g")
+    add("--qps", metavar="N", type=_positive_number, default=300.0, help="calls a second (default: %(default)g)")
+    add("--burst", metavar="N", type=_positive_integer, default=500, help="calls at once beyond that (default: %(default)d)")
+    add("--in-flight", metavar="N", type=_positive_integer, default=64, help="calls under way at once (default: %(default)d)")
     add(
         "--listen",
         metavar="HOST:PORT",
@@ -114,14 +114,14 @@ def parse(argv: Sequence[str]) -> Settings:
     add(
         "--learn-again-seconds",
         metavar="S",
-        type=_positive,
+        type=_positive_number,
         default=600.0,
         help="while jobs wait, what their pods really ask for is looked up again after so long (default: %(default)g)",
     )
     add(
         "--namespace-templates-mib",
         metavar="N",
-        type=_whole,
+        type=_positive_integer,
         default=MOST_BYTES // 2**20,
         help="MiB of JSON that the templates of unfinished jobs in one namespace may be (default: %(default)d)",
     )
@@ -141,7 +141,7 @@ def parse(argv: Sequence[str]) -> Settings:
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_seconds, flags.renew_deadline_seconds, flags.renew_every_seconds)
-    if not min(times.duration_s, times.written_s) > times.renew_deadline_s > times.retry_s:
+    if not min(times.duration_s, times.lease_duration_seconds) > times.renew_deadline_s > times.retry_s:
         parser.error(
             f"--lease-seconds {times.duration_s:g} must be above --renew-deadline-seconds {times.renew_deadline_s:g}, "
             f"and that above --renew-every-seconds {times.retry_s:g}"
@@ -158,14 +158,14 @@ def parse(argv: Sequence[str]) -> Settings:
         identity=flags.identity,
         lease_name=flags.lease_name,
         lease_times=None if flags.no_lease else times,
-        limits=Limits(flags.in_flight, flags.qps, flags.burst),
-        addresses=Addresses(flags.listen, flags.listen_local),
+        limits=ApiRateLimits(flags.in_flight, flags.qps, flags.burst),
+        addresses=ListenAddresses(flags.listen, flags.listen_local),
         priority_class=flags.priority_class,
         pod_groups=flags.pod_groups,
-        learn_again_s=flags.learn_again_seconds,
+        dry_run_refresh_s=flags.learn_again_seconds,
         template_bytes=flags.namespace_templates_mib * 2**20,
-        collectors=_collectors(flags),
-        progress_s=flags.progress_seconds,
+        collectors=_collector_settings(flags),
+        progress_interval_s=flags.progress_seconds,
         snapshot_dir=flags.snapshot_dir,
         log_level=flags.log_level,
     )  # fmt: skip
@@ -185,14 +185,14 @@ def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--collector-resources",
         metavar="JSON",
-        type=_resources,
-        default=CollectorChoices().resources,
+        type=_container_resources,
+        default=CollectorSidecarConfig().resources,
         help='as {"requests": {"cpu": "100m"}}; requests that equal limits leave Guaranteed pods what they are',
     )
     add(
         "--collector-store",
         metavar="URL",
-        type=_store,
+        type=_store_url,
         default="",
         help="where traces go as well, such as s3://bucket/muster; every job has a folder below it",
     )
@@ -205,31 +205,31 @@ def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--beats-every-seconds",
         metavar="S",
-        type=_positive,
+        type=_positive_number,
         default=15.0,
         help="how often jobs are asked how far they are (default: %(default)g)",
     )
     add(
         "--progress-seconds",
         metavar="S",
-        type=_positive,
+        type=_positive_number,
         default=60.0,
         help="how far a job is into its status at most this often (default: %(default)g)",
     )
 
 
-def _collectors(flags: argparse.Namespace) -> Collectors:
-    choices = CollectorChoices(
+def _collector_settings(flags: argparse.Namespace) -> CollectorSettings:
+    choices = CollectorSidecarConfig(
         image=flags.collector_image,
         pull_policy=flags.collector_pull_policy,
         resources=flags.collector_resources,
         store=flags.collector_store,
         store_secret=flags.collector_store_secret,
     )
-    return Collectors(choices, flags.beats_every_seconds)
+    return CollectorSettings(choices, flags.beats_every_seconds)
 
 
-def _resources(text: str) -> dict[str, Any]:
+def _container_resources(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
         ContainerResources.model_validate(document)
@@ -239,7 +239,7 @@ def _resources(text: str) -> dict[str, Any]:
     return found
 
 
-def _store(text: str) -> str:
+def _store_url(text: str) -> str:
     parts = urlsplit(text)
     if text and (not parts.scheme or "$(" in text):
         raise argparse.ArgumentTypeError(f"{text!r} is no URL; write s3://bucket/folder")
@@ -255,14 +255,14 @@ def _own_namespace() -> str:
         return "muster-system"
 
 
-def _positive(text: str) -> float:
+def _positive_number(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return value
 
 
-def _whole(text: str) -> int:
+def _positive_integer(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
     return int(text)

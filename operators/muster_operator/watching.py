@@ -7,31 +7,31 @@ import logging
 from typing import Any
 
 from muster_operator.kube import resources
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.sight import shapes
-from muster_operator.sight.world import Sight
+from muster_operator.sight.world import ClusterCache
 
 _LOG = logging.getLogger("muster.operator")
-_PAGE_OF_JOBS = 50  # an object may be 1.5 MiB long
+_JOB_PAGE_SIZE = 50  # an object may be 1.5 MiB long
 
 
-class Watching:
+class InformerSet:
     """Keeps `sight` up to date. Cancelling `run` ends it."""
 
-    def __init__(self, api: Api, sight: Sight) -> None:
+    def __init__(self, api: ApiServerClient, sight: ClusterCache) -> None:
         self._reflectors: list[Reflector[Any]] = [
-            Reflector(api, resources.NODES, shapes.Node, sight.nodes),
-            Reflector(api, resources.PODS, shapes.Pod, sight.pods),
-            Reflector(api, resources.NAMESPACES, shapes.Namespace, sight.namespaces),
-            Reflector(api, resources.PRIORITY_CLASSES, shapes.PriorityClass, sight.priority_classes),
-            Reflector(api, resources.QUEUES, shapes.Document, sight.queues),
-            Reflector(api, resources.FLAVORS, shapes.Document, sight.flavors),
-            Reflector(api, resources.TRAINING_JOBS, shapes.Job, sight.jobs, _PAGE_OF_JOBS),
+            Reflector(api, resources.NODES, shapes.V1Node, sight.nodes),
+            Reflector(api, resources.PODS, shapes.V1Pod, sight.pods),
+            Reflector(api, resources.NAMESPACES, shapes.V1Namespace, sight.namespaces),
+            Reflector(api, resources.PRIORITY_CLASSES, shapes.V1PriorityClass, sight.priority_classes),
+            Reflector(api, resources.QUEUES, shapes.RawCustomObject, sight.queues),
+            Reflector(api, resources.FLAVORS, shapes.RawCustomObject, sight.flavors),
+            Reflector(api, resources.TRAINING_JOBS, shapes.RawTrainingJob, sight.jobs, _JOB_PAGE_SIZE),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""
-        self.ended = asyncio.Event()
+        self.failed = asyncio.Event()
         """A watch has ended, which none ever should: from then on the world is not seen as it is."""
 
     def start(self) -> None:
@@ -47,11 +47,11 @@ class Watching:
         for task in tasks:
             task.cancel()
 
-    def missing(self) -> list[str]:
+    def unsynced(self) -> list[str]:
         """What was not listed yet."""
         return [one.resource.plural for one in self._reflectors if not one.synced.is_set()]
 
-    def versions(self) -> dict[str, int]:
+    def resource_versions(self) -> dict[str, int]:
         """How far each watch has come: the resourceVersion, by resource."""
         return {one.resource.plural: one.version for one in self._reflectors}
 
@@ -59,7 +59,7 @@ class Watching:
         """Which watch ended that never should, and why; empty while all go on."""
         return self._failure
 
-    async def synced(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Until everything was listed."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
@@ -69,15 +69,15 @@ class Watching:
         try:
             await reflector.run()
         except asyncio.CancelledError:
-            if self._stopped():
+            if self._is_stopped():
                 raise
             why = "it was cancelled"
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             _LOG.exception("a watch ended", extra={"resource": reflector.resource.plural})
         self._failure = f"the watch of {reflector.resource.plural} ended: {why}"
-        self.ended.set()
+        self.failed.set()
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         """Whether whoever is cancelled now was to be."""
         return asyncio.current_task() not in self._tasks

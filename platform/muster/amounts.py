@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import TypeVar
 
 from muster.errors import InvalidSpec
-from muster.forms import read_duration, read_window
+from muster.forms import read_duration, read_step_range
 
 T = TypeVar("T")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """The two largest units: 45s, 3m12s, 2h05m, 3d04h."""
     left = max(0, round(seconds))
     if left < 60:
@@ -24,21 +24,21 @@ def duration(seconds: float) -> str:
     return f"{left // 86_400}d{left % 86_400 // 3600:02d}h"
 
 
-def moment(at: float, now: float) -> str:
+def format_time(time_s: float, now: float) -> str:
     """A time of day, with the date when it is not today's, and how far it is: `14:03:10 (in 2m10s)`."""
     # The user's own time zone is what a clock on the wall shows.
-    then, today = datetime.fromtimestamp(at).astimezone(), datetime.fromtimestamp(now).astimezone()
+    then, today = datetime.fromtimestamp(time_s).astimezone(), datetime.fromtimestamp(now).astimezone()
     shown = then.strftime("%H:%M:%S") if then.date() == today.date() else then.strftime("%Y-%m-%d %H:%M")
-    distance = f"in {duration(at - now)}" if at > now else f"{duration(now - at)} ago"
+    distance = f"in {format_duration(time_s - now)}" if time_s > now else f"{format_duration(now - time_s)} ago"
     return f"{shown} ({distance})"
 
 
 def parse_duration(text: str, field: str) -> int:
     """Seconds of `2h`, `1h30m`, `45s` or `90`. Raises `InvalidSpec` that names `field`."""
-    return _parsed(read_duration, text, field)
+    return _parse_field(read_duration, text, field)
 
 
-def parse_moment(text: str, now: float, field: str) -> float:
+def parse_time(text: str, now: float, field: str) -> float:
     """Unix seconds of a duration before `now` (`10m`) or of a time (`2026-11-20T14:00:00`)."""
     try:
         return datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
@@ -51,19 +51,19 @@ def parse_moment(text: str, now: float, field: str) -> float:
         raise InvalidSpec(told, field=field) from error
 
 
-def parse_steps(text: str, field: str) -> tuple[int, int]:
+def parse_step_range(text: str, field: str) -> tuple[int, int]:
     """(first, number) of a half-open range of steps: `20:25` is 5 steps from 20. Raises as `parse_duration` does."""
-    return _parsed(read_window, text, field)
+    return _parse_field(read_step_range, text, field)
 
 
-def _parsed(read: Callable[[str], T], text: str, field: str) -> T:
+def _parse_field(parse: Callable[[str], T], text: str, field: str) -> T:
     try:
-        return read(text)
+        return parse(text)
     except ValueError as error:
         raise InvalidSpec(f"{field}: {text!r} {error}", field=field) from error
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes: 512 B, 1.5 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if count < 1024 or unit == "EiB":
@@ -72,7 +72,7 @@ def size(count: float) -> str:
     raise AssertionError("the loop returns")
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A rate or a count in four characters or so: 950, 12.3k, 1.8M."""
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= factor:
@@ -80,20 +80,20 @@ def count(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.1f}"
 
 
-def amount(value: int, resource: str) -> str:
+def format_resource(value: int, resource: str) -> str:
     """An amount of a resource: cores of cpu, GiB of memory, else the number."""
     if resource == "cpu":
         return f"{value / 1000:g}"
     if resource in ("memory", "ephemeral-storage"):
-        return size(value).replace(" ", "").replace("iB", "i").replace(".0", "")
+        return format_bytes(value).replace(" ", "").replace("iB", "i").replace(".0", "")
     return str(value)
 
 
-def short_resource(resource: str) -> str:
+def short_resource_name(resource: str) -> str:
     """`nvidia.com/gpu` is `gpu` to people."""
     return resource.rpartition("/")[2]
 
 
-def plural(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """`1 job`, `3 jobs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,23 +15,23 @@ from muster.spec import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ChangeSet:
     """Jobs that are new or other objects, in order; jobs beside which something changed; who is gone."""
 
-    jobs: tuple[TrainingJob, ...]
-    beside: frozenset[str]  # uids; not those of `jobs`
-    gone: frozenset[str]  # uids
+    changed: tuple[TrainingJob, ...]
+    touched: frozenset[str]  # uids; not those of `jobs`
+    removed: frozenset[str]  # uids
 
 
-class Changes:
+class ChangeTracker:
     """Compares jobs, and what is kept beside them by uid, with the last time by identity."""
 
     def __init__(self) -> None:
         self._by_identity: dict[int, TrainingJob] = {}  # holding them keeps their identities taken
         self._by_uid: dict[str, TrainingJob] = {}
-        self._beside: tuple[dict[str, Any], ...] = ()
+        self._related: tuple[dict[str, Any], ...] = ()
 
-    def since_last(self, jobs: Sequence[TrainingJob], *beside: Mapping[str, Any]) -> Difference:
+    def diff(self, jobs: Sequence[TrainingJob], *related: Mapping[str, Any]) -> ChangeSet:
         """What differs from the jobs and mappings of the last call."""
         known = self._by_identity
         fresh = [job for job in jobs if id(job) not in known]
@@ -40,19 +40,19 @@ class Changes:
             if old is not None:
                 del known[id(old)]
             known[id(job)] = self._by_uid[job.metadata.uid] = job
-        gone = self._drop_all_but(jobs) if len(known) != len(jobs) else frozenset()
-        before = self._beside or tuple({} for _ in beside)
+        gone = self._keep_only(jobs) if len(known) != len(jobs) else frozenset()
+        before = self._related or tuple({} for _ in related)
         touched = set[str]()
-        for past, now in zip(before, beside, strict=True):
+        for past, now in zip(before, related, strict=True):
             if past != now:
                 get = past.get
                 touched.update(uid for uid, value in now.items() if get(uid) is not value)
                 touched.update(past.keys() - now.keys())
-        self._beside = tuple(map(dict, beside))
+        self._related = tuple(map(dict, related))
         touched.difference_update([job.metadata.uid for job in fresh])
-        return Difference(tuple(fresh), frozenset(touched & self._by_uid.keys()), gone)
+        return ChangeSet(tuple(fresh), frozenset(touched & self._by_uid.keys()), gone)
 
-    def _drop_all_but(self, jobs: Iterable[TrainingJob]) -> frozenset[str]:
+    def _keep_only(self, jobs: Iterable[TrainingJob]) -> frozenset[str]:
         here = {job.metadata.uid for job in jobs}
         gone = frozenset(self._by_uid.keys() - here)
         for uid in gone:
@@ -60,14 +60,14 @@ class Changes:
         return gone
 
 
-class Alarms:
+class TimerQueue:
     """One time for each uid; asks which have come."""
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
-    def set(self, uid: str, at: float | None) -> None:
+    def schedule(self, uid: str, at: float | None) -> None:
         """Ring for `uid` at this time and no other; None: not at all."""
         if at is None:
             self._at.pop(uid, None)
@@ -75,16 +75,16 @@ class Alarms:
             self._at[uid] = at
             heapq.heappush(self._heap, (at, uid))
 
-    def due(self, now: float) -> list[str]:
+    def pop_due(self, now: float) -> list[str]:
         """Whose time has come, in its order. They ring no more until they are set again."""
         found = []
-        while (first := self.next()) is not None and first <= now:
+        while (first := self.next_time()) is not None and first <= now:
             uid = heapq.heappop(self._heap)[1]
             del self._at[uid]
             found.append(uid)
         return found
 
-    def next(self) -> float | None:
+    def next_time(self) -> float | None:
         """The next time for anybody; None when there is none."""
         heap, at = self._heap, self._at
         while heap and at.get(heap[0][1]) != heap[0][0]:

@@ -35,12 +35,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from muster import spec
-from muster.model import Resources, Taint
+from muster.model import Resources, NodeTaint
 
-DRAIN = "muster.dev/drain"
+DRAIN_TAINT = "muster.dev/drain"
 """The key of the taint on a node that is drained: gangs on it checkpoint, leave and are queued again, and none comes,
 whatever its pods tolerate."""
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 """The key of the taint that Kubernetes has for a node that is down for good."""
 
 
@@ -51,24 +51,24 @@ class NodeView:
     name: str
     allocatable: Resources
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[NodeTaint, ...] = ()
     ready: bool = True
     cordoned: bool = False
     not_ready_since: float | None = None
-    foreign: Resources = Resources()
+    unmanaged_usage: Resources = Resources()
 
     @property
     def draining(self) -> bool:
         """Whether gangs are to leave it."""
-        return any(taint.key == DRAIN for taint in self.taints)
+        return any(taint.key == DRAIN_TAINT for taint in self.taints)
 
     @property
     def out_of_service(self) -> bool:
         """Whether it was declared dead: what ran there runs no more, whatever its conditions say."""
-        return any(taint.key == OUT_OF_SERVICE for taint in self.taints)
+        return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
     @property
-    def takes_pods(self) -> bool:
+    def schedulable(self) -> bool:
         """Whether a gang may be placed on it, whatever its pods tolerate."""
         return self.ready and not self.cordoned and not self.draining and not self.out_of_service
 
@@ -102,25 +102,25 @@ class PodView:
     log_tail: str = ""
     failed_at: float | None = None
     request: Resources = Resources()
-    start_blocker: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
+    pending_reason: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """What a job last said of itself: rank 0's heartbeat, the newest durable checkpoint. Times are Unix seconds."""
 
     at: float
     step: int
-    step_at: float  # when the step last changed
+    step_changed_at: float  # when the step last changed
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
-    steps: int | None = None  # the last step, as far as it is known
+    total_steps: int | None = None  # the last step, as far as it is known
     loss: float | None = None
     tokens_per_s: float | None = None  # of the whole job
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class DecodeErrors:
     """Why queues and flavors cannot be read, by name. Such a queue is in the world as far as is known of it, and admits
     nothing; such a flavor is not."""
 
@@ -131,11 +131,11 @@ class Unreadable:
         return bool(self.queues or self.flavors)
 
 
-NOTHING_UNREADABLE = Unreadable()
+NO_DECODE_ERRORS = DecodeErrors()
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ObservedState:
     """Everything the engine decides from. What did not change since the last observation keeps its identity."""
 
     now: float
@@ -144,11 +144,11 @@ class World:
     queues: tuple[spec.Queue, ...]
     jobs: tuple[spec.TrainingJob, ...]
     pods: Mapping[str, tuple[PodView, ...]]  # by job uid; every pod of a job, deleting ones too
-    beats: Mapping[str, Beat] = field(default_factory=dict)  # by job uid
+    heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)  # by job uid
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
-    rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
-    unreadable: Unreadable = field(default_factory=lambda: NOTHING_UNREADABLE)
+    pod_rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
+    decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +233,14 @@ class ObjectWrites:
     writes: tuple[Write, ...]
 
 
-Phase: TypeAlias = tuple[ObjectWrites, ...]
+WritePhase: TypeAlias = tuple[ObjectWrites, ...]
 """Writes to objects that do not depend on one another, the most pressing first."""
 
 
 class Cluster(Protocol):
     """Where jobs live and pods run."""
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         """The world now, this cluster's own acknowledged writes included."""
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class LogOptions:
     """One attempt (None: the newest one that has a log), of that the lines between two times, of those the last.
 
     `since` and `until` are Unix seconds, `tail` a number of lines. `follow`: lines to come as well, until the replica's
@@ -16,9 +16,9 @@ class Excerpt:
     attempt: int | None = None
     since: float | None = None
     until: float | None = None
-    tail: int | None = None
+    tail_lines: int | None = None
     follow: bool = False
 
 
-WHOLE = Excerpt()
+DEFAULT_LOG_OPTIONS = LogOptions()
 """All that there is of the newest log."""

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster import spec
-from muster.model import Placement, Role, Usage
+from muster.model import Placement, Role, DecayedUsage
 
 TICK_S = 60.0
-Cell: TypeAlias = tuple[str, str, str]
+UsageKey: TypeAlias = tuple[str, str, str]
 """(leaf queue, flavor, resource)"""
 
 _NEGLIGIBLE = 1e-3  # resource-seconds
-_REMEMBERED = 10_000  # jobs that take nothing now
+_MAX_ENDED = 10_000  # jobs that take nothing now
 
 
-def decayed(value: float, rate: float, elapsed_s: float, half_life_s: float) -> float:
+def decay(value: float, rate: float, elapsed_s: float, half_life_s: float) -> float:
     """Usage after `elapsed_s` more seconds at `rate`: u' = rate - u ln2 / half_life, solved exactly."""
     if elapsed_s <= 0:
         return value
@@ -33,7 +33,7 @@ def decayed(value: float, rate: float, elapsed_s: float, half_life_s: float) -> 
 
 
 @dataclass(slots=True)
-class _Count:
+class _DecayingUsage:
     """`value` as of `at`. `rate` is the sum of what jobs are charged: whoever makes the value anew keeps it."""
 
     value: float
@@ -42,72 +42,72 @@ class _Count:
 
 
 @dataclass(slots=True)
-class _Sight:
+class _KnownQueue:
     """A queue as it was first seen: which one, and until when its usage was written down (-inf: it was not)."""
 
     uid: str  # empty: it could not be read
-    written_until: float
+    counted_until: float
 
 
 @dataclass(slots=True)
 class FairShare:
     """Usage of every leaf, kept up to date by whoever admits and releases gangs."""
 
-    _counts: dict[Cell, _Count] = field(default_factory=dict)
-    _charges: dict[str, Mapping[Cell, int]] = field(default_factory=dict)  # by job uid
+    _usage: dict[UsageKey, _DecayingUsage] = field(default_factory=dict)
+    _charges: dict[str, Mapping[UsageKey, int]] = field(default_factory=dict)  # by job uid
     _half_lives: dict[str, float] = field(default_factory=dict)  # by queue
-    _named: frozenset[tuple[str, str]] = frozenset()  # (flavor, resource) that some queue limits
-    _sights: dict[str, _Sight] = field(default_factory=dict)  # by queue
-    _ends: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job uid: until when it was counted
+    _limited: frozenset[tuple[str, str]] = frozenset()  # (flavor, resource) that some queue limits
+    _known_queues: dict[str, _KnownQueue] = field(default_factory=dict)  # by queue
+    _ended_at: OrderedDict[str, float] = field(default_factory=OrderedDict)  # by job uid: until when it was counted
     _tick: float = -math.inf
-    _published: tuple[Usage, ...] = ()
+    _published: tuple[DecayedUsage, ...] = ()
 
-    def look_at_queues(self, queues: Iterable[spec.Queue], now: float) -> None:
+    def update_queues(self, queues: Iterable[spec.Queue], now: float) -> None:
         """Half-lives and named resources as they are from now on. At its first sight a queue has used what its status
         says; the count goes on from there, whatever anybody writes later. One that was deleted and created anew begins
         anew."""
         by_name = {queue.metadata.name: queue for queue in queues}
         half_lives = {name: float(_root(name, by_name).spec.half_life_seconds) for name in by_name}
-        for cell in self._counts:
+        for cell in self._usage:
             if half_lives.get(cell[0]) != self._half_lives.get(cell[0]):
                 self._advance(cell, now)
         self._half_lives = half_lives
-        self._named = frozenset(
+        self._limited = frozenset(
             (entry.flavor, resource)
             for queue in by_name.values()
             for entry in queue.spec.resources
             for resource in (*entry.guaranteed, *entry.limit, *entry.lend)
         )
-        fresh = [queue for queue in by_name.values() if self._is_fresh(queue)]
-        self._forget({queue.metadata.name for queue in fresh} | (self._sights.keys() - by_name.keys()), now)
+        fresh = [queue for queue in by_name.values() if self._is_new(queue)]
+        self._reset({queue.metadata.name for queue in fresh} | (self._known_queues.keys() - by_name.keys()), now)
         for queue in fresh:
-            self._begin(queue, now)
+            self._restore(queue, now)
 
-    def _is_fresh(self, queue: spec.Queue) -> bool:
+    def _is_new(self, queue: spec.Queue) -> bool:
         """Whether this is its first sight."""
-        seen, uid = self._sights.get(queue.metadata.name), queue.metadata.uid
+        seen, uid = self._known_queues.get(queue.metadata.name), queue.metadata.uid
         if seen is None:
             return True
         seen.uid = seen.uid or uid
         return uid not in ("", seen.uid)
 
-    def _begin(self, queue: spec.Queue, now: float) -> None:
+    def _restore(self, queue: spec.Queue, now: float) -> None:
         name, written = queue.metadata.name, queue.status.fair_share
         until = -math.inf if written is None else min(now, written.at)  # clocks differ
-        self._sights[name] = _Sight(queue.metadata.uid, until)
+        self._known_queues[name] = _KnownQueue(queue.metadata.uid, until)
         for usage in () if written is None else written.usage:
-            count = self._counts.setdefault((name, usage.flavor, usage.resource), _Count(0.0, now))
-            count.value = decayed(max(0.0, usage.resource_seconds), 0, now - until, self._half_lives[name])
+            count = self._usage.setdefault((name, usage.flavor, usage.resource), _DecayingUsage(0.0, now))
+            count.value = decay(max(0.0, usage.resource_seconds), 0, now - until, self._half_lives[name])
 
-    def _forget(self, queues: AbstractSet[str], now: float) -> None:
+    def _reset(self, queues: AbstractSet[str], now: float) -> None:
         """These are gone. What still runs there counts from now on, for the next one of the name."""
         for name in queues:
-            self._sights.pop(name, None)
-        for cell, count in list(self._counts.items()):
+            self._known_queues.pop(name, None)
+        for cell, count in list(self._usage.items()):
             if cell[0] in queues:
-                del self._counts[cell]
+                del self._usage[cell]
                 if count.rate:
-                    self._counts[cell] = _Count(0.0, now, count.rate)
+                    self._usage[cell] = _DecayingUsage(0.0, now, count.rate)
         if any(usage.queue in queues for usage in self._published):
             self._published = tuple(usage for usage in self._published if usage.queue not in queues)
 
@@ -124,35 +124,35 @@ class FairShare:
             amount = charge.get(cell, 0)
             count = self._advance(cell, now)
             if cell not in old:
-                count.value += decayed(0.0, amount, now - start, self._half_life(cell))
+                count.value += decay(0.0, amount, now - start, self._half_life(cell))
             count.rate += amount - old.get(cell, 0)
         if charge:
             self._charges[uid] = charge
         else:
             del self._charges[uid]
-            self._ends[uid] = now
-            if len(self._ends) > _REMEMBERED:
-                self._ends.popitem(last=False)
+            self._ended_at[uid] = now
+            if len(self._ended_at) > _MAX_ENDED:
+                self._ended_at.popitem(last=False)
 
     def _counted_until(self, uid: str, queue: str) -> float:
         """Before this the job was counted already: by whoever wrote the queue's status, or here, if its end was not
         written after all or it was out of sight for a while."""
-        seen = self._sights.get(queue)
-        return max(self._ends.pop(uid, -math.inf), -math.inf if seen is None else seen.written_until)
+        seen = self._known_queues.get(queue)
+        return max(self._ended_at.pop(uid, -math.inf), -math.inf if seen is None else seen.counted_until)
 
-    def end(self, uid: str, now: float) -> None:
+    def release(self, uid: str, now: float) -> None:
         """The job takes nothing any more; it is gone."""
         self.charge(uid, "", (), (), now, now)
 
-    def usage(self, now: float) -> tuple[Usage, ...]:
+    def published_usage(self, now: float) -> tuple[DecayedUsage, ...]:
         """Usage as of the last tick; the same tuple until the next one."""
         tick = math.floor(now / TICK_S) * TICK_S
         if tick != self._tick:
             self._tick = tick
             fresh = tuple(
-                Usage(*cell, resource_seconds=value)
-                for cell, count in sorted(self._counts.items())
-                if cell[1:] in self._named and (value := self._value(cell, count, tick)) > _NEGLIGIBLE
+                DecayedUsage(*cell, resource_seconds=value)
+                for cell, count in sorted(self._usage.items())
+                if cell[1:] in self._limited and (value := self._value(cell, count, tick)) > _NEGLIGIBLE
             )
             self._published = fresh
         return self._published
@@ -161,35 +161,35 @@ class FairShare:
         """What to write down of a queue, as of `now`; None when it never used anything."""
         usage = [
             spec.FairShareUsage(flavor=cell[1], resource=cell[2], resource_seconds=round(value, 3))
-            for cell, count in sorted(self._counts.items())
-            if cell[0] == queue and cell[1:] in self._named and (value := self._value(cell, count, now)) > _NEGLIGIBLE
+            for cell, count in sorted(self._usage.items())
+            if cell[0] == queue and cell[1:] in self._limited and (value := self._value(cell, count, now)) > _NEGLIGIBLE
         ]
         return spec.FairShareStatus(usage=usage, at=now) if usage else None
 
     @property
-    def busy(self) -> bool:
+    def has_charges(self) -> bool:
         """True while any job is charged."""
         return bool(self._charges)
 
-    def charged(self) -> frozenset[str]:
+    def charged_jobs(self) -> frozenset[str]:
         """The uids of jobs that are charged now."""
         return frozenset(self._charges)
 
-    def _value(self, cell: Cell, count: _Count, at: float) -> float:
-        return decayed(count.value, count.rate, at - count.at, self._half_life(cell))
+    def _value(self, cell: UsageKey, count: _DecayingUsage, at: float) -> float:
+        return decay(count.value, count.rate, at - count.at, self._half_life(cell))
 
-    def _advance(self, cell: Cell, now: float) -> _Count:
-        count = self._counts.setdefault(cell, _Count(0.0, now))
+    def _advance(self, cell: UsageKey, now: float) -> _DecayingUsage:
+        count = self._usage.setdefault(cell, _DecayingUsage(0.0, now))
         count.value, count.at = self._value(cell, count, now), max(now, count.at)
         return count
 
-    def _half_life(self, cell: Cell) -> float:
+    def _half_life(self, cell: UsageKey) -> float:
         return self._half_lives.get(cell[0], 7 * 24 * 3600.0)
 
 
-def _charge(queue: str, placement: Placement, roles: Iterable[Role]) -> dict[Cell, int]:
+def _charge(queue: str, placement: Placement, roles: Iterable[Role]) -> dict[UsageKey, int]:
     requests = {role.name: role.request for role in roles}
-    charge: dict[Cell, int] = {}
+    charge: dict[UsageKey, int] = {}
     for part in placement:
         for resource, amount in requests.get(part.role, ()):
             cell = (queue, part.flavor, resource)

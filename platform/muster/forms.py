@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_LONGEST = 64  # characters: more digits than these are no number that anybody means
+_MAX_LENGTH = 64  # characters: more digits than these are no number that anybody means
 _DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in SECONDS))
 
 
@@ -13,7 +13,7 @@ def read_duration(text: str) -> int:
     """Seconds of `2h`, `1h30m`, `1.5h`, `45s` or a plain number of seconds; at least 1. Raises ValueError that ends
     the sentence "the text ..." with what would be right."""
     text = text.strip()
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_LENGTH:
         raise ValueError("is too long for a duration; write one such as 2h")
     if text.isdecimal():
         seconds = int(text)
@@ -27,10 +27,10 @@ def read_duration(text: str) -> int:
     return seconds
 
 
-def read_window(text: str) -> tuple[int, int]:
+def read_step_range(text: str) -> tuple[int, int]:
     """(first step, number of steps) of `20:25`, which is steps 20 to 24. Raises ValueError as `read_duration` does."""
     first, colon, end = (part.strip() for part in text.partition(":"))
-    if len(text) > _LONGEST or not (colon and first.isdecimal() and end.isdecimal()):
+    if len(text) > _MAX_LENGTH or not (colon and first.isdecimal() and end.isdecimal()):
         raise ValueError("is no range of steps; write FIRST:END, as 20:25 for steps 20 to 24")
     if int(first) < 1:
         raise ValueError("begins before the first step; steps count from 1, as in 1:6")

@@ -15,42 +15,42 @@ import re
 from dataclasses import dataclass
 
 SCHEME = "Muster-HMAC-SHA256"
-ANSWER_HEADER = "Muster-Signature"
-SKEW_S = 300.0
+SIGNATURE_HEADER = "Muster-Signature"
+MAX_REQUEST_AGE_S = 300.0
 """A request may be so old, or by its clock so far ahead."""
 
-_HEADER = re.compile(rf"{SCHEME} time=(\d{{1,12}}), nonce=([0-9a-f]{{32}}), signature=([0-9a-f]{{64}})")
+_AUTHORIZATION = re.compile(rf"{SCHEME} time=(\d{{1,12}}), nonce=([0-9a-f]{{32}}), signature=([0-9a-f]{{64}})")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class HeartbeatSigner:
     """Whose collector is asked: the token of the job, its uid, and the name of the pod."""
 
     token: str
     job_uid: str
     pod: str
 
-    def request(self, path: str, now: float, nonce: str) -> str:
+    def authorization(self, path: str, now: float, nonce: str) -> str:
         """The value of the header Authorization; `nonce` is 32 random hexadecimal digits."""
-        return f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._of_request(path, str(int(now)), nonce)}"
+        return f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._request_signature(path, str(int(now)), nonce)}"
 
-    def accepts(self, path: str, header: str, now: float) -> bool:
+    def verify_request(self, path: str, header: str, now: float) -> bool:
         """Whether this is the header of a request for this collector, made just now."""
-        match = _HEADER.fullmatch(header)
+        match = _AUTHORIZATION.fullmatch(header)
         if match is None:
             return False
         at, nonce, signature = match.groups()
-        return hmac.compare_digest(signature, self._of_request(path, at, nonce)) and abs(int(at) - now) <= SKEW_S
+        return hmac.compare_digest(signature, self._request_signature(path, at, nonce)) and abs(int(at) - now) <= MAX_REQUEST_AGE_S
 
-    def answer(self, header: str, body: bytes) -> str:
+    def sign_response(self, header: str, body: bytes) -> str:
         """The signature of the answer to the request with this header."""
         return self._sign(b"answer", header.encode("latin-1", "replace"), body)
 
-    def believes(self, header: str, body: bytes, signature: str) -> bool:
+    def verify_response(self, header: str, body: bytes, signature: str) -> bool:
         """Whether the collector itself gave this answer, and to this request."""
-        return hmac.compare_digest(signature.encode("utf-8", "replace"), self.answer(header, body).encode())
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign_response(header, body).encode())
 
-    def _of_request(self, path: str, at: str, nonce: str) -> str:
+    def _request_signature(self, path: str, at: str, nonce: str) -> str:
         return self._sign(b"request", *(part.encode() for part in (self.job_uid, self.pod, path, at, nonce)))
 
     def _sign(self, *parts: bytes) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-LARGEST = 2**62
+MAX_AMOUNT = 2**62
 """No amount of anything is larger: sums and differences of two still are numbers of 64 bits."""
 GROWTH_REST_S = 600.0
 """So long an elastic gang stays at a size before it grows."""
@@ -52,11 +52,11 @@ class Resources:
         """Difference by resource; may be negative."""
         return self.plus(other.times(-1))
 
-    def capped(self, most: int = LARGEST) -> Resources:
+    def capped(self, limit: int = MAX_AMOUNT) -> Resources:
         """No amount above `most`; the same value when none is."""
         for _, amount in self.items:
-            if amount > most:
-                return Resources.of({name: min(amount, most) for name, amount in self.items})
+            if amount > limit:
+                return Resources.of({name: min(amount, limit) for name, amount in self.items})
         return self
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
@@ -67,7 +67,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Taint:
+class NodeTaint:
     """What keeps pods off a node unless they tolerate it."""
 
     key: str
@@ -76,7 +76,7 @@ class Taint:
 
 
 @dataclass(frozen=True, slots=True)
-class Toleration:
+class NodeToleration:
     """A taint that a pod accepts; an empty key with `Exists` accepts all, an empty effect every effect."""
 
     key: str = ""
@@ -86,7 +86,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRequirement:
+class MatchExpression:
     """One line of a node selector term, with the operators of Kubernetes."""
 
     key: str
@@ -95,7 +95,7 @@ class NodeRequirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeInfo:
     """A machine that pods can be placed on.
 
     `allocatable` includes `pods`, the number of pod slots. `foreign` is what pods use that are not ours.
@@ -106,21 +106,21 @@ class Node:
 
     name: str
     allocatable: Resources
-    foreign: Resources = Resources()
+    unmanaged_usage: Resources = Resources()
     flavor: str | None = None
     domains: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[NodeTaint, ...] = ()
     schedulable: bool = True  # Ready, and not cordoned
 
 
 @dataclass(frozen=True, slots=True)
-class Flavor:
+class FlavorInfo:
     """A kind of node; `levels` are the names of its topology levels, widest first."""
 
     name: str
     levels: tuple[str, ...] = ()
-    tolerations: tuple[Toleration, ...] = ()  # every pod placed in the flavor has them
+    tolerations: tuple[NodeToleration, ...] = ()  # every pod placed in the flavor has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueInfo:
     """A node of the queue tree. An inactive queue (cycle, missing parent, being deleted) admits nothing."""
 
     name: str
@@ -171,8 +171,8 @@ class Role:
     flavors: tuple[str, ...] = ()
     topology: Topology | None = None
     node_selector: tuple[tuple[str, str], ...] = ()
-    affinity: tuple[tuple[NodeRequirement, ...], ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
+    affinity: tuple[tuple[MatchExpression, ...], ...] = ()
+    tolerations: tuple[NodeToleration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Gang:
     max_runtime_s: float | None = None
     grace_s: float = 30.0
     start_timeout_s: float = 600.0
-    avoid: frozenset[str] = frozenset()  # nodes blamed for this job's failures
+    excluded_nodes: frozenset[str] = frozenset()  # nodes blamed for this job's failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ Placement: TypeAlias = tuple[RolePlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningGang:
     """A gang that takes up room and quota.
 
     state `admitted`: it runs or is about to. `evicting`: told to leave for `evicted_for`, its room not yet free.
@@ -234,12 +234,12 @@ class Running:
     checkpoint_at: float | None = None
     resized_at: float | None = None
     state: Literal["admitted", "evicting", "leaving"] = "admitted"
-    evicted_for: str | None = None
-    keeps: Placement = ()
-    kept_until: float | None = None
+    preemptor: str | None = None
+    retained_placement: Placement = ()
+    retained_until: float | None = None
 
     @property
-    def release_bound(self) -> float | None:
+    def release_deadline(self) -> float | None:
         """Latest time its room is free: admitted + maxRuntime + grace + 30 s; None when it declares no bound."""
         if self.gang.max_runtime_s is None:
             return None
@@ -247,7 +247,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Nomination:
     """Room that was freed, or kept, for one gang; it charges that gang's queue until it starts or the hold expires.
 
     `placement` may cover only a part of the gang (nodes that survived a lost one). `victims` are the gangs that have
@@ -255,15 +255,15 @@ class Hold:
     in `waiting` nor in `running` (it backs off): without it such a hold cannot be charged and is passed over.
     """
 
-    gang: str
+    gang_uid: str
     placement: Placement
     victims: tuple[str, ...]
     expires_at: float
-    holder: Gang | None = None
+    nominated_gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class DecayedUsage:
     """Decayed resource-seconds that one leaf queue has used of one resource of one flavor."""
 
     queue: str
@@ -277,17 +277,17 @@ class Snapshot:
     """Everything a plan depends on. `usage` is decayed to the last share tick (every 60 s), not to `now`."""
 
     now: float
-    nodes: tuple[Node, ...]
-    flavors: tuple[Flavor, ...]
-    queues: tuple[Queue, ...]
-    waiting: tuple[Gang, ...]
-    running: tuple[Running, ...]
-    holds: tuple[Hold, ...] = ()
-    usage: tuple[Usage, ...] = ()
-    avoid: frozenset[str] = frozenset()  # nodes that no job should start on for now
+    nodes: tuple[NodeInfo, ...]
+    flavors: tuple[FlavorInfo, ...]
+    queues: tuple[QueueInfo, ...]
+    pending: tuple[Gang, ...]
+    running: tuple[RunningGang, ...]
+    nominations: tuple[Nomination, ...] = ()
+    usage: tuple[DecayedUsage, ...] = ()
+    excluded_nodes: frozenset[str] = frozenset()  # nodes that no job should start on for now
 
 
-WaitCode = Literal[
+WaitReason = Literal[
     "QueueNotFound",
     "QueueInactive",
     "QueueNotAllowed",
@@ -311,7 +311,7 @@ WaitCode = Literal[
 class Admit:
     """Start the gang at this placement. `backfilled` when it starts before a gang that outranks it and waits."""
 
-    gang: str
+    gang_uid: str
     placement: Placement
     backfilled: bool = False
 
@@ -320,18 +320,18 @@ class Admit:
 class Wait:
     """The gang cannot start now: why, in one sentence with numbers; its place in its queue (1 is next)."""
 
-    gang: str
-    code: WaitCode
+    gang_uid: str
+    reason: WaitReason
     message: str
     position: int | None = None
     estimated_start: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class HoldRoom:
+class Nominate:
     """Write down that this room will be the gang's before anyone leaves for it."""
 
-    gang: str
+    gang_uid: str
     placement: Placement
     victims: tuple[str, ...]
     expires_at: float
@@ -341,8 +341,8 @@ class HoldRoom:
 class Evict:
     """The gang leaves for `beneficiary`: checkpoint, stop, requeue. A gang that only holds room loses its hold."""
 
-    gang: str
-    beneficiary: str
+    gang_uid: str
+    preemptor: str
     reason: Literal["Reclaimed", "Preempted"]
 
 
@@ -350,10 +350,10 @@ class Evict:
 class Resize:
     """The gang restarts at another size on `placement` (nodes it has, and new ones when it grows)."""
 
-    gang: str
+    gang_uid: str
     placement: Placement
-    beneficiary: str | None  # for whom it shrinks; None when it grows
+    preemptor: str | None  # for whom it shrinks; None when it grows
     reason: Literal["Reclaimed", "Preempted", "Grown"]
 
 
-Decision: TypeAlias = HoldRoom | Evict | Resize | Admit | Wait
+Decision: TypeAlias = Nominate | Evict | Resize | Admit | Wait

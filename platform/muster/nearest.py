@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-ALIKE = 0.6
+MIN_SIMILARITY = 0.6
 """From this likeness on (1: the same) a name may have been meant."""
 
 
-def nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+def closest_match(name: str, known: Iterable[str], min_similarity: float = MIN_SIMILARITY) -> str | None:
     """The known name that is most like this one; None when none is."""
-    return next(iter(difflib.get_close_matches(name, list(known), 1, alike)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), 1, min_similarity)), None)
 
 
-def meant(name: str, known: Iterable[str], otherwise: str) -> str:
+def did_you_mean(name: str, known: Iterable[str], fallback: str) -> str:
     """The end of a sentence about an unknown name: `did you mean 'x'?`, or `otherwise`."""
-    near = nearest(name, known)
-    return otherwise if near is None else f"did you mean {near!r}?"
+    near = closest_match(name, known)
+    return fallback if near is None else f"did you mean {near!r}?"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Decimal, localcontext
 
-from muster.model import LARGEST, Resources
+from muster.model import MAX_AMOUNT, Resources
 
 _SUFFIX = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -18,51 +18,51 @@ _SUFFIX = {
     "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
 _UNITS = sorted(((int(unit), suffix) for suffix, unit in _SUFFIX.items() if unit > 1), reverse=True)
-_FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
-FRACTIONAL = ("cpu", "memory", "ephemeral-storage")
-HUGE_PAGES = "hugepages-"
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
+FRACTIONAL_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+HUGE_PAGES_PREFIX = "hugepages-"
 """What Kubernetes does not count in whole numbers: names, and how names begin."""
 MAX_QUANTITY = 40
 """Characters of an amount that a user writes."""
-_SMALLEST = Decimal("1e-9")  # to Kubernetes: it rounds up what is less
+_NANO = Decimal("1e-9")  # to Kubernetes: it rounds up what is less
 
 
 def parse_quantity(value: str | float, resource: str) -> int:
     """The amount in the unit of `resource`, rounded up. Raises ValueError that names the value and a right form."""
-    return int(_amount(value, resource).to_integral_value(rounding=ROUND_CEILING))
+    return int(_bounded_decimal(value, resource).to_integral_value(rounding=ROUND_CEILING))
 
 
-def nearest_quantity(value: str | float, resource: str) -> int:
+def clamp_quantity(value: str | float, resource: str) -> int:
     """The amount, of what others wrote and the API server took: never an error. What is larger than anything can be
     counts as the most that can be, what is no amount at all as none."""
     try:
-        return min(int(_read(value, resource).to_integral_value(rounding=ROUND_CEILING)), LARGEST)
+        return min(int(_to_decimal(value, resource).to_integral_value(rounding=ROUND_CEILING)), MAX_AMOUNT)
     except ValueError:
         return 0
 
 
-def check_whole(value: str | float, resource: str) -> None:
+def check_quantity(value: str | float, resource: str) -> None:
     """Raises ValueError as `parse_quantity` does, and for a part of what Kubernetes counts in whole numbers: all but
     CPU, memory and storage."""
     with localcontext(prec=80):  # exact: the API server takes at most 40 characters
-        amount = _amount(value, resource).quantize(_SMALLEST, ROUND_CEILING)
-    if resource not in FRACTIONAL and not resource.startswith(HUGE_PAGES) and amount != amount.to_integral_value():
+        amount = _bounded_decimal(value, resource).quantize(_NANO, ROUND_CEILING)
+    if resource not in FRACTIONAL_RESOURCES and not resource.startswith(HUGE_PAGES_PREFIX) and amount != amount.to_integral_value():
         raise ValueError(
             f"{resource}: {value!r} is no whole number; Kubernetes counts it in whole ones: write 1 or more"
         )
 
 
-def _amount(value: str | float, resource: str) -> Decimal:
+def _bounded_decimal(value: str | float, resource: str) -> Decimal:
     if isinstance(value, str) and len(value) > MAX_QUANTITY:
         raise ValueError(f"{resource}: must have at most {MAX_QUANTITY} characters; got {len(value)}")
-    amount = _read(value, resource)
-    if amount > LARGEST:
+    amount = _to_decimal(value, resource)
+    if amount > MAX_AMOUNT:
         raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
     return amount
 
 
-def _read(value: str | float, resource: str) -> Decimal:
-    match = None if isinstance(value, bool) else _FORM.fullmatch(str(value))
+def _to_decimal(value: str | float, resource: str) -> Decimal:
+    match = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
     if not match:
         raise ValueError(
             f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"

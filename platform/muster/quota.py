@@ -27,14 +27,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import LARGEST, Queue
+from muster.model import MAX_AMOUNT, QueueInfo
 
 IntArray = npt.NDArray[np.int64]
 
-UNLIMITED = LARGEST
-_MOST = LARGEST // 2  # of what queues have together: sums of two are still numbers of 64 bits
+UNLIMITED = MAX_AMOUNT
+_MAX_TOTAL = MAX_AMOUNT // 2  # of what queues have together: sums of two are still numbers of 64 bits
 
-Amounts: TypeAlias = Sequence[tuple[int, int]]
+CellAmounts: TypeAlias = Sequence[tuple[int, int]]
 """(cell, amount) pairs, each cell once."""
 
 
@@ -42,38 +42,38 @@ Amounts: TypeAlias = Sequence[tuple[int, int]]
 class QueueTree:
     """The queues as indexes into tables; `table[queue][cell]`."""
 
-    queues: tuple[Queue, ...]
+    queues: tuple[QueueInfo, ...]
     index: dict[str, int]
     parent: tuple[int, ...]  # -1 for a root
     children: tuple[tuple[int, ...], ...]
     path: tuple[tuple[int, ...], ...]  # from the queue itself up to its root
-    trouble: tuple[str, ...]  # why the queue admits nothing; "" when it does
-    cells: dict[tuple[str, str], int]
+    inactive_reason: tuple[str, ...]  # why the queue admits nothing; "" when it does
+    cell_index: dict[tuple[str, str], int]
     cell_names: tuple[tuple[str, str], ...]
     guaranteed: tuple[tuple[int, ...], ...]
     limit: tuple[tuple[int, ...], ...]
-    total: tuple[tuple[int, ...], ...]
-    kept: tuple[tuple[int, ...], ...]
-    named: tuple[frozenset[int], ...]  # cells that the queue or one above it names
+    subtree_quota: tuple[tuple[int, ...], ...]
+    local_quota: tuple[tuple[int, ...], ...]
+    named_cells: tuple[frozenset[int], ...]  # cells that the queue or one above it names
     flavors: tuple[tuple[str, ...], ...]  # flavors that the queue or one above it names, sorted
-    caps: tuple[int | None, ...]  # the lowest max_priority on the path
+    priority_caps: tuple[int | None, ...]  # the lowest max_priority on the path
     bottom_up: tuple[int, ...]  # all queues, children before parents
-    levels: tuple[
+    depths: tuple[
         tuple[IntArray, IntArray], ...
     ]  # queues of one depth, in the order of their parents, and these; the lowest first
-    guarantees: IntArray  # [queues, cells] `guaranteed` once more
+    guaranteed_table: IntArray  # [queues, cells] `guaranteed` once more
 
     def root(self, queue: int) -> int:
         """The root above a queue."""
         return self.path[queue][-1]
 
-    def amounts(self, queue: int, flavor: str, resources: Iterable[tuple[str, int]]) -> Amounts:
+    def cell_amounts(self, queue: int, flavor: str, resources: Iterable[tuple[str, int]]) -> CellAmounts:
         """What `resources` of a flavor charge to a queue: the cells that its path names."""
-        cells = ((self.cells.get((flavor, name), -1), amount) for name, amount in resources)
-        return tuple((cell, amount) for cell, amount in cells if cell in self.named[queue])
+        cells = ((self.cell_index.get((flavor, name), -1), amount) for name, amount in resources)
+        return tuple((cell, amount) for cell, amount in cells if cell in self.named_cells[queue])
 
 
-def queue_tree(queues: Sequence[Queue]) -> QueueTree:
+def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
     """Work out everything about the queues that does not depend on usage."""
     index = {queue.name: i for i, queue in enumerate(queues)}
     parent, trouble = _parents(queues, index)
@@ -105,8 +105,8 @@ def queue_tree(queues: Sequence[Queue]) -> QueueTree:
         for cell in range(width):
             below = sum(guaranteed[child][cell] for child in children[q])
             own_part = max(0, guaranteed[q][cell] - below)
-            guaranteed[q][cell] = min(_MOST, max(guaranteed[q][cell], below))
-            total[q][cell] = min(_MOST, own_part + sum(lent[child][cell] for child in children[q]))
+            guaranteed[q][cell] = min(_MAX_TOTAL, max(guaranteed[q][cell], below))
+            total[q][cell] = min(_MAX_TOTAL, own_part + sum(lent[child][cell] for child in children[q]))
             lent[q][cell] = min(lend[q][cell], total[q][cell])
     return QueueTree(
         queues=tuple(queues),
@@ -114,29 +114,29 @@ def queue_tree(queues: Sequence[Queue]) -> QueueTree:
         parent=tuple(parent),
         children=tuple(tuple(c) for c in children),
         path=path,
-        trouble=tuple(next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))),
-        cells=cells,
+        inactive_reason=tuple(next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))),
+        cell_index=cells,
         cell_names=cell_names,
         guaranteed=tuple(tuple(row) for row in guaranteed),
         limit=tuple(tuple(row) for row in limit),
-        total=tuple(tuple(row) for row in total),
-        kept=tuple(tuple(t - k for t, k in zip(total[q], lent[q], strict=True)) for q in range(len(queues))),
-        named=named,
+        subtree_quota=tuple(tuple(row) for row in total),
+        local_quota=tuple(tuple(t - k for t, k in zip(total[q], lent[q], strict=True)) for q in range(len(queues))),
+        named_cells=named,
         flavors=tuple(tuple(sorted({cell_names[cell][0] for cell in cells})) for cells in named),
-        caps=tuple(
+        priority_caps=tuple(
             min((cap for q in above if (cap := queues[q].max_priority) is not None), default=None) for above in path
         ),
         bottom_up=bottom_up,
-        levels=tuple(
+        depths=tuple(
             (np.array(level, dtype=np.int64), np.array([parent[q] for q in level], dtype=np.int64))
             for depth in range(max((len(p) for p in path), default=1), 1, -1)
             if (level := sorted((q for q in bottom_up if len(path[q]) == depth), key=lambda q: (parent[q], q)))
         ),
-        guarantees=np.array(guaranteed, dtype=np.int64).reshape(len(queues), width),
+        guaranteed_table=np.array(guaranteed, dtype=np.int64).reshape(len(queues), width),
     )
 
 
-def _parents(queues: Sequence[Queue], index: dict[str, int]) -> tuple[list[int], list[str]]:
+def _parents(queues: Sequence[QueueInfo], index: dict[str, int]) -> tuple[list[int], list[str]]:
     """Each queue's parent (-1: none) and what is wrong with it. Cycles are cut, and everyone in one admits nothing."""
     parent = [-1 if queue.parent is None else index.get(queue.parent, -1) for queue in queues]
     trouble = ["" if queue.active else queue.inactive_reason or "it is not active" for queue in queues]
@@ -168,7 +168,7 @@ def _path(queue: int, parent: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-class Charges:
+class QuotaUsage:
     """What is charged to every queue; flat lists, `cell + queue * width`.
 
     `below` is all usage in and below a queue, `used` is U.
@@ -176,89 +176,89 @@ class Charges:
 
     def __init__(self, tree: QueueTree) -> None:
         self.tree = tree
-        self.width = len(tree.cells)
-        self.below = [0] * (self.width * len(tree.queues))
-        self.used = [0] * (self.width * len(tree.queues))
-        self._avail: dict[tuple[int, int], int] = {}  # since the last charge
+        self.cell_count = len(tree.cell_index)
+        self.subtree_usage = [0] * (self.cell_count * len(tree.queues))
+        self.usage = [0] * (self.cell_count * len(tree.queues))
+        self._available_cache: dict[tuple[int, int], int] = {}  # since the last charge
 
-    def fork(self) -> Charges:
+    def fork(self) -> QuotaUsage:
         """A copy to write on."""
-        copy = Charges.__new__(Charges)
-        copy.tree, copy.width = self.tree, self.width
-        copy.below, copy.used, copy._avail = self.below.copy(), self.used.copy(), {}
+        copy = QuotaUsage.__new__(QuotaUsage)
+        copy.tree, copy.cell_count = self.tree, self.cell_count
+        copy.subtree_usage, copy.usage, copy._available_cache = self.subtree_usage.copy(), self.usage.copy(), {}
         return copy
 
-    def table(self, *, used: bool = False) -> IntArray:
+    def table(self, *, own_usage: bool = False) -> IntArray:
         """`below`, or `used`, as [queues, cells]."""
-        flat = self.used if used else self.below
+        flat = self.usage if own_usage else self.subtree_usage
         try:
             found = np.array(flat, dtype=np.int64)
         except OverflowError:  # what is charged was never within any quota
-            found = np.array([max(-LARGEST, min(amount, LARGEST)) for amount in flat], dtype=np.int64)
-        return found.reshape(len(self.tree.queues), self.width)
+            found = np.array([max(-MAX_AMOUNT, min(amount, MAX_AMOUNT)) for amount in flat], dtype=np.int64)
+        return found.reshape(len(self.tree.queues), self.cell_count)
 
-    def charge(self, queue: int, amounts: Amounts, sign: int = 1) -> None:
+    def add(self, queue: int, amounts: CellAmounts, sign: int = 1) -> None:
         """Charge amounts to a queue and whoever is above it; -1 gives them back."""
-        kept, width = self.tree.kept, self.width
-        self._avail.clear()
+        kept, width = self.tree.local_quota, self.cell_count
+        self._available_cache.clear()
         for cell, amount in amounts:
             amount *= sign
             grown = amount  # what has to be added to U, at this queue
             for q in self.tree.path[queue]:
                 at = q * width + cell
-                self.below[at] += amount
+                self.subtree_usage[at] += amount
                 if grown:
-                    before = self.used[at]
-                    after = self.used[at] = before + grown
+                    before = self.usage[at]
+                    after = self.usage[at] = before + grown
                     keeps = kept[q][cell]
                     grown = (after - keeps if after > keeps else 0) - (before - keeps if before > keeps else 0)
 
-    def avail(self, queue: int, cell: int) -> int:
+    def available(self, queue: int, cell: int) -> int:
         """How much more of a cell the queue may use, borrowing included; negative when over-admitted."""
-        known = self._avail.get((queue, cell))
+        known = self._available_cache.get((queue, cell))
         if known is not None:
             return known
-        tree, width, avail, cap = self.tree, self.width, 0, UNLIMITED
+        tree, width, avail, cap = self.tree, self.cell_count, 0, UNLIMITED
         for q in tree.path[queue][::-1]:
-            used = self.used[q * width + cell]
-            spare = (tree.total if tree.parent[q] < 0 else tree.kept)[q][cell] - used
+            used = self.usage[q * width + cell]
+            spare = (tree.subtree_quota if tree.parent[q] < 0 else tree.local_quota)[q][cell] - used
             if spare > 0 or tree.parent[q] < 0:
                 avail += spare
-            cap = min(cap, tree.limit[q][cell] - self.below[q * width + cell])
+            cap = min(cap, tree.limit[q][cell] - self.subtree_usage[q * width + cell])
             avail = min(avail, cap)
-        self._avail[queue, cell] = avail
+        self._available_cache[queue, cell] = avail
         return avail
 
-    def available(self) -> IntArray:
+    def available_table(self) -> IntArray:
         """`avail` of every queue and cell at once: [queues, cells]."""
-        tree, below, used = self.tree, self.table(), self.table(used=True)
+        tree, below, used = self.tree, self.table(), self.table(own_usage=True)
         total, kept, limit = (
-            np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.total, tree.kept, tree.limit)
+            np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.subtree_quota, tree.local_quota, tree.limit)
         )
         spare: IntArray = np.maximum(0, kept - used)
         cap: IntArray = limit - below
         avail: IntArray = np.minimum(total - used, cap)
-        for children, parents in reversed(tree.levels):
+        for children, parents in reversed(tree.depths):
             cap[children] = np.minimum(cap[children], cap[parents])
             avail[children] = np.minimum(cap[children], spare[children] + avail[parents])
         return avail
 
-    def allows(self, queue: int, amounts: Amounts) -> bool:
+    def fits(self, queue: int, amounts: CellAmounts) -> bool:
         """Tell whether a request is within the queue's quota."""
         for cell, amount in amounts:  # noqa: SIM110  # asked tens of thousands of times a plan: no generator
-            if amount > self.avail(queue, cell):
+            if amount > self.available(queue, cell):
                 return False
         return True
 
-    def guarantees(self, queue: int, amounts: Amounts) -> bool:
+    def within_guarantee(self, queue: int, amounts: CellAmounts) -> bool:
         """Tell whether the queue stays within its guarantee with this more."""
-        guaranteed, start = self.tree.guaranteed[queue], queue * self.width
+        guaranteed, start = self.tree.guaranteed[queue], queue * self.cell_count
         for cell, amount in amounts:  # noqa: SIM110
-            if self.below[start + cell] + amount > guaranteed[cell]:
+            if self.subtree_usage[start + cell] + amount > guaranteed[cell]:
                 return False
         return True
 
     def above_guarantee(self, queue: int, cells: Iterable[int]) -> bool:
         """Tell whether the queue uses more than its guarantee of any of these cells."""
-        guaranteed, start = self.tree.guaranteed[queue], queue * self.width
-        return any(self.below[start + cell] > guaranteed[cell] for cell in cells)
+        guaranteed, start = self.tree.guaranteed[queue], queue * self.cell_count
+        return any(self.subtree_usage[start + cell] > guaranteed[cell] for cell in cells)

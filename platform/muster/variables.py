@@ -8,34 +8,34 @@ from typing import Any
 
 from muster.errors import InvalidSpec
 
-HIDDEN = "(hidden)"
+REDACTED = "(hidden)"
 """What is shown in the place of a secret."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET = re.compile(
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|BEARER_TOKEN|CONNECTION_STRING"
     r"|(?:^|_)(?:TOKEN|KEY|APIKEY|PASS|PAT|AUTH|JWT)$|_PWD$",
     re.IGNORECASE,
 )
 _OF_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "GCP_", "OCI_", "S3_")
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+@")
+_URL_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
-def is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret: WANDB_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD."""
-    return _SECRET.search(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
-def is_name(text: str) -> bool:
+def is_valid_name(text: str) -> bool:
     """Whether a variable can be called so."""
-    return _NAME.fullmatch(text) is not None
+    return _VARIABLE_NAME.fullmatch(text) is not None
 
 
 def is_credential(name: str) -> bool:
     """Whether a variable of this name holds a secret, or tells a cloud's client which credentials to use."""
-    return is_secret(name) or name.startswith(_OF_CLOUDS)
+    return is_secret_name(name) or name.startswith(_OF_CLOUDS)
 
 
-def not_passed(names: Sequence[str], option: str) -> str:
+def not_passed_message(names: Sequence[str], option: str) -> str:
     """A sentence that names variables which a job does not get, without values, and the way to pass one: `option`, such
     as `--env `, before its name."""
     told = f"not passed to the job from your environment: {', '.join(names)}; {option}NAME passes one"
@@ -45,39 +45,39 @@ def not_passed(names: Sequence[str], option: str) -> str:
     return f"{told}, credentials such as {', '.join(credentials)}, too: {option}{credentials[0]}"
 
 
-def shown(name: str, value: str) -> str:
+def redact(name: str, value: str) -> str:
     """The value as it may be printed: nothing of a secret, and a URL without its user and password."""
-    return HIDDEN if is_secret(name) else _USER_OF_URL.sub(f"{HIDDEN}@", value)
+    return REDACTED if is_secret_name(name) else _URL_USERINFO.sub(f"{REDACTED}@", value)
 
 
-def is_hidden(value: str) -> bool:
+def is_redacted(value: str) -> bool:
     """Whether this is what was shown in the place of a value."""
-    return value == HIDDEN or f"://{HIDDEN}@" in value
+    return value == REDACTED or f"://{REDACTED}@" in value
 
 
-def without_secrets(document: Mapping[str, Any]) -> dict[str, Any]:
+def redact_secrets(document: Mapping[str, Any]) -> dict[str, Any]:
     """A TrainingJob as JSON values, whatever its form, with the secrets in `env` of its templates hidden."""
-    return {key: _hidden(value) for key, value in document.items()}
+    return {key: _redact_value(value) for key, value in document.items()}
 
 
-def _hidden(value: Any) -> Any:
+def _redact_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_hidden(item) for item in value]
+        return [_redact_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _hidden(item) for key, item in value.items()}
+    found = {key: _redact_value(item) for key, item in value.items()}
     if isinstance(found.get("env"), list):
-        found["env"] = [_variable(entry) for entry in found["env"]]
+        found["env"] = [_redact_variable(entry) for entry in found["env"]]
     return found
 
 
-def _variable(entry: Any) -> Any:
+def _redact_variable(entry: Any) -> Any:
     if not (isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("value"), str)):
         return entry
-    return entry | {"value": shown(entry["name"], entry["value"])}
+    return entry | {"value": redact(entry["name"], entry["value"])}
 
 
-def read_env(given: Sequence[str], option: str) -> tuple[list[str], dict[str, str]]:
+def parse_env_options(given: Sequence[str], option: str) -> tuple[list[str], dict[str, str]]:
     """`NAME` and `NAME=VALUE` as (names whose values are in the environment, values by name).
 
     Raises `InvalidSpec` for an invalid name, and for a secret with its value: command lines can be read by others.
@@ -85,9 +85,9 @@ def read_env(given: Sequence[str], option: str) -> tuple[list[str], dict[str, st
     names, values = [], {}
     for text in given:
         name, has_value, value = text.partition("=")
-        if not is_name(name):
+        if not is_valid_name(name):
             raise InvalidSpec(f"{option}: must be NAME or NAME=VALUE; got the name {name!r}", field=option)
-        if has_value and is_secret(name):
+        if has_value and is_secret_name(name):
             message = (
                 f"{option}: {name} holds a secret, and command lines can be read by others; set it in your environment"
             )

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.admission import apply_notices, check_apply, check_submit, with_replicas
-from muster.documents import Object
+from muster.admission import apply_warnings, check_apply, check_submit, with_replicas
+from muster.documents import AnyObject
 from muster.errors import Conflict, MusterError, NotFound
-from muster.excerpt import WHOLE, Excerpt
-from muster.listing import Listing, Unreadable
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.listing import JobList, UnreadableJobItem
 from muster.spec import Queue, TrainingJob, TrainingJobStatus
 
 NOW = 1_790_000_000.0
@@ -34,14 +34,14 @@ class MemoryClient:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
     not_passed: list[str] = field(default_factory=list)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    unreadable: list[UnreadableJobItem] = field(default_factory=list)
 
     def status(self) -> dict[str, Any]:
         return {"running": True}
 
-    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
+    def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
         check_apply(documents, list(self.kept_queues.values()))
-        told = apply_notices(documents, list(self.kept_queues.values()))
+        told = apply_warnings(documents, list(self.kept_queues.values()))
         rows = []
         for item in documents:
             result = "configured" if item.metadata.name in self.kept_queues else "created"
@@ -89,8 +89,8 @@ class MemoryClient:
         jobs = self.kept_jobs.values()
         return [job for job in jobs if namespace in (None, job.metadata.namespace or "default")]
 
-    def listing(self, namespace: str | None = None) -> Listing:
-        return Listing(self.jobs(namespace), self.unreadable)
+    def listing(self, namespace: str | None = None) -> JobList:
+        return JobList(self.jobs(namespace), self.unreadable)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         found = self.kept_jobs.get(name)
@@ -150,7 +150,7 @@ class MemoryClient:
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
         return self.logged
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
         self.asked.append(("logs", role, index, excerpt.attempt, excerpt.since, excerpt.until, excerpt.follow))
         lines = self.logs.get((role, index), [])
-        yield from lines if excerpt.tail is None else lines[len(lines) - excerpt.tail :]
+        yield from lines if excerpt.tail_lines is None else lines[len(lines) - excerpt.tail_lines :]

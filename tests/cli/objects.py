@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.cli.memory import NOW
 
-from muster.spec import ENDED_PHASES, Queue, TrainingJob, TrainingJobStatus
+from muster.spec import TERMINAL_PHASES, Queue, TrainingJob, TrainingJobStatus
 
 JOB_YAML = """\
 apiVersion: muster.dev/v1alpha1
@@ -38,7 +38,7 @@ def job(name: str = "llama", status: TrainingJobStatus | None = None, **spec: An
 def status(phase: str, reason: str = "", message: str = "", **fields: Any) -> TrainingJobStatus:
     kind = {"Succeeded": "Complete", "Failed": "Failed", "Suspended": "Suspended", "Running": "PodsReady"}
     kind |= {"Cancelled": "Cancelled", "Terminating": "Cancelled"}
-    if phase in ENDED_PHASES:
+    if phase in TERMINAL_PHASES:
         fields = {"finishedAt": NOW, **fields}
     condition = {
         "type": kind.get(phase, "Admitted"),

@@ -6,50 +6,50 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 
-from muster.cli.clusters import Choice, in_front, target
+from muster.cli.clusters import ClusterOptions, hoist_options, resolve_context
 from muster.errors import InvalidSpec
-from muster.kubernetes.access import Target
+from muster.kubernetes.access import KubeContext
 
 
 @pytest.mark.parametrize(
     ("choice", "environ", "meant"),
     [
-        (Choice(), {}, None),
-        (Choice(), {"KUBECONFIG": "/some/file"}, None),
-        (Choice(), {"MUSTER_CLUSTER": "kubernetes"}, Target()),
-        (Choice(), {"MUSTER_CONTEXT": "prod"}, Target(context="prod")),
-        (Choice(), {"MUSTER_CLUSTER": "local", "MUSTER_CONTEXT": "prod"}, None),
-        (Choice(cluster="kubernetes"), {}, Target()),
-        (Choice(cluster="local"), {"MUSTER_CLUSTER": "kubernetes", "MUSTER_CONTEXT": "prod"}, None),
-        (Choice(cluster="kubernetes"), {"MUSTER_CLUSTER": "local"}, Target()),
-        (Choice(context="test"), {"MUSTER_CONTEXT": "prod", "MUSTER_CLUSTER": "local"}, Target(context="test")),
-        (Choice(kubeconfig="/a"), {}, Target(kubeconfig="/a")),
-        (Choice(kubeconfig="/a"), {"MUSTER_CONTEXT": "prod"}, Target("/a", "prod")),
+        (ClusterOptions(), {}, None),
+        (ClusterOptions(), {"KUBECONFIG": "/some/file"}, None),
+        (ClusterOptions(), {"MUSTER_CLUSTER": "kubernetes"}, KubeContext()),
+        (ClusterOptions(), {"MUSTER_CONTEXT": "prod"}, KubeContext(context="prod")),
+        (ClusterOptions(), {"MUSTER_CLUSTER": "local", "MUSTER_CONTEXT": "prod"}, None),
+        (ClusterOptions(cluster="kubernetes"), {}, KubeContext()),
+        (ClusterOptions(cluster="local"), {"MUSTER_CLUSTER": "kubernetes", "MUSTER_CONTEXT": "prod"}, None),
+        (ClusterOptions(cluster="kubernetes"), {"MUSTER_CLUSTER": "local"}, KubeContext()),
+        (ClusterOptions(context="test"), {"MUSTER_CONTEXT": "prod", "MUSTER_CLUSTER": "local"}, KubeContext(context="test")),
+        (ClusterOptions(kubeconfig="/a"), {}, KubeContext(kubeconfig="/a")),
+        (ClusterOptions(kubeconfig="/a"), {"MUSTER_CONTEXT": "prod"}, KubeContext("/a", "prod")),
     ],
 )
-def test_options_count_before_the_environment(choice: Choice, environ: dict[str, str], meant: Target | None) -> None:
-    assert target(choice, environ) == meant
+def test_options_count_before_the_environment(choice: ClusterOptions, environ: dict[str, str], meant: KubeContext | None) -> None:
+    assert resolve_context(choice, environ) == meant
 
 
 @pytest.mark.parametrize(
     ("choice", "environ", "field"),
     [
-        (Choice(cluster="moon"), {}, "--cluster"),
-        (Choice(), {"MUSTER_CLUSTER": "moon"}, "MUSTER_CLUSTER"),
-        (Choice(cluster="local", context="prod"), {}, "--cluster"),
+        (ClusterOptions(cluster="moon"), {}, "--cluster"),
+        (ClusterOptions(), {"MUSTER_CLUSTER": "moon"}, "MUSTER_CLUSTER"),
+        (ClusterOptions(cluster="local", context="prod"), {}, "--cluster"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(choice: Choice, environ: dict[str, str], field: str) -> None:
+def test_what_cannot_be_meant_is_refused_by_name(choice: ClusterOptions, environ: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidSpec) as error:
-        target(choice, environ)
+        resolve_context(choice, environ)
     assert error.value.field == field
 
 
 def test_the_options_may_stand_after_the_verb() -> None:
-    assert in_front(["jobs", "--context", "prod", "--json"]) == ["--context", "prod", "jobs", "--json"]
-    assert in_front(["logs", "a", "--kubeconfig=f", "-f"]) == ["--kubeconfig=f", "logs", "a", "-f"]
-    assert in_front(["scale", "a", "--", "--context"]) == ["scale", "a", "--", "--context"]
-    assert in_front(["jobs", "--context"]) == ["--context", "jobs"]
+    assert hoist_options(["jobs", "--context", "prod", "--json"]) == ["--context", "prod", "jobs", "--json"]
+    assert hoist_options(["logs", "a", "--kubeconfig=f", "-f"]) == ["--kubeconfig=f", "logs", "a", "-f"]
+    assert hoist_options(["scale", "a", "--", "--context"]) == ["scale", "a", "--", "--context"]
+    assert hoist_options(["jobs", "--context"]) == ["--context", "jobs"]
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(cluster: MemoryClient, muster: Muster) -> None:

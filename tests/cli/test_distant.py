@@ -15,7 +15,7 @@ from tests.tracing.runs import run_folder
 
 import muster.cli.client
 from muster.spec import TrainingJob
-from muster.tracing.report import json_beside
+from muster.tracing.report import json_path
 
 TRACE = {"startStep": 20, "steps": 3}
 RAN = {"startedAt": NOW, "finishedAt": NOW + 9}
@@ -84,7 +84,7 @@ def test_what_is_in_the_store_is_brought_here_and_reported_on(
     lines = muster("report", "llama").out.splitlines()
     page = tmp_path / "home/fetched/default/llama-u1/report/report.html"
     assert lines[-1] == str(page)
-    report = json.loads(json_beside(page).read_text())
+    report = json.loads(json_path(page).read_text())
     assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
     assert not (page.parents[1] / "checkpoints").exists()  # nothing that a report does not read
     trace = next((page.parents[1] / "traces").glob("rank-0*"))

@@ -10,7 +10,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
 from muster.errors import Refused
-from muster.listing import Listing, Unreadable
+from muster.listing import JobList, UnreadableJobItem
 from muster.spec import TrainingJobStatus
 
 # ---- jobs
@@ -109,10 +109,10 @@ def test_where_no_job_matches_the_filter_and_how_many_jobs_there_are_is_said(
 def test_whoever_may_not_list_all_namespaces_learns_what_is_in_the_one_asked_for(
     cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def listing(namespace: str | None = None) -> Listing:
+    def listing(namespace: str | None = None) -> JobList:
         if namespace is None:
             raise Refused("jobs may not be listed", reason="Forbidden")
-        return Listing(cluster.jobs(namespace), [])
+        return JobList(cluster.jobs(namespace), [])
 
     monkeypatch.setattr(cluster, "listing", listing)
     cluster.kept_jobs = {"a": job("a")}
@@ -126,7 +126,7 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
 ) -> None:
     cluster.kept_jobs = {"runs": job("runs", status("Running"))}
     document = {"kind": "TrainingJob", "metadata": {"name": "half", "namespace": "team"}, "spec": {"queue": "x"}}
-    cluster.unreadable = [Unreadable(document, "spec.roles: missing; write it")]
+    cluster.unreadable = [UnreadableJobItem(document, "spec.roles: missing; write it")]
     ended = muster("jobs")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()] == ["JOB", "runs"]
@@ -141,7 +141,7 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
 
 def test_jobs_that_cannot_be_read_are_narrowed_by_queue_and_phase_too(cluster: MemoryClient, muster: Muster) -> None:
     meta = {"name": "half", "namespace": "team"}
-    cluster.unreadable = [Unreadable({"metadata": meta, "spec": {"queue": "x"}, "status": {"phase": "Running"}}, "odd")]
+    cluster.unreadable = [UnreadableJobItem({"metadata": meta, "spec": {"queue": "x"}, "status": {"phase": "Running"}}, "odd")]
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x", "--phase", "running").rows] == [
         "half"
     ]

@@ -8,7 +8,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
 
-from muster.cli.views.watching import Curve, Sight, picture
+from muster.cli.views.watching import LossCurve, WatchFrame, render_frame
 
 LONG = "research-language-models-for-all-of-us"
 
@@ -41,7 +41,7 @@ def test_no_figure_of_live_progress_is_broken_in_two(columns: int) -> None:
         "mfu": 0.473, "peak_memory_bytes": 33_700_000_000, "checkpoint_step": 50, "world_size": 8, "at": NOW,
     }  # fmt: skip
     console = Console(width=columns, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(picture(Sight(job(status=status("Running")), beat, NOW), Curve(), columns))
+    console.print(render_frame(WatchFrame(job(status=status("Running")), beat, NOW), LossCurve(), columns))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
     assert max(map(len, lines)) <= columns
     figures = [part for line in lines[1:] for part in line.split(" · ")]

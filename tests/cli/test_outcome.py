@@ -168,10 +168,10 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
     words = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": "muster que", "COMP_CWORD": "1"}
     out, _ = script(**words).communicate(timeout=100)
     assert out.split() == ["queues"]
-    from muster.cli.completing import _job_names
+    from muster.cli.completing import _complete_job_names
 
     cluster.kept_jobs = {"llama": job("llama"), "bert": job("bert")}
-    assert _job_names("ll") == ["llama"]
+    assert _complete_job_names("ll") == ["llama"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
     ],
 )
 def test_phases_are_completed_one_after_the_other(incomplete: str, offered: list[str]) -> None:
-    from muster.cli.completing import _phases
+    from muster.cli.completing import _complete_phases
 
-    assert _phases(incomplete) == offered
+    assert _complete_phases(incomplete) == offered
 
 
 def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +195,6 @@ def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.Monke
         raise DaemonError("not running")
 
     monkeypatch.setattr(muster.cli.client, "_open", fail)
-    from muster.cli.completing import _job_names
+    from muster.cli.completing import _complete_job_names
 
-    assert _job_names("a") == []
+    assert _complete_job_names("a") == []

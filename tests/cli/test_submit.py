@@ -11,8 +11,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import FAILURE, JOB_YAML, QUEUE_YAML, job, queue, status
 
-from muster.cli.reading import environment_overrides
-from muster.cli.views.job_words import last_words
+from muster.cli.reading import parse_env_overrides
+from muster.cli.views.job_words import last_log_line
 from muster.errors import InvalidSpec
 
 
@@ -64,8 +64,8 @@ def test_secrets_are_not_written_into_a_job_of_a_cluster(monkeypatch: pytest.Mon
     monkeypatch.setenv("HF_TOKEN", "do-not-tell")
     monkeypatch.setenv("HF_HOME", "/hf")
     with pytest.raises(InvalidSpec, match="secretKeyRef"):
-        environment_overrides(["HF_TOKEN"], on_host=False)
-    assert environment_overrides(["HF_HOME", "A=1"], on_host=False) == ([], {"HF_HOME": "/hf", "A": "1"})
+        parse_env_overrides(["HF_TOKEN"], on_host=False)
+    assert parse_env_overrides(["HF_HOME", "A=1"], on_host=False) == ([], {"HF_HOME": "/hf", "A": "1"})
 
 
 def test_what_is_not_passed_on_is_told_by_all_names(file: Path, cluster: MemoryClient, muster: Muster) -> None:
@@ -227,7 +227,7 @@ def test_wait_says_why_the_job_waits_as_watch_does(file: Path, cluster: MemoryCl
 def test_below_the_rule_that_closes_torchruns_summary_the_exception_is_what_was_said_last() -> None:
     tail = "RuntimeError: no room\nraise ChildFailedError(\nx.ChildFailedError: \n  exitcode: 1\n=====\n"
     ended = job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail}))
-    assert last_words(ended) == "RuntimeError: no room"
+    assert last_log_line(ended) == "RuntimeError: no room"
 
 
 _OF_TORCHRUN = """E1121 19:43:49.789000 15465 /x/torch/distributed/elastic/multiprocessing/api.py:1002] failed
@@ -273,14 +273,14 @@ _OF_A_RANK = 'Traceback (most recent call last):\n  File "train.py", line 2\nVal
 )
 def test_of_a_log_that_torchrun_closed_what_the_first_rank_to_fail_said_counts(said: str, told: str) -> None:
     whole = said + _OF_TORCHRUN
-    assert last_words(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == told
+    assert last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": whole}))) == told
 
 
 @pytest.mark.parametrize("cut", ["  File ", "    raise ", "Failures:", "Root Cause"])
 def test_where_the_tail_holds_torchruns_words_alone_the_exit_code_is_told(cut: str) -> None:
     tail = _OF_TORCHRUN[_OF_TORCHRUN.index(cut) :]
     assert (
-        last_words(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail})))
+        last_log_line(job("llama", status("Failed", lastFailure=FAILURE | {"logTail": tail})))
         == "rank 5 exited with code 3"
     )
 

@@ -14,10 +14,10 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
-from muster.cli.views.watching import Curve, Sight, news, picture
-from muster.cli.watch import _printed
+from muster.cli.views.watching import LossCurve, WatchFrame, change_lines, render_frame
+from muster.cli.watch import _print_changes
 from muster.errors import NotFound
-from muster.progress import present
+from muster.progress import current_heartbeat
 from muster.spec import ObjectMeta, Queue, TrainingJob, TrainingJobStatus
 
 
@@ -132,27 +132,27 @@ def test_a_job_that_is_removed_as_soon_as_it_ends_is_not_told_to_be_deleted_befo
     assert "ttlSecondsAfterFinished 0" in ended.err
 
 
-def drawn(sight: Sight, curve: Curve | None = None, width: int = 100) -> str:
+def drawn(sight: WatchFrame, curve: LossCurve | None = None, width: int = 100) -> str:
     console = Console(width=width, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(picture(sight, curve or Curve(), width))
+    console.print(render_frame(sight, curve or LossCurve(), width))
     return console.export_text()
 
 
 def test_the_picture_of_a_waiting_job_tells_its_place() -> None:
     waiting = status("Pending", queuePosition=2, estimatedStart=NOW + 130)
-    text = drawn(Sight(job(status=waiting), None, NOW + 10))
+    text = drawn(WatchFrame(job(status=waiting), None, NOW + 10))
     assert "waiting for 10s, number 2 in queue research, starts about " in text
     assert "(in 2m00s)" in text
 
 
 def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
-    curve = Curve()
+    curve = LossCurve()
     for step, loss in ((10, 8.0), (20, 6.0), (30, 4.0)):
-        curve = curve.with_beat(beat(step, loss=loss))
+        curve = curve.with_heartbeat(beat(step, loss=loss))
     figures = beat(
         30, tokens_per_s=1234.0, step_time_s=0.25, mfu=0.5, peak_memory_bytes=3 * 2**30, eta_s=7.5, world_size=2
     )
-    text = drawn(Sight(job(status=status("Running")), figures, NOW), curve)
+    text = drawn(WatchFrame(job(status=status("Running")), figures, NOW), curve)
     assert "█" * 25 + "░" * 25 + " step 30/60  50%  ETA 8s" in text
     assert "1.2k tokens/s · 250 ms a step · MFU 50.0% · peak memory 3.0 GiB · 2 ranks" in text
     assert "█▅▁ loss 4 from 8" in text
@@ -166,21 +166,21 @@ def test_the_picture_of_a_running_job_has_a_bar_figures_and_a_curve() -> None:
     ],
 )
 def test_before_the_first_step_the_picture_tells_what_is_done_and_for_how_long(phase: str, told: str) -> None:
-    sight = Sight(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
+    sight = WatchFrame(job(status=status("Running")), beat(0, phase=phase, loss=None, at=NOW), NOW + 35)
     assert drawn(sight).strip()[2:] == told
 
 
 def test_a_job_that_says_nothing_is_said_to_run_without_a_step() -> None:
-    text = drawn(Sight(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
+    text = drawn(WatchFrame(job(status=status("Running", admittedAt=NOW)), None, NOW + 7))
     assert text.strip()[2:] == "running for 7s; no step was reported yet"
 
 
 def test_into_a_pipe_compilation_is_told_at_once_and_every_30_s_while_it_lasts() -> None:
     one, out = job(status=status("Running")), io.StringIO()
     compiling = beat(0, phase="compile", loss=None, at=NOW)
-    sights = [Sight(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
-    _printed(
-        iter([*sights, Sight(one, beat(1), NOW + 59.5), Sight(one, beat(2), NOW + 65)]), Console(file=out, width=120)
+    sights = [WatchFrame(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
+    _print_changes(
+        iter([*sights, WatchFrame(one, beat(1), NOW + 59.5), WatchFrame(one, beat(2), NOW + 65)]), Console(file=out, width=120)
     )
     lines = [line.partition(";")[0] for line in out.getvalue().splitlines()]
     assert lines[2:] == ["compiling", "compiling for 30s", "step 1/60  loss 4", "step 2/60  loss 4"]
@@ -202,21 +202,21 @@ RESUMED = status("Running", attempt=1, lastCheckpoint={"step": 20, "at": NOW})
 def test_a_resumed_job_tells_once_from_which_step_it_goes_on(first_beat: dict[str, Any], told: list[str]) -> None:
     one = job(status=RESUMED)
     for before in (None, beat(0, attempt=1, phase="setup", loss=None)):
-        lines = news(Sight(one, before, NOW), Sight(one, first_beat, NOW + 1))
+        lines = change_lines(WatchFrame(one, before, NOW), WatchFrame(one, first_beat, NOW + 1))
         assert [line.plain for line in lines] == told
     if told:
-        assert list(news(Sight(one, first_beat, NOW + 1), Sight(one, beat(30, attempt=1), NOW + 2))) == []
+        assert list(change_lines(WatchFrame(one, first_beat, NOW + 1), WatchFrame(one, beat(30, attempt=1), NOW + 2))) == []
 
 
 def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
     one = job(status=RESUMED)
-    assert present([beat(40)], one.status.attempt) is None
+    assert current_heartbeat([beat(40)], one.status.attempt) is None
     newest = beat(0, attempt=1, phase="setup", loss=None)
-    assert present([beat(40), newest], one.status.attempt) == newest
+    assert current_heartbeat([beat(40), newest], one.status.attempt) == newest
 
 
 def test_a_curve_forgets_what_a_resume_does_again() -> None:
-    curve = Curve().with_beat(beat(10, loss=3.0)).with_beat(beat(20, loss=2.0)).with_beat(beat(15, loss=2.5))
+    curve = LossCurve().with_heartbeat(beat(10, loss=3.0)).with_heartbeat(beat(20, loss=2.0)).with_heartbeat(beat(15, loss=2.5))
     assert curve.losses == ((10, 3.0), (15, 2.5))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster
 
-from muster.engine import dump
-from muster.model import Flavor, Gang, Node, Queue, Quota, Resources, Role, RolePlacement, Running, Snapshot
+from muster.engine import encode_snapshot
+from muster.model import FlavorInfo, Gang, NodeInfo, QueueInfo, Quota, Resources, Role, RolePlacement, RunningGang, Snapshot
 
 GPU = "nvidia.com/gpu"
 KEYS = [
@@ -141,18 +141,18 @@ def world() -> Snapshot:
     placed = (RolePlacement("trainer", "h200", (("n1", 1),)),)
     return Snapshot(
         now=100.0,
-        nodes=tuple(Node(f"n{index}", node, flavor="h200") for index in (1, 2)),
-        flavors=(Flavor("h200"),),
-        queues=(Queue("research", quotas=(Quota("h200", GPU, guaranteed=16),)),),
-        waiting=(gang("big", 2, 10.0), gang("huge", 3, 11.0)),
-        running=(Running(gang("old", 1, 0.0), placed, admitted_at=1.0, started_at=2.0),),
+        nodes=tuple(NodeInfo(f"n{index}", node, flavor="h200") for index in (1, 2)),
+        flavors=(FlavorInfo("h200"),),
+        queues=(QueueInfo("research", quotas=(Quota("h200", GPU, guaranteed=16),)),),
+        pending=(gang("big", 2, 10.0), gang("huge", 3, 11.0)),
+        running=(RunningGang(gang("old", 1, 0.0), placed, admitted_at=1.0, started_at=2.0),),
     )
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
     path = tmp_path / "snapshot.json"
-    path.write_bytes(dump(world()))
+    path.write_bytes(encode_snapshot(world()))
     return str(path)
 
 
@@ -178,7 +178,7 @@ def test_replay_as_json_names_gangs_reasons_and_places(saved: str, muster: Muste
     assert rows["default/huge"]["reason"] in ("LargerThanQuota", "LargerThanCluster")
     empty = tmp_path / "empty.json"
     before = world()
-    empty.write_bytes(dump(Snapshot(**{name: getattr(before, name) for name in before.__slots__} | {"running": ()})))
+    empty.write_bytes(encode_snapshot(Snapshot(**{name: getattr(before, name) for name in before.__slots__} | {"running": ()})))
     (start, _) = muster("replay", str(empty), "--json").rows
     assert start == {
         "gang": "default/big",

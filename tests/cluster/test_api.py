@@ -19,7 +19,7 @@ from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
 from muster.admission.editing import check_edit
-from muster.documents import KINDS, load_documents
+from muster.documents import KINDS, load_objects
 from muster.errors import InvalidSpec
 from muster.spec import TrainingJob
 
@@ -101,7 +101,7 @@ def test_a_queue_that_is_its_own_parent_is_refused(api: Api) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_documents_of_the_examples_are_accepted(plane: ControlPlane, path: Path) -> None:
-    assert load_documents(path.read_text())
+    assert load_objects(path.read_text())
     plane.kubectl("create", "--dry-run=server", "-f", str(path))
 
 
@@ -116,7 +116,7 @@ def pasted() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "text"), list(pasted()))
 def test_documents_of_the_docs_are_accepted(plane: ControlPlane, page: str, text: str) -> None:
-    assert load_documents(text, page)
+    assert load_objects(text, page)
     plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=text)
 
 

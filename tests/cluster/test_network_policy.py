@@ -14,7 +14,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.helm.conftest import CHART
 
 from muster_operator import labels
-from muster_operator.manifests.collector import PORT
+from muster_operator.manifests.collector import COLLECTOR_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "muster-system"
@@ -84,7 +84,7 @@ def ports(policy: Object, protocol: str, namespace: str, pod: Labels) -> set[int
 
 def test_every_port_of_a_jobs_pod_stays_open_to_everybody_but_the_collectors(policy: Object, namespace: str) -> None:
     peer = {labels.JOB: "j"}
-    assert set(EVERY_PORT) - ports(policy, "TCP", namespace, peer) == {PORT}
+    assert set(EVERY_PORT) - ports(policy, "TCP", namespace, peer) == {COLLECTOR_PORT}
     for protocol in ("UDP", "SCTP"):
         assert ports(policy, protocol, "elsewhere", {}) == set(EVERY_PORT)
 
@@ -92,9 +92,9 @@ def test_every_port_of_a_jobs_pod_stays_open_to_everybody_but_the_collectors(pol
 def test_the_collectors_port_is_open_to_the_operators_pods_in_their_namespace_alone(
     policy: Object, namespace: str, operator: Labels
 ) -> None:
-    assert PORT in ports(policy, "TCP", SYSTEM, operator)
-    assert PORT not in ports(policy, "TCP", namespace, operator)  # labels anybody can write
-    assert PORT not in ports(policy, "TCP", SYSTEM, {"app": "other"})
+    assert COLLECTOR_PORT in ports(policy, "TCP", SYSTEM, operator)
+    assert COLLECTOR_PORT not in ports(policy, "TCP", namespace, operator)  # labels anybody can write
+    assert COLLECTOR_PORT not in ports(policy, "TCP", SYSTEM, {"app": "other"})
 
 
 def test_only_pods_of_jobs_are_selected(policy: Object) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.harness import GPUS, NODES, Harness, Script, Start, job, template
 
 from muster import spec
-from muster.lifecycle import find
+from muster.lifecycle import find_condition
 
 Scenario = Callable[[Harness], None]
 ALL = NODES * GPUS
@@ -40,7 +40,7 @@ def a_gang_that_lacks_room_waits_with_a_reason_and_starts_later(h: Harness) -> N
     reach(h, first, "Running")
     second = h.submit(job("second", pods=2), Script())
     h.wait(lambda: bool(status_of(h, second).conditions))
-    admitted = find(status_of(h, second), "Admitted")
+    admitted = find_condition(status_of(h, second), "Admitted")
     assert admitted is not None
     assert admitted.status == "False"
     assert admitted.reason in ("NoRoom", "QuotaExceeded")
@@ -74,7 +74,7 @@ def a_rule_by_exit_code_fails_the_job_at_once(h: Harness) -> None:
     rules = [{"onExitCodes": [42], "action": "FailJob"}]
     uid = h.submit(job("a", failurePolicy={"maxRestarts": 5, "rules": rules}), Script(exits=(42,)))
     reach(h, uid, "Failed")
-    failed = find(status_of(h, uid), "Failed")
+    failed = find_condition(status_of(h, uid), "Failed")
     assert failed is not None
     assert failed.reason == "FailedByRule"
     assert {start.attempt for start in h.starts(uid)} == {0}
@@ -109,10 +109,10 @@ def a_cancelled_gang_stops_for_good_and_keeps_its_record(h: Harness) -> None:
     h.edit(uid, cancel=True)
     reach(h, uid, "Cancelled")
     assert h.live_pods(uid) == 0, "until the last process has ended, the job is Terminating"
-    cancelled = find(status_of(h, uid), "Cancelled")
+    cancelled = find_condition(status_of(h, uid), "Cancelled")
     assert cancelled is not None
     assert (cancelled.status, cancelled.reason) == ("True", "Cancelled")
-    assert find(status_of(h, uid), "Failed") is None
+    assert find_condition(status_of(h, uid), "Failed") is None
     assert {start.attempt for start in h.starts(uid)} <= {0}  # the signal may come before its first line
 
 
@@ -165,7 +165,7 @@ def a_guarantee_is_reclaimed_from_who_borrowed_it(h: Harness) -> None:
 def max_runtime_ends_a_job(h: Harness) -> None:
     uid = h.submit(job("a", maxRuntimeSeconds=1), LONG)
     reach(h, uid, "Failed")
-    failed = find(status_of(h, uid), "Failed")
+    failed = find_condition(status_of(h, uid), "Failed")
     assert failed is not None
     assert failed.reason == "MaxRuntimeExceeded"
     h.wait(lambda: h.live_pods(uid) == 0)

@@ -13,9 +13,9 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 from muster import spec
 from muster.cluster import CreatePod, NodeView, Write
 from muster.engine import Engine
-from muster.lifecycle import LIVE_PHASES, Bounds
+from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.model import Resources
-from muster.simulate import SimCluster, Work
+from muster.simulate import SimCluster, JobBehavior
 
 
 class SimHarness:
@@ -28,13 +28,13 @@ class SimHarness:
         nodes = [NodeView(f"n{i}", amounts) for i in range(NODES)]
         flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
         self.cluster = Recording(nodes, [flavor], queues())
-        self.engine = Engine(self.cluster, bounds=Bounds(backoff_s=0.2))
+        self.engine = Engine(self.cluster, timeouts=Timeouts(backoff_s=0.2))
         self.wake_at: float | None = 0.0
 
     def submit(self, job: spec.TrainingJob, script: Script) -> str:
         # A pod here keeps its work when it checkpoints; the script never does.
         exits, stuck = script.exits, frozenset(script.stuck)
-        work = Work(script.seconds, 0.1, 0.1, exits=exits, fails_after_s=script.seconds, stuck=stuck)
+        work = JobBehavior(script.seconds, 0.1, 0.1, exit_codes=exits, fails_after_s=script.seconds, stuck_attempts=stuck)
         work = replace(work, endless=frozenset(script.endless))
         self.wake_at = self.cluster.now
         return self.cluster.submit(job, work)
@@ -51,7 +51,7 @@ class SimHarness:
         return self.cluster.job(uid) if self.cluster.has_job(uid) else None
 
     def live_pods(self, uid: str) -> int:
-        return sum(pod.phase in LIVE_PHASES for pod in self.cluster.pods(uid))
+        return sum(pod.phase in ACTIVE_POD_PHASES for pod in self.cluster.pods(uid))
 
     def starts(self, uid: str) -> list[Start]:
         return self.cluster.starts.get(uid, [])
@@ -63,11 +63,11 @@ class SimHarness:
     def wait(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
         end = self.cluster.now + seconds
         while not holds():
-            times = [at for at in (self.cluster.next_event(), self.wake_at) if at is not None]
+            times = [at for at in (self.cluster.next_event_time(), self.wake_at) if at is not None]
             assert times, "nothing will happen any more"
             assert min(times) <= end, f"not within {seconds} s"
             self.cluster.advance(max(self.cluster.now, min(times)))
-            self.wake_at = self.engine.step().wake_at
+            self.wake_at = self.engine.run_cycle().wake_at
 
 
 class Recording(SimCluster):

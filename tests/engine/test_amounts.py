@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, nodes
 
 from muster import spec
-from muster.cluster import PodView, World
-from muster.engine import Engine, Round
-from muster.model import LARGEST, Resources
+from muster.cluster import PodView, ObservedState
+from muster.engine import Engine, CycleResult
+from muster.model import MAX_AMOUNT, Resources
 from muster.snapshot import to_roles
 from muster.spec.requests import pod_request
 
@@ -45,12 +45,12 @@ def decide(
     queues: tuple[spec.Queue, ...] = (),
     foreign: int = 0,
     pods: Mapping[str, tuple[PodView, ...]] | None = None,
-) -> Round:
+) -> CycleResult:
     """One round of a world of three nodes, the first of which somebody else has taken so much memory of."""
     first, *rest = nodes(3)
-    there = (replace(first, foreign=Resources.of({"memory": foreign})), *rest)
-    world = World(1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}})
-    return Engine(None).decide(world)
+    there = (replace(first, unmanaged_usage=Resources.of({"memory": foreign})), *rest)
+    world = ObservedState(1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}})
+    return Engine(None).reconcile(world)
 
 
 SMALL = job("small", "1Gi")
@@ -67,7 +67,7 @@ def test_a_gang_that_asks_for_more_than_can_be_counted_waits_and_others_start(
 ) -> None:
     queues = (queue("default", *limited, amount="64Gi"),)
     round_ = decide(large, SMALL, queues=queues)
-    assert round_.waits["u-a"].code in ("LargerThanCluster", "LargerThanQuota")
+    assert round_.waits["u-a"].reason in ("LargerThanCluster", "LargerThanQuota")
     assert "u-small" not in round_.waits
 
 
@@ -80,14 +80,14 @@ def test_a_node_of_which_others_take_more_than_can_be_counted_is_passed_over() -
 def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_nobody_from_starting() -> None:
     leaving = {
         f"u-{name}": tuple(
-            PodView(f"{name}-{i}", f"u-{name}", "r0", i, 0, "n0", "Running", request=Resources.of({"memory": LARGEST}))
+            PodView(f"{name}-{i}", f"u-{name}", "r0", i, 0, "n0", "Running", request=Resources.of({"memory": MAX_AMOUNT}))
             for i in range(3)
         )
         for name in ("a", "b", "c")
     }
     queues = (queue("default", "memory", amount="64Gi"),)
     round_ = decide(*(job(name) for name in ("a", "b", "c")), SMALL, queues=queues, pods=leaving)
-    assert round_.waits["u-small"].code == "QuotaExceeded"
+    assert round_.waits["u-small"].reason == "QuotaExceeded"
     without = decide(*(job(name) for name in ("a", "b", "c")), SMALL, pods=leaving)
     assert "u-small" not in without.waits
 
@@ -128,7 +128,7 @@ def test_every_round_ends_whatever_anybody_asks_for(
         for i, one in enumerate(jobs)
     ]
     round_ = decide(*named, queues=tuple(tree), foreign=foreign)
-    assert {one.gang for one in round_.decisions} == {one.metadata.uid for one in named}
+    assert {one.gang_uid for one in round_.decisions} == {one.metadata.uid for one in named}
 
 
 def test_amounts_of_a_gang_that_can_be_counted_stay_as_they_are_and_others_add_up_to_no_more_than_that() -> None:
@@ -136,4 +136,4 @@ def test_amounts_of_a_gang_that_can_be_counted_stay_as_they_are_and_others_add_u
     assert {role.request.get("memory") for role in to_roles(whole.spec)} == {2**60}
     large = job("a", "4E", "4E", pods=3, roles=2)
     assert all(pod_request(role.template.spec).get("memory") == 8 * 10**18 for role in large.spec.roles)
-    assert sum(role.replicas * role.request.get("memory") for role in to_roles(large.spec)) <= LARGEST
+    assert sum(role.replicas * role.request.get("memory") for role in to_roles(large.spec)) <= MAX_AMOUNT

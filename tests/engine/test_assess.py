@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.engine import Engine, assess, dump, load
+from muster.engine import Engine, check_feasibility, encode_snapshot, decode_snapshot
 from muster.errors import InvalidSpec
 from muster.scheduling import plan
-from muster.simulate import SimCluster, Work
+from muster.simulate import SimCluster, JobBehavior
 
 
 def world_of(*queues_: Any) -> Any:
     levels = {"rack": "rack"}
     cluster = SimCluster(nodes(2, rack="r1"), [flavor(levels=levels)], queues_ or [queue()])
-    cluster.submit(job("other", 2), Work(1000))
+    cluster.submit(job("other", 2), JobBehavior(1000))
     settle(Engine(cluster), cluster, until=10)
-    cluster.lose_node("n1")
+    cluster.fail_node("n1")
     return cluster.observe()
 
 
@@ -33,24 +33,24 @@ def world_of(*queues_: Any) -> Any:
     ids=str,
 )
 def test_only_what_cannot_heal_is_told(fields: dict[str, Any], code: str | None) -> None:
-    verdict = assess(job("a", **fields), world_of())
-    assert (None if verdict is None else verdict.code) == code
+    verdict = check_feasibility(job("a", **fields), world_of())
+    assert (None if verdict is None else verdict.reason) == code
 
 
 def test_a_job_larger_than_its_quota_is_told() -> None:
-    verdict = assess(job("a"), world_of(queue(gpus=8)))
+    verdict = check_feasibility(job("a"), world_of(queue(gpus=8)))
     assert verdict is not None
-    assert verdict.code == "LargerThanQuota"
+    assert verdict.reason == "LargerThanQuota"
 
 
 def test_a_recorded_snapshot_plans_the_same() -> None:
     cluster = SimCluster(nodes(3, rack="r1"), [flavor(levels={"rack": "rack"})], [queue(gpus=24)])
     engine = Engine(cluster)
     for number in range(4):
-        cluster.submit(job(f"j{number}", 2, least=1, priority=number, maxRuntimeSeconds=100), Work(50))
+        cluster.submit(job(f"j{number}", 2, least=1, priority=number, maxRuntimeSeconds=100), JobBehavior(50))
         settle(engine, cluster, until=10 * number)
     assert engine.snapshot is not None
-    again = load(dump(engine.snapshot))
+    again = decode_snapshot(encode_snapshot(engine.snapshot))
     assert again == engine.snapshot
     assert plan(again).decisions == plan(engine.snapshot).decisions
 
@@ -58,4 +58,4 @@ def test_a_recorded_snapshot_plans_the_same() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"now": "soon"}', b"\xff", b'{"now": 1}'])
 def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidSpec, match="not a snapshot"):
-        load(data)
+        decode_snapshot(data)

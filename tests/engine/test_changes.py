@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import spec
-from muster.changes import Alarms, Changes
+from muster.changes import TimerQueue, ChangeTracker
 
 BODY: dict[str, Any] = {"roles": [{"name": "a", "template": {"spec": {"containers": [{}]}}}]}
 
@@ -24,25 +24,25 @@ STEPS = st.lists(
 def test_exactly_what_is_another_object_than_last_time_has_changed(steps: list[dict[str, tuple[int, int]]]) -> None:
     jobs = {(uid, version): job(uid) for uid in "abcd" for version in range(3)}
     pods = {(uid, version): (object(),) for uid in "abcd" for version in (1, 2)}  # version 0: none
-    changes, before = Changes(), dict[str, tuple[int, int]]()
+    changes, before = ChangeTracker(), dict[str, tuple[int, int]]()
     for now in steps:
         beside = {uid: pods[uid, version] for uid, (_, version) in now.items() if version}
-        found = changes.since_last([jobs[uid, version] for uid, (version, _) in now.items()], beside)
+        found = changes.diff([jobs[uid, version] for uid, (version, _) in now.items()], beside)
         fresh = [uid for uid in now if uid not in before or now[uid][0] != before[uid][0]]
-        assert [job.metadata.uid for job in found.jobs] == fresh
-        assert found.beside == {uid for uid in now if uid not in fresh and now[uid][1] != before[uid][1]}
-        assert found.gone == before.keys() - now.keys()
+        assert [job.metadata.uid for job in found.changed] == fresh
+        assert found.touched == {uid for uid in now if uid not in fresh and now[uid][1] != before[uid][1]}
+        assert found.removed == before.keys() - now.keys()
         before = now
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 20)), max_size=20), st.integers(0, 20))
 def test_alarms_ring_once_at_the_time_that_was_set_last(settings: list[tuple[str, int | None]], now: int) -> None:
-    alarms, last = Alarms(), dict[str, int | None]()
+    alarms, last = TimerQueue(), dict[str, int | None]()
     for uid, at in settings:
-        alarms.set(uid, at)
+        alarms.schedule(uid, at)
         last[uid] = at
     expected = {uid for uid, at in last.items() if at is not None and at <= now}
     later = [at for at in last.values() if at is not None and at > now]
-    assert set(alarms.due(now)) == expected
-    assert alarms.due(now) == []
-    assert alarms.next() == min(later, default=None)
+    assert set(alarms.pop_due(now)) == expected
+    assert alarms.pop_due(now) == []
+    assert alarms.next_time() == min(later, default=None)

@@ -12,8 +12,8 @@ from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
 from muster.engine import Engine
-from muster.simulate import Work
-from muster.spec import ENDED_PHASES
+from muster.simulate import JobBehavior
+from muster.spec import TERMINAL_PHASES
 
 
 def run(cluster: Watched, kills: list[int]) -> None:
@@ -21,15 +21,15 @@ def run(cluster: Watched, kills: list[int]) -> None:
     engine, wake_at = Engine(cluster), None
     cluster.writes_left = kills.pop(0) if kills else None
     for _ in range(5000):
-        jobs = cluster.uids()
-        ended = all(cluster.job(uid).status.phase in ENDED_PHASES for uid in jobs)
-        times = [at for at in (cluster.next_event(), wake_at) if at is not None]
-        if not times or (ended and cluster.next_event() is None):
+        jobs = cluster.job_uids()
+        ended = all(cluster.job(uid).status.phase in TERMINAL_PHASES for uid in jobs)
+        times = [at for at in (cluster.next_event_time(), wake_at) if at is not None]
+        if not times or (ended and cluster.next_event_time() is None):
             assert ended, [(uid, cluster.job(uid).status) for uid in jobs]
             return
         cluster.advance(max(cluster.now, min(times)))
         try:
-            wake_at = engine.step().wake_at
+            wake_at = engine.run_cycle().wake_at
         except Killed:
             engine, wake_at = Engine(cluster), cluster.now
             cluster.writes_left = kills.pop(0) if kills else None
@@ -37,12 +37,12 @@ def run(cluster: Watched, kills: list[int]) -> None:
 
 
 KILLS = st.lists(st.integers(0, 12), max_size=12)
-Arrivals = list[tuple[float, spec.TrainingJob, Work]]
+Arrivals = list[tuple[float, spec.TrainingJob, JobBehavior]]
 
 
 def may_fail(arrivals: Arrivals) -> set[str]:
     """Jobs whose work fails, or that may run out of time."""
-    bounded = (one for one in arrivals if one[2].exits or one[1].spec.max_runtime_seconds is not None)
+    bounded = (one for one in arrivals if one[2].exit_codes or one[1].spec.max_runtime_seconds is not None)
     return {wanted.metadata.name for _, wanted, _ in bounded}
 
 
@@ -55,8 +55,8 @@ def check_killed(arrivals: Arrivals, kills: list[int]) -> None:
         attempts = {pod.attempt for pod in cluster.created if pod.job_uid.endswith(wanted.metadata.name)}
         failures = sum(work.exit_code(attempt) != 0 for attempt in attempts)
         assert status.restarts <= min(2, failures)
-        assert (status.hold, status.eviction) == (None, None)
-        if not work.exits:
+        assert (status.nomination, status.eviction) == (None, None)
+        if not work.exit_codes:
             assert (status.phase, status.restarts) == ("Succeeded", 0)
 
 
@@ -65,7 +65,7 @@ def check_troubled(arrivals: Arrivals, kills: list[int], troubles: list[Trouble]
     plan_trouble(cluster, troubles)
     run(cluster, list(kills))
     check_end(cluster, [wanted.metadata.name for _, wanted, _ in arrivals], may_fail(arrivals))
-    losses = [cluster.job(uid).status.node_losses for uid in cluster.uids()]
+    losses = [cluster.job(uid).status.node_losses for uid in cluster.job_uids()]
     assert max(losses, default=0) <= len(troubles)
 
 
@@ -91,26 +91,26 @@ def test_roles_edited_while_pods_stop_take_room_from_nobody(arrivals: Arrivals, 
 
 @given(workloads(), st.dictionaries(st.integers(0, 60), st.tuples(st.integers(0, 5), st.booleans()), max_size=4))
 def test_a_user_who_edits_between_two_writes_is_never_overruled(
-    arrivals: list[tuple[float, spec.TrainingJob, Work]], edits: dict[int, tuple[int, bool]]
+    arrivals: list[tuple[float, spec.TrainingJob, JobBehavior]], edits: dict[int, tuple[int, bool]]
 ) -> None:
     cluster = cluster_of(arrivals)
     for write, (number, cancel) in edits.items():
         uid = f"uid-default-j{number % len(arrivals)}"
         cluster.edits[write] = (uid, {"cancel": True} if cancel else {"priority": 9})
     run(cluster, [])
-    for uid in cluster.uids():
+    for uid in cluster.job_uids():
         wanted = cluster.job(uid)
-        assert wanted.status.phase in ENDED_PHASES
+        assert wanted.status.phase in TERMINAL_PHASES
         assert wanted.spec.cancel or wanted.status.phase != "Cancelled"
 
 
 def test_a_status_that_changed_meanwhile_ends_the_round_and_the_next_one_sees_the_change() -> None:
     cluster = Watched(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", 1), Work(10))
+    uid = cluster.submit(job("a", 1), JobBehavior(10))
     cluster.edits[0] = (uid, {"cancel": True})
-    assert engine.step().wake_at == cluster.now
+    assert engine.run_cycle().wake_at == cluster.now
     assert cluster.pods(uid) == ()
-    engine.step()
+    engine.run_cycle()
     assert cluster.job(uid).status.phase == "Cancelled"
     assert cluster.pods(uid) == ()

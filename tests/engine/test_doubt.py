@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.cluster import RemoveJob, World, Write
+from muster.cluster import RemoveJob, ObservedState, Write
 from muster.engine import Engine
 from muster.errors import Conflict
-from muster.lifecycle import find
-from muster.simulate import SimCluster, Work
+from muster.lifecycle import find_condition
+from muster.simulate import SimCluster, JobBehavior
 
 
 class Contended(SimCluster):
@@ -32,7 +32,7 @@ class Broken(dict[str, Any]):
         raise RuntimeError(f"cannot look up {key}")
 
 
-def without(world: World, part: str) -> World:
+def without(world: ObservedState, part: str) -> ObservedState:
     """The world with a part that nothing can be looked up in."""
     broken: dict[str, Any] = {part: Broken()}
     return replace(world, **broken)
@@ -40,39 +40,39 @@ def without(world: World, part: str) -> World:
 
 def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
-    cluster.submit(job("a"), Work(100_000.0))
+    cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine(cluster)
     settle(engine, cluster, until=30)
-    assert engine._shares.busy
+    assert engine._fair_share.has_charges
     engine.recheck()
     world = cluster.observe()
-    engine.decide(replace(world, jobs=(), pods={}, beats={}, now=world.now + 1))
-    assert not engine._shares.busy
+    engine.reconcile(replace(world, jobs=(), pods={}, beats={}, now=world.now + 1))
+    assert not engine._fair_share.has_charges
 
 
 def test_usage_ends_with_a_job_that_goes_in_the_very_round_whose_writes_do_not_all_happen() -> None:
     cluster = Contended(nodes(4), [flavor()], [queue(gpus=32)])
-    uid = cluster.submit(job("a"), Work(100_000.0))
+    uid = cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine(cluster)
     settle(engine, cluster, until=30)
     cluster.delete(uid)
     settle(engine, cluster, until=400)
     assert not cluster.has_job(uid)
-    assert not engine._shares.busy
+    assert not engine._fair_share.has_charges
 
 
 def test_news_of_a_job_that_goes_while_the_engine_forgot_what_it_knew_are_forgotten() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     for name in ("a", "b"):
-        cluster.submit(job(name), Work(100_000.0))
+        cluster.submit(job(name), JobBehavior(100_000.0))
     engine = Engine(cluster)
     settle(engine, cluster, until=30)
-    assert engine._news.known() == {"uid-default-b"}
+    assert engine._wait_throttle.known_jobs() == {"uid-default-b"}
     engine.recheck()
-    assert engine._news.known() == {"uid-default-b"}, "when they were written still counts"
+    assert engine._wait_throttle.known_jobs() == {"uid-default-b"}, "when they were written still counts"
     world = cluster.observe()
-    engine.decide(replace(world, jobs=world.jobs[:1]))
-    assert engine._news.known() == frozenset()
+    engine.reconcile(replace(world, jobs=world.jobs[:1]))
+    assert engine._wait_throttle.known_jobs() == frozenset()
 
 
 @pytest.mark.parametrize("part", ["beats", "rejections"])
@@ -80,12 +80,12 @@ def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(par
     """Lives are looked at with beats, the planner's world is made with rejections."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    first, *_ = (cluster.submit(job(name, 1), Work(100_000.0)) for name in ("a", "b", "c"))
+    first, *_ = (cluster.submit(job(name, 1), JobBehavior(100_000.0)) for name in ("a", "b", "c"))
     settle(engine, cluster, until=30)
     cluster.edit(first, cancel=True)
-    fresh = cluster.submit(job("d", 1), Work(100_000.0))
+    fresh = cluster.submit(job("d", 1), JobBehavior(100_000.0))
     with pytest.raises(RuntimeError, match="cannot look up"):
-        engine.decide(without(cluster.observe(), part))
+        engine.reconcile(without(cluster.observe(), part))
     settle(engine, cluster, until=100)
-    assert [cluster.job(uid).status.phase for uid in cluster.uids()] == ["Cancelled", "Running", "Running", "Pending"]
-    assert find(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"
+    assert [cluster.job(uid).status.phase for uid in cluster.job_uids()] == ["Cancelled", "Running", "Running", "Pending"]
+    assert find_condition(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"

@@ -7,20 +7,20 @@ from dataclasses import replace
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import DRAIN, OUT_OF_SERVICE
-from muster.engine import Engine, assess
-from muster.model import Taint
-from muster.simulate import SimCluster, Work
+from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT
+from muster.engine import Engine, check_feasibility
+from muster.model import NodeTaint
+from muster.simulate import SimCluster, JobBehavior
 
 
 def drain(cluster: SimCluster, name: str) -> None:
     node = cluster.nodes[name]
-    cluster.bring_back(replace(node, taints=(*node.taints, Taint(DRAIN))))
+    cluster.restore_node(replace(node, taints=(*node.taints, NodeTaint(DRAIN_TAINT))))
 
 
 def undrain(cluster: SimCluster, name: str) -> None:
     node = cluster.nodes[name]
-    cluster.bring_back(replace(node, taints=tuple(taint for taint in node.taints if taint.key != DRAIN)))
+    cluster.restore_node(replace(node, taints=tuple(taint for taint in node.taints if taint.key != DRAIN_TAINT)))
 
 
 def nodes_of(one: spec.TrainingJob) -> set[str]:
@@ -30,7 +30,7 @@ def nodes_of(one: spec.TrainingJob) -> set[str]:
 def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_failure() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", failurePolicy={"maxRestarts": 0}), Work(100, stop_s=1, checkpoint_on_stop=True))
+    uid = cluster.submit(job("a", failurePolicy={"maxRestarts": 0}), JobBehavior(100, stop_s=1, checkpoint_on_stop=True))
     settle(engine, cluster, until=40)
     first = nodes_of(cluster.job(uid))
     drained = min(first)
@@ -50,7 +50,7 @@ def test_a_gang_waits_while_its_only_room_is_drained_and_comes_back_after() -> N
     tolerant = job("a")
     role = tolerant.spec.roles[0].model_dump(by_alias=True)
     role["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
-    uid = cluster.submit(job("a", roles=[role]), Work(1000))
+    uid = cluster.submit(job("a", roles=[role]), JobBehavior(1000))
     settle(engine, cluster, until=5)
     drain(cluster, "n0")
     settle(engine, cluster, until=60)
@@ -63,16 +63,16 @@ def test_a_gang_waits_while_its_only_room_is_drained_and_comes_back_after() -> N
 def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     drain(cluster, "n0")
-    assert assess(job("a"), cluster.observe()) is None
+    assert check_feasibility(job("a"), cluster.observe()) is None
 
 
 def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_comes_back_to() -> None:
     cluster = SimCluster(nodes(4), [flavor()], [queue(gpus=32)])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", priority=5), Work(1000, stop_s=10))
-    low = cluster.submit(job("low", pods=1), Work(1000))
+    uid = cluster.submit(job("a", priority=5), JobBehavior(1000, stop_s=10))
+    low = cluster.submit(job("low", pods=1), JobBehavior(1000))
     settle(engine, cluster, until=40)
-    wide = cluster.submit(job("wide", pods=3, priority=3), Work(1000))  # the idle node and that of `low` are too few
+    wide = cluster.submit(job("wide", pods=3, priority=3), JobBehavior(1000))  # the idle node and that of `low` are too few
     settle(engine, cluster, until=45)
     first = nodes_of(cluster.job(uid))
     drain(cluster, min(first))
@@ -86,15 +86,15 @@ def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_c
 def test_a_higher_priority_takes_the_room_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a"), Work(1000, stop_s=10))
+    uid = cluster.submit(job("a"), JobBehavior(1000, stop_s=10))
     settle(engine, cluster, until=40)
     drain(cluster, "n0")
     settle(engine, cluster, until=45)
-    high = cluster.submit(job("high", pods=1, priority=9), Work(1000))
+    high = cluster.submit(job("high", pods=1, priority=9), JobBehavior(1000))
     settle(engine, cluster, until=100)
     assert nodes_of(cluster.job(high)) == {"n1"}
     status = cluster.job(uid).status
-    assert (status.phase, status.attempt, status.hold) == ("Pending", 1, None)
+    assert (status.phase, status.attempt, status.nomination) == ("Pending", 1, None)
     assert [event.reason for event in cluster.events if event.job_uid == uid] == ["Admitted", "Drained", "Preempted"]
 
 
@@ -104,14 +104,14 @@ def test_a_gang_that_tolerates_every_taint_is_lost_once_with_a_node_out_of_servi
     document = job("a", 1).model_dump(mode="json", by_alias=True, include={"metadata": {"name"}, "spec": True})
     document["spec"]["roles"][0]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]
     wanted = spec.TrainingJob.model_validate(document)
-    uid = cluster.submit(wanted, Work(100, stop_s=1))
+    uid = cluster.submit(wanted, JobBehavior(100, stop_s=1))
     settle(engine, cluster, until=10)
     (name,) = nodes_of(cluster.job(uid))
     node = cluster.nodes[name]
-    cluster.bring_back(replace(node, taints=(Taint(OUT_OF_SERVICE, effect="NoExecute"),)))
+    cluster.restore_node(replace(node, taints=(NodeTaint(OUT_OF_SERVICE_TAINT, effect="NoExecute"),)))
     settle(engine, cluster, until=60)
     status = cluster.job(uid).status
     assert (status.phase, status.node_losses) == ("Pending", 1)
-    cluster.bring_back(node)
+    cluster.restore_node(node)
     settle(engine, cluster, until=400)
     assert cluster.job(uid).status.phase == "Succeeded"

@@ -10,9 +10,9 @@ from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import WriteQueueStatus
 from muster.engine import Engine
-from muster.fairshare import FairShare, decayed
+from muster.fairshare import FairShare, decay
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import SimCluster, Work
+from muster.simulate import SimCluster, JobBehavior
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 2, 2, Resources.of({GPU: 8}))
@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 def shares(half_life_s: int = 3600) -> FairShare:
     one = FairShare()
-    one.look_at_queues([queue(halfLifeSeconds=half_life_s)], 0.0)
+    one.update_queues([queue(halfLifeSeconds=half_life_s)], 0.0)
     return one
 
 
@@ -44,17 +44,17 @@ def test_usage_grows_by_what_is_taken_and_halves_every_half_life() -> None:
 def test_it_does_not_matter_how_often_one_looks(
     value: float, rate: float, first_s: float, second_s: float, half_life_s: float
 ) -> None:
-    at_once = decayed(value, rate, first_s + second_s, half_life_s)
-    in_steps = decayed(decayed(value, rate, first_s, half_life_s), rate, second_s, half_life_s)
+    at_once = decay(value, rate, first_s + second_s, half_life_s)
+    in_steps = decay(decay(value, rate, first_s, half_life_s), rate, second_s, half_life_s)
     assert in_steps == pytest.approx(at_once, rel=1e-6, abs=1e-6)
 
 
 def test_the_planner_sees_the_same_usage_until_the_next_tick() -> None:
     one = shares()
     one.charge("u", "default", PLACED, [ROLE], 100.0, 100.0)
-    first = one.usage(119)
-    assert one.usage(119.9) is first
-    later = one.usage(121)
+    first = one.published_usage(119)
+    assert one.published_usage(119.9) is first
+    later = one.published_usage(121)
     assert [usage.resource_seconds for usage in later] == pytest.approx([320], rel=1e-2), "as of the tick at 120"
 
 
@@ -62,13 +62,13 @@ def test_only_resources_that_some_queue_limits_are_counted() -> None:
     one = shares()
     role = Role("trainer", 2, 2, Resources.of({GPU: 8, "cpu": 1000, "pods": 1}))
     one.charge("u", "default", PLACED, [role], 0.0, 0.0)
-    assert {usage.resource for usage in one.usage(60)} == {GPU}
+    assert {usage.resource for usage in one.published_usage(60)} == {GPU}
 
 
 def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_between() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    cluster.submit(job("a"), Work(DAY))
+    cluster.submit(job("a"), JobBehavior(DAY))
     settle(engine, cluster, until=600)
     written = cluster.observe().queues[0].status.fair_share
     assert written is not None
@@ -76,7 +76,7 @@ def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_be
     cluster.advance(1800)
     settle(Engine(cluster), cluster, until=3600)
     uninterrupted = SimCluster(nodes(2), [flavor()], [queue()])
-    uninterrupted.submit(job("a"), Work(DAY))
+    uninterrupted.submit(job("a"), JobBehavior(DAY))
     settle(Engine(uninterrupted), uninterrupted, until=3600)
     one, other = (c.observe().queues[0].status.fair_share for c in (cluster, uninterrupted))
     assert one is not None
@@ -85,18 +85,18 @@ def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_be
 
 
 def submit(cluster: SimCluster, name: str) -> None:
-    cluster.submit(job(name, 1, 1), Work(50))
+    cluster.submit(job(name, 1, 1), JobBehavior(50))
 
 
 def test_usage_is_written_at_most_once_a_minute() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     for number in range(40):
-        cluster.at(float(7 * number), partial(submit, cluster, f"j{number}"))
+        cluster.schedule(float(7 * number), partial(submit, cluster, f"j{number}"))
     times = []
-    while (at := cluster.next_event()) is not None and at < 280:
+    while (at := cluster.next_event_time()) is not None and at < 280:
         cluster.advance(at)
-        round_ = engine.step()
+        round_ = engine.run_cycle()
         times += [
             cluster.now for write in round_.writes if isinstance(write, WriteQueueStatus) and write.status.fair_share
         ]
@@ -109,11 +109,11 @@ def test_whoever_used_less_lately_goes_first() -> None:
     tree = [queue("all", 16), queue("red", 0, "all"), queue("blue", 0, "all")]
     cluster = SimCluster(nodes(2), [flavor()], tree)
     engine = Engine(cluster)
-    cluster.submit(job("a", queue="red"), Work(500))
+    cluster.submit(job("a", queue="red"), JobBehavior(500))
     settle(engine, cluster, until=100)
-    red = cluster.submit(job("b", queue="red"), Work(10))
+    red = cluster.submit(job("b", queue="red"), JobBehavior(10))
     settle(engine, cluster, until=200)
-    blue = cluster.submit(job("c", queue="blue"), Work(10))
+    blue = cluster.submit(job("c", queue="blue"), JobBehavior(10))
     settle(engine, cluster, until=505)
     assert cluster.job(blue).status.phase == "Running"
     assert cluster.job(red).status.phase == "Pending"

@@ -9,7 +9,7 @@ from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
 from muster.engine import Engine
-from muster.simulate import SimCluster, Work
+from muster.simulate import SimCluster, JobBehavior
 
 GPU = "nvidia.com/gpu"
 HALF_LIFE_S = 10_000_000  # nothing fades while a test lasts
@@ -30,14 +30,14 @@ def with_uid(one: spec.Queue, uid: str, usage: float | None = None, at: float = 
 
 
 def gpu_seconds(engine: Engine, now: float, name: str = "default") -> float:
-    status = engine._shares.status(name, now)
+    status = engine._fair_share.status(name, now)
     return 0.0 if status is None else {one.resource: one.resource_seconds for one in status.usage}.get(GPU, 0.0)
 
 
 def running(until: float) -> tuple[Engine, SimCluster]:
     """A job that takes 16 GPUs and goes on for long."""
     cluster = SimCluster(nodes(2), [flavor()], [slow()])
-    cluster.submit(job("a"), Work(100_000.0))
+    cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine(cluster)
     settle(engine, cluster, until=until)
     return engine, cluster
@@ -70,7 +70,7 @@ def test_usage_is_not_negative_after_an_edit_and_the_end_of_a_job() -> None:
     settle(engine, cluster, until=200)
     cluster.delete("uid-default-a")
     settle(engine, cluster, until=1000)
-    assert not engine._shares.busy
+    assert not engine._fair_share.has_charges
     ended = gpu_seconds(engine, 1000)
     assert 16 * 200 <= ended <= 16 * 300, "it was told to stop, and had some time to"
     assert gpu_seconds(engine, 100_000) == pytest.approx(ended, rel=0.01)
@@ -79,7 +79,7 @@ def test_usage_is_not_negative_after_an_edit_and_the_end_of_a_job() -> None:
 def test_what_a_queue_used_before_its_half_life_was_edited_faded_by_the_old_one() -> None:
     engine, cluster = running(130)
     cluster.put_queue(queue(halfLifeSeconds=60))
-    engine.step()
+    engine.run_cycle()
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_a_status_that_somebody_else_wrote_later_changes_nothing() -> None:
     world = cluster.observe()
     later = with_uid(world.queues[0], "", usage=77.0, at=125.0)
     changed = later.model_copy(update={"spec": later.spec.model_copy(update={"weight": 3.0})})
-    engine.decide(replace(world, queues=(changed,)))
+    engine.reconcile(replace(world, queues=(changed,)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
@@ -97,9 +97,9 @@ def test_a_queue_that_was_deleted_and_created_anew_begins_anew(same_spec: bool) 
     engine, cluster = running(130)
     world = cluster.observe()
     first = with_uid(world.queues[0], "1", usage=gpu_seconds(engine, 130), at=130.0)
-    engine.decide(replace(world, queues=(first,)))
+    engine.reconcile(replace(world, queues=(first,)))
     wanted = first.spec if same_spec else first.spec.model_copy()
-    engine.decide(replace(world, queues=(with_uid(first, "2").model_copy(update={"spec": wanted}),)))
+    engine.reconcile(replace(world, queues=(with_uid(first, "2").model_copy(update={"spec": wanted}),)))
     assert gpu_seconds(engine, 130) == 0
     assert gpu_seconds(engine, 140) == pytest.approx(160, rel=1e-4), "what runs there still counts from now on"
 
@@ -107,9 +107,9 @@ def test_a_queue_that_was_deleted_and_created_anew_begins_anew(same_spec: bool) 
 def test_a_queue_that_is_gone_takes_its_usage_along() -> None:
     engine, cluster = running(130)
     world = cluster.observe()
-    engine.decide(replace(world, queues=()))
+    engine.reconcile(replace(world, queues=()))
     assert gpu_seconds(engine, 130) == 0
-    engine.decide(replace(world, now=140.0, queues=(slow(),)))
+    engine.reconcile(replace(world, now=140.0, queues=(slow(),)))
     assert gpu_seconds(engine, 150) == pytest.approx(160, rel=1e-4)
 
 
@@ -117,7 +117,7 @@ def test_a_queue_whose_metadata_cannot_be_read_for_a_while_is_the_same_one() -> 
     engine, cluster = running(130)
     world = cluster.observe()
     for uid in ("1", "", "1"):
-        engine.decide(replace(world, queues=(with_uid(world.queues[0], uid, usage=5.0),)))
+        engine.reconcile(replace(world, queues=(with_uid(world.queues[0], uid, usage=5.0),)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
@@ -125,7 +125,7 @@ def test_a_new_leader_counts_what_runs_in_a_queue_without_usage_since_it_was_adm
     _, cluster = running(130)
     world = cluster.observe()
     engine = Engine(None)
-    engine.decide(replace(world, queues=(with_uid(world.queues[0], "1"),)))
+    engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1"),)))
     assert gpu_seconds(engine, 130) == pytest.approx(16 * 130, rel=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
     world = cluster.observe()
     for at, more_s in ((100.0, 30.0), (135.0, 0.0)):
         engine = Engine(None)
-        engine.decide(replace(world, queues=(with_uid(world.queues[0], "1", usage=500.0, at=at),)))
+        engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=500.0, at=at),)))
         assert gpu_seconds(engine, 130) == pytest.approx(500 + 16 * more_s, rel=1e-4)
         assert gpu_seconds(engine, 140) == pytest.approx(500 + 16 * (more_s + 10), rel=1e-4)
 
@@ -142,13 +142,13 @@ def test_a_new_leader_counts_on_from_a_status_whatever_its_clock_says() -> None:
 def test_usage_that_somebody_wrote_below_nothing_is_none() -> None:
     world = running(130)[1].observe()
     engine = Engine(None)
-    engine.decide(replace(world, queues=(with_uid(world.queues[0], "1", usage=-1e6, at=130.0),)))
+    engine.reconcile(replace(world, queues=(with_uid(world.queues[0], "1", usage=-1e6, at=130.0),)))
     assert gpu_seconds(engine, 140) == pytest.approx(160, rel=1e-4)
 
 
 def test_a_job_that_was_out_of_sight_for_a_while_is_counted_once() -> None:
     engine, cluster = running(130)
     world = cluster.observe()
-    engine.decide(replace(world, jobs=(), pods={}, beats={}))
-    engine.decide(replace(world, now=190.0))
+    engine.reconcile(replace(world, jobs=(), pods={}, beats={}))
+    engine.reconcile(replace(world, now=190.0))
     assert gpu_seconds(engine, 190) == pytest.approx(16 * 190, rel=1e-4)

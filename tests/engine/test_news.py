@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from muster.engine.news import News
+from muster.engine.news import WaitStatusThrottle
 from muster.model import Wait
 from muster.spec import TrainingJobStatus
 
@@ -17,16 +17,16 @@ def line(count: int, shift: int = 0) -> list[Wait]:
 
 def written(every_s: float, count: int, seconds: int) -> dict[str, list[int]]:
     """When each job was written, of so many whose positions change every second."""
-    news, statuses = News(every_s), dict.fromkeys((wait.gang for wait in line(count)), TrainingJobStatus())
+    news, statuses = WaitStatusThrottle(every_s), dict.fromkeys((wait.gang_uid for wait in line(count)), TrainingJobStatus())
     at: dict[str, list[int]] = {uid: [] for uid in statuses}
     for second in range(seconds):
         waits = line(count, second % 2)
-        news.begin(waits)
+        news.begin_cycle(waits)
         for wait in waits:
-            told, _ = news.tell(wait, statuses[wait.gang], float(second), anyway=False)
-            if told is not statuses[wait.gang]:
-                statuses[wait.gang] = told
-                at[wait.gang].append(second)
+            told, _ = news.update(wait, statuses[wait.gang_uid], float(second), force=False)
+            if told is not statuses[wait.gang_uid]:
+                statuses[wait.gang_uid] = told
+                at[wait.gang_uid].append(second)
     return at
 
 
@@ -36,30 +36,30 @@ def test_positions_are_refreshed_once_a_minute() -> None:
 
 
 def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
-    news = News(60.0)
+    news = WaitStatusThrottle(60.0)
     waits = [Wait(f"job{queue}-{number}", "NoRoom", "", number + 1) for queue in range(20) for number in range(90)]
-    news.begin(waits)
+    news.begin_cycle(waits)
     status = TrainingJobStatus()
-    told, _ = news.tell(waits[0], status, 0.0, anyway=False)
-    moved = Wait(waits[0].gang, "NoRoom", "", 2)
-    assert news.tell(moved, told, 179.0, anyway=False) == (told, 180.0)
-    again, due = news.tell(moved, told, 180.0, anyway=False)
+    told, _ = news.update(waits[0], status, 0.0, force=False)
+    moved = Wait(waits[0].gang_uid, "NoRoom", "", 2)
+    assert news.update(moved, told, 179.0, force=False) == (told, 180.0)
+    again, due = news.update(moved, told, 180.0, force=False)
     assert (again.queue_position, due) == (2, None)
 
 
 def test_a_new_reason_is_told_at_once_however_many_wait() -> None:
-    news = News(60.0)
+    news = WaitStatusThrottle(60.0)
     waits = line(90) * 40
-    news.begin(waits)
-    told, _ = news.tell(waits[0], TrainingJobStatus(), 0.0, anyway=False)
-    other = Wait(waits[0].gang, "QuotaExceeded", "", 1)
-    assert news.tell(other, told, 1.0, anyway=False)[0].reason == "QuotaExceeded"
+    news.begin_cycle(waits)
+    told, _ = news.update(waits[0], TrainingJobStatus(), 0.0, force=False)
+    other = Wait(waits[0].gang_uid, "QuotaExceeded", "", 1)
+    assert news.update(other, told, 1.0, force=False)[0].reason == "QuotaExceeded"
 
 
 @pytest.mark.parametrize("every_s", [60.0, inf])
 def test_a_simulation_is_told_once(every_s: float) -> None:
-    news = News(every_s)
-    news.begin(line(3))
-    told, _ = news.tell(line(3)[0], TrainingJobStatus(), 0.0, anyway=False)
-    again, due = news.tell(line(3, 5)[0], told, 1e9, anyway=False)
+    news = WaitStatusThrottle(every_s)
+    news.begin_cycle(line(3))
+    told, _ = news.update(line(3)[0], TrainingJobStatus(), 0.0, force=False)
+    again, due = news.update(line(3, 5)[0], told, 1e9, force=False)
     assert (again is told, due) == (every_s == inf, None)

@@ -12,14 +12,14 @@ from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
 from tests.engine.watched import Killed, Watched, cluster_of, workloads
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.cluster import CreatePod, DeletePod, ObjectWrites, Phase, RemoveJob, WriteStatus
+from muster.cluster import CreatePod, DeletePod, ObjectWrites, WritePhase, RemoveJob, WriteStatus
 from muster.engine import Engine
 from muster.errors import Conflict
-from muster.simulate import SimCluster, Work
-from muster.spec import ENDED_PHASES
+from muster.simulate import SimCluster, JobBehavior
+from muster.spec import TERMINAL_PHASES
 
 
-def carry_out(cluster: SimCluster, phases: Sequence[Phase], random: Random) -> set[str]:
+def carry_out(cluster: SimCluster, phases: Sequence[WritePhase], random: Random) -> set[str]:
     """As an asynchronous cluster does it; whose writes did not all happen."""
     undone: set[str] = set()
     for number, phase in enumerate(phases):
@@ -53,21 +53,21 @@ def run(cluster: Watched, kills: list[int], random: Random) -> None:
     cluster.writes_left = kills.pop(0) if kills else None
     wake_at: float | None = 0.0
     for _ in range(5000):
-        ended = all(cluster.job(uid).status.phase in ENDED_PHASES for uid in cluster.uids())
-        times = [at for at in (cluster.next_event(), wake_at) if at is not None]
-        if not times or (ended and cluster.next_event() is None):
-            assert ended, [(uid, cluster.job(uid).status) for uid in cluster.uids()]
+        ended = all(cluster.job(uid).status.phase in TERMINAL_PHASES for uid in cluster.job_uids())
+        times = [at for at in (cluster.next_event_time(), wake_at) if at is not None]
+        if not times or (ended and cluster.next_event_time() is None):
+            assert ended, [(uid, cluster.job(uid).status) for uid in cluster.job_uids()]
             return
         cluster.advance(max(cluster.now, min(times)))
-        round_ = engine.decide(cluster.observe())
-        for uid in cluster.uids():
+        round_ = engine.reconcile(cluster.observe())
+        for uid in cluster.job_uids():
             if random.random() < 0.1:
                 cluster.edit(uid, priority=random.choice([0, 5, 9]))
         try:
             undone = carry_out(cluster, round_.phases, random)
             for part in (part for phase in round_.phases for part in phase):
                 left.pop(part.job_uid, None)
-            left |= {part.job_uid: part for part in round_.afterwards}
+            left |= {part.job_uid: part for part in round_.deferred}
             now = [uid for uid in left if random.random() < 0.5]
             undone |= carry_out(cluster, [tuple(left.pop(uid) for uid in now)], random)
         except Killed:
@@ -93,39 +93,39 @@ def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_
 def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_once() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", 1), Work(100, start_delay_s=3))
+    uid = cluster.submit(job("a", 1), JobBehavior(100, start_delay_s=3))
     settle(engine, cluster, until=2)
     cluster.advance(3)
-    running = engine.decide(cluster.observe())
+    running = engine.reconcile(cluster.observe())
     assert running.phases == ()
-    assert [part.job_uid for part in running.afterwards] == [uid]
+    assert [part.job_uid for part in running.deferred] == [uid]
     cluster.edit(uid, cancel=True)
-    cancelled = engine.decide(cluster.observe())
-    assert cancelled.afterwards == ()
+    cancelled = engine.reconcile(cluster.observe())
+    assert cancelled.deferred == ()
     assert [part.job_uid for phase in cancelled.phases for part in phase] == [uid]
 
 
 def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    first, second = (cluster.submit(job(name, 1), Work(100)) for name in ("a", "b"))
-    round_ = engine.decide(cluster.observe())
+    first, second = (cluster.submit(job(name, 1), JobBehavior(100)) for name in ("a", "b"))
+    round_ = engine.reconcile(cluster.observe())
     assert [part.job_uid for phase in round_.phases for part in phase if part.job_uid] == [first]
-    assert [part.job_uid for part in round_.afterwards] == [second]
+    assert [part.job_uid for part in round_.deferred] == [second]
 
 
 def preemption() -> tuple[SimCluster, Engine, list[str], str]:
     """Two gangs run and a third one waits, which outranks them and needs the room of both."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    lows = [cluster.submit(job(name, 1), Work(1000, stop_s=5)) for name in ("low1", "low2")]
+    lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
-    return cluster, engine, lows, cluster.submit(job("high", priority=5), Work(10))
+    return cluster, engine, lows, cluster.submit(job("high", priority=5), JobBehavior(10))
 
 
 def test_hold_victims_and_the_end_of_their_pods_are_three_phases() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.decide(cluster.observe())
+    round_ = engine.reconcile(cluster.observe())
     told = [[(part.job_uid, type(part.writes[0])) for part in phase] for phase in round_.phases]
     assert told[0] == [(high, WriteStatus)]
     assert sorted(told[1]) == [(low, WriteStatus) for low in lows]
@@ -137,7 +137,7 @@ def test_hold_victims_and_the_end_of_their_pods_are_three_phases() -> None:
 
 def test_no_victim_is_told_to_leave_for_a_hold_that_was_refused() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.decide(cluster.observe())
+    round_ = engine.reconcile(cluster.observe())
     cluster.edit(high, priority=6)
     undone = carry_out(cluster, round_.phases, Random(1))
     assert undone == {high, *lows}
@@ -146,7 +146,7 @@ def test_no_victim_is_told_to_leave_for_a_hold_that_was_refused() -> None:
 
 def test_a_refused_victim_spares_the_pods_of_all_victims_until_it_is_told() -> None:
     cluster, engine, lows, high = preemption()
-    round_ = engine.decide(cluster.observe())
+    round_ = engine.reconcile(cluster.observe())
     cluster.edit(lows[0], priority=1)
     engine.recheck(carry_out(cluster, round_.phases, Random(1)))
     assert cluster.job(lows[1]).status.eviction is not None
@@ -158,25 +158,25 @@ def test_a_refused_victim_spares_the_pods_of_all_victims_until_it_is_told() -> N
 def test_one_refused_admission_does_not_void_another() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    first, second = (cluster.submit(job(name, 1), Work(10)) for name in ("a", "b"))
-    round_ = engine.decide(cluster.observe())
+    first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
+    round_ = engine.reconcile(cluster.observe())
     cluster.edit(first, priority=3)
     undone = carry_out(cluster, round_.phases, Random(1))
     assert first in undone
     assert (len(cluster.pods(first)), len(cluster.pods(second))) == (0, 1)
     engine.recheck(undone)
-    again = engine.decide(cluster.observe())
+    again = engine.reconcile(cluster.observe())
     assert [write.job_uid for write in again.writes if isinstance(write, CreatePod)] == [first]
 
 
 def test_nobody_is_admitted_to_room_whose_release_was_refused() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    first = cluster.submit(job("a"), Work(10))
-    second = cluster.submit(job("b"), Work(10))
+    first = cluster.submit(job("a"), JobBehavior(10))
+    second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
     cluster.advance(10)
-    round_ = engine.decide(cluster.observe())
+    round_ = engine.reconcile(cluster.observe())
     cluster.edit(first, priority=3)
     engine.recheck(carry_out(cluster, round_.phases, Random(1)))
     assert (cluster.job(first).status.phase, cluster.pods(second)) == ("Running", ())
@@ -189,7 +189,7 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
     cluster, engine, lows, high = preemption()
     settle(engine, cluster, until=104)
     cluster.advance(105)
-    round_ = engine.decide(cluster.observe())
+    round_ = engine.reconcile(cluster.observe())
     phases = {part.job_uid: number for number, phase in enumerate(round_.phases) for part in phase}
     assert any(isinstance(write, CreatePod) and write.job_uid == high for write in round_.writes)
     assert max(phases[low] for low in lows) < phases[high]
@@ -198,15 +198,15 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
 def test_who_leaves_its_room_to_another_starts_elsewhere_one_round_later() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    ending = cluster.submit(job("ending", 1, priority=5), Work(105))
-    low = cluster.submit(job("low", 1), Work(1000, stop_s=5))
+    ending = cluster.submit(job("ending", 1, priority=5), JobBehavior(105))
+    low = cluster.submit(job("low", 1), JobBehavior(1000, stop_s=5))
     settle(engine, cluster, until=100)
-    high = cluster.submit(job("high", 1, priority=9), Work(10))
+    high = cluster.submit(job("high", 1, priority=9), JobBehavior(10))
     settle(engine, cluster, until=104)
     cluster.advance(105)  # the one has ended, the other has stopped: both nodes are free
     rounds = []
     for _ in range(2):
-        rounds.append(engine.step())
+        rounds.append(engine.run_cycle())
     created = [[write.job_uid for write in round_.writes if isinstance(write, CreatePod)] for round_ in rounds]
     assert cluster.job(ending).status.phase == "Succeeded"
     assert created == [[high], [low]]

@@ -8,13 +8,13 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import DeletePod, PodView, World, Write, WriteStatus
+from muster.cluster import DeletePod, PodView, ObservedState, Write, WriteStatus
 from muster.engine import Engine
-from muster.engine.desk import Desk
-from muster.lifecycle import Bounds, find, live, moves, seats
-from muster.lifecycle.sight import Sight
-from muster.model import HoldRoom, Placement, RolePlacement
-from muster.simulate import SimCluster, Work
+from muster.engine.desk import StatusUpdater
+from muster.lifecycle import Timeouts, find_condition, reconcile_job, moves, pod_slots
+from muster.lifecycle.sight import Observation
+from muster.model import Nominate, Placement, RolePlacement
+from muster.simulate import SimCluster, JobBehavior
 
 NOW = 100.0
 ROOM: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -28,20 +28,20 @@ def named(name: str, status: spec.TrainingJobStatus | None = None, *, deleted: b
     stamp = NOW if deleted else None
     meta = one.metadata.model_copy(update={"uid": name, "generation": 1, "deletion_timestamp": stamp})
     one = one.model_copy(update={"metadata": meta})
-    fresh = live(one, Sight(0.0), Bounds()).status
+    fresh = reconcile_job(one, Observation(0.0), Timeouts()).status
     return one.model_copy(update={"status": fresh if status is None else status})
 
 
 RUNNING = moves.admit(named("v").status, ROOM, 0.0)
 LEAVING = moves.evict(RUNNING, "Preempted", "", NOW, eviction=FOR_HIGH)
 SHRINKING = moves.resize(RUNNING, SMALLER, "Preempted", NOW, eviction=FOR_HIGH)
-BACK_IN_LINE = moves.requeue(LEAVING, NOW, Bounds(), [], 0.0)
+BACK_IN_LINE = moves.requeue(LEAVING, NOW, Timeouts(), [], 0.0)
 
 
 def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
     return tuple(
         PodView(f"v-{seat.index}-{of.attempt}", "v", "trainer", seat.index, of.attempt, seat.node, "Running")
-        for seat in seats(of.placement)
+        for seat in pod_slots(of.placement)
     )
 
 
@@ -76,15 +76,15 @@ VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str
 
 def settled(
     victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
-) -> Desk:
+) -> StatusUpdater:
     """The desk after promises were looked at; `high` holds room and waits for `victims`, `w` leaves for it."""
-    waiting = moves.hold_room(named("high").status, HoldRoom("high", ROOM, tuple(victims), NOW + 600))
+    waiting = moves.nominate(named("high").status, Nominate("high", ROOM, tuple(victims), NOW + 600))
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
-    world = World(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
-    desk = Desk(world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Bounds())
-    desk.settle_holds(["high", "v", "w"] if victim is not None else ["high", "w"])
+    world = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
+    desk = StatusUpdater(world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts())
+    desk.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return desk
 
 
@@ -92,23 +92,23 @@ def settled(
 def test_what_becomes_of_a_hold_with_its_victim(state: str) -> None:
     status, beside, outcome = VICTIMS[state]
     for others in ([], ["w"]):
-        high = settled(status, beside, ["v", *others]).status("high")
+        high = settled(status, beside, ["v", *others]).latest_status("high")
         assert high is not None
         wanted = {"ready": others, "waits": ["v", *others], "void": None}[outcome]
-        assert (None if high.hold is None else high.hold.victims) == wanted
+        assert (None if high.nomination is None else high.nomination.victims) == wanted
 
 
 def test_a_victim_that_is_being_deleted_need_not_be_told() -> None:
-    high = settled(RUNNING, pods(RUNNING), ["v"], deleted=True).status("high")
+    high = settled(RUNNING, pods(RUNNING), ["v"], deleted=True).latest_status("high")
     assert high is not None
-    assert high.hold is not None
-    assert high.hold.victims == []
+    assert high.nomination is not None
+    assert high.nomination.victims == []
 
 
 @pytest.mark.parametrize("state", VICTIMS)
 def test_nobody_is_evicted_while_promises_are_settled(state: str) -> None:
     status, beside, _ = VICTIMS[state]
-    after = settled(status, beside, ["v", "w"]).status("v")
+    after = settled(status, beside, ["v", "w"]).latest_status("v")
     if status is not None and after is not status:
         assert state in ("has shrunk",), "only a gang that has shrunk has something to forget"
         assert after == status.model_copy(update={"eviction": None})
@@ -164,16 +164,16 @@ def preempting() -> tuple[SimCluster, Engine, list[str], str]:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     lows = [
-        cluster.submit(job("low1", 1), Work(1000, stop_s=5)),
-        cluster.submit(job("low2", 1), Work(1000, stop_s=5)),
+        cluster.submit(job("low1", 1), JobBehavior(1000, stop_s=5)),
+        cluster.submit(job("low2", 1), JobBehavior(1000, stop_s=5)),
     ]
     settle(engine, cluster, until=100)
-    return cluster, engine, lows, cluster.submit(job("high", priority=5), Work(10))
+    return cluster, engine, lows, cluster.submit(job("high", priority=5), JobBehavior(10))
 
 
 def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 0) -> None:
     """The first statuses of a round, and some of what follows; then the engine is killed."""
-    writes = engine.decide(cluster.observe()).writes
+    writes = engine.reconcile(cluster.observe()).writes
     told: list[Write] = [write for write in writes if isinstance(write, WriteStatus)]
     stops: list[Write] = [write for write in writes if isinstance(write, DeletePod)]
     for write in [*told[:statuses], *stops[:others]]:
@@ -191,7 +191,7 @@ def test_a_hold_of_somebody_who_cannot_use_it_is_given_back_at_once(
     assert len(leaving) == told
     loss(cluster, high)
     settle(Engine(cluster), cluster, until=101)
-    assert not cluster.has_job(high) or cluster.job(high).status.hold is None
+    assert not cluster.has_job(high) or cluster.job(high).status.nomination is None
     settle(Engine(cluster), cluster, until=120)
     for low in lows:
         status = cluster.job(low).status
@@ -209,11 +209,11 @@ def elastic_borrowers() -> tuple[SimCluster, Engine, list[str], str]:
     cluster = SimCluster(nodes(2), [flavor()], tree)
     engine = Engine(cluster)
     lows = [
-        cluster.submit(job(name, 2, 4, least=1, queue="red"), Work(1000, stop_s=5, checkpoint_every_s=10.0))
+        cluster.submit(job(name, 2, 4, least=1, queue="red"), JobBehavior(1000, stop_s=5, checkpoint_every_s=10.0))
         for name in ("red1", "red2")
     ]
     settle(engine, cluster, until=100)
-    return cluster, engine, lows, cluster.submit(job("entitled", 2, 4, queue="blue"), Work(10))
+    return cluster, engine, lows, cluster.submit(job("entitled", 2, 4, queue="blue"), JobBehavior(10))
 
 
 @pytest.mark.parametrize(("statuses", "stops"), [(1, 0), (2, 0), (3, 0), (3, 1)])
@@ -226,7 +226,7 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
     for low in lows:
         status = cluster.job(low).status
         assert (status.phase, status.pods_wanted, status.restarts) == ("Running", 1, 0)
-        assert find(status, "Evicted") is None, "it was torn down instead"
+        assert find_condition(status, "Evicted") is None, "it was torn down instead"
     assert {event.reason for event in cluster.events if event.job_uid in lows} <= {"Admitted", "Resized"}
     assert all("reclaimed" in event.message for event in cluster.events if event.reason == "Resized")
 
@@ -243,7 +243,7 @@ def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> No
 
 
 def test_a_job_that_was_preempted_is_said_to_have_waited_since_its_stay_ended() -> None:
-    assert moves.waits_since(named("v").status, NOW + 50) == 0.0, "since its submit"
-    assert moves.waits_since(BACK_IN_LINE, NOW + 50) == NOW
+    assert moves.waiting_since(named("v").status, NOW + 50) == 0.0, "since its submit"
+    assert moves.waiting_since(BACK_IN_LINE, NOW + 50) == NOW
     suspended = moves.suspend(BACK_IN_LINE, NOW + 10)
-    assert moves.waits_since(moves.resume(suspended, NOW + 40), NOW + 50) == NOW + 40
+    assert moves.waiting_since(moves.resume(suspended, NOW + 40), NOW + 50) == NOW + 40

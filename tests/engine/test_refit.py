@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, NodeView, PodView, World, WriteStatus
-from muster.engine import Engine, Round
-from muster.engine.refit import misfits
-from muster.lifecycle import find, is_admitted, pod_name, seats
-from muster.model import Flavor, Gang, Node, Resources, Role, RolePlacement, Running, Snapshot, Taint, Topology
+from muster.cluster import CreatePod, DeletePod, NodeView, PodView, ObservedState, WriteStatus
+from muster.engine import Engine, CycleResult
+from muster.engine.refit import invalid_placements
+from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
+from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
 
 GPUS = "nvidia.com/gpu"
-ANY = (Flavor("any"),)
+ANY = (FlavorInfo("any"),)
 
 
 def submitted(one: spec.TrainingJob) -> spec.TrainingJob:
@@ -29,32 +29,32 @@ def submitted(one: spec.TrainingJob) -> spec.TrainingJob:
     return one.model_copy(update={"metadata": meta})
 
 
-def world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float = 1000.0) -> World:
+def world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float = 1000.0) -> ObservedState:
     quota = queue(gpus=32)
-    return World(
+    return ObservedState(
         now=now, nodes=tuple(seen), flavors=(flavor(),), queues=(quota,), jobs=jobs, pods={}, namespaces={"d": {}}
     )
 
 
-def statuses(round_: Round) -> dict[str, spec.TrainingJobStatus]:
+def statuses(round_: CycleResult) -> dict[str, spec.TrainingJobStatus]:
     return {write.job_uid: write.status for write in round_.writes if isinstance(write, WriteStatus)}
 
 
 def admitted(one: spec.TrainingJob, seen: list[NodeView]) -> spec.TrainingJob:
     """The job as a crash leaves it between its admission and its first pod."""
-    status = statuses(Engine(None).decide(world((one,), seen)))[one.metadata.uid]
+    status = statuses(Engine(None).reconcile(world((one,), seen)))[one.metadata.uid]
     assert is_admitted(status)
     return one.model_copy(update={"status": status})
 
 
-def created(round_: Round) -> set[str]:
+def created(round_: CycleResult) -> set[str]:
     return {write.node for write in round_.writes if isinstance(write, CreatePod)}
 
 
 def test_a_gang_that_still_fits_gets_its_pods_after_a_crash() -> None:
     seen = nodes(2)
     one = admitted(submitted(job("a", pods=2)), seen)
-    round_ = Engine(None).decide(world((one,), seen))
+    round_ = Engine(None).reconcile(world((one,), seen))
     assert created(round_) == {"n0", "n1"}
     assert statuses(round_) == {}
 
@@ -64,16 +64,16 @@ def test_a_gang_whose_room_somebody_took_meanwhile_gets_another_place_and_no_pod
     (place,) = one.status.placement
     taken = place.nodes[0].node
     foreign = Resources.of({GPUS: 1})
-    seen = [replace(node, foreign=foreign) if node.name == taken else node for node in nodes(2)]
+    seen = [replace(node, unmanaged_usage=foreign) if node.name == taken else node for node in nodes(2)]
     engine = Engine(None)
-    first = engine.decide(world((one,), seen))
+    first = engine.reconcile(world((one,), seen))
     assert created(first) == set()
     status = statuses(first)["u-a"]
     assert not is_admitted(status)
     assert [c.reason for c in status.conditions if c.type == "Evicted"] == ["NoLongerFits"]
     assert (status.restarts, status.node_losses) == (0, 0)
     assert first.wake_at == 1000.0
-    again = engine.decide(world((one.model_copy(update={"status": status}),), seen))
+    again = engine.reconcile(world((one.model_copy(update={"status": status}),), seen))
     assert created(again) == {"n0", "n1"} - {taken}
 
 
@@ -81,7 +81,7 @@ def test_a_gang_whose_node_was_cordoned_before_its_first_pod_gets_another_place(
     one = admitted(submitted(job("a", pods=1)), nodes(2))
     cordoned = one.status.placement[0].nodes[0].node
     seen = [replace(node, cordoned=node.name == cordoned) for node in nodes(2)]
-    assert not is_admitted(statuses(Engine(None).decide(world((one,), seen)))["u-a"])
+    assert not is_admitted(statuses(Engine(None).reconcile(world((one,), seen)))["u-a"])
 
 
 def place(one: spec.TrainingJob) -> str:
@@ -96,11 +96,11 @@ LABELS = {"kind": "gpu", "zone": "a"}
 CHANGES: dict[str, Callable[[NodeView], NodeView]] = {
     "cordon": lambda node: replace(node, cordoned=True),
     "not ready": lambda node: replace(node, ready=False, not_ready_since=990.0),
-    "NoSchedule": lambda node: replace(node, taints=(Taint("example.com/upkeep"),)),
-    "NoExecute": lambda node: replace(node, taints=(Taint("example.com/upkeep", effect="NoExecute"),)),
+    "NoSchedule": lambda node: replace(node, taints=(NodeTaint("example.com/upkeep"),)),
+    "NoExecute": lambda node: replace(node, taints=(NodeTaint("example.com/upkeep", effect="NoExecute"),)),
     "another flavor": lambda node: relabelled(node, kind="cpu"),
     "another zone": lambda node: relabelled(node, zone="b"),
-    "resources": lambda node: replace(node, foreign=Resources.of({GPUS: 1})),
+    "resources": lambda node: replace(node, unmanaged_usage=Resources.of({GPUS: 1})),
 }
 """What may happen to a node after a gang was placed on it, any of which placement would have heeded."""
 
@@ -113,7 +113,7 @@ def in_zone(one: spec.TrainingJob) -> spec.TrainingJob:
     return one.model_copy(update={"spec": one.spec.model_copy(update={"roles": roles})})
 
 
-def labelled_world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> World:
+def labelled_world(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView]) -> ObservedState:
     return replace(world(jobs, seen), flavors=(flavor(labels={"kind": "gpu"}),))
 
 
@@ -121,18 +121,18 @@ def half_created(pods: int = 2, phase: Any = "Running") -> tuple[spec.TrainingJo
     """A gang with pods on two nodes of which the first exists, as a crash leaves it."""
     seen = [relabelled(node, **LABELS) for node in nodes(3)]
     fresh = in_zone(submitted(job("a", pods=pods)))
-    status = statuses(Engine(None).decide(labelled_world((fresh,), seen)))["u-a"]
+    status = statuses(Engine(None).reconcile(labelled_world((fresh,), seen)))["u-a"]
     one = fresh.model_copy(update={"status": status})
     name = pod_name("a", "u-a", "trainer", 0, 0)
     return one, seen, PodView(name, "u-a", "trainer", 0, 0, place(one), phase, ready=phase == "Running")
 
 
 def node_of(one: spec.TrainingJob, index: int) -> str:
-    return list(seats(one.status.placement))[index].node
+    return list(pod_slots(one.status.placement))[index].node
 
 
-def decided(one: spec.TrainingJob, seen: list[NodeView], *pods: PodView) -> Round:
-    return Engine(None).decide(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
+def decided(one: spec.TrainingJob, seen: list[NodeView], *pods: PodView) -> CycleResult:
+    return Engine(None).reconcile(replace(labelled_world((one,), seen), pods={"u-a": pods} if pods else {}))
 
 
 def changed(seen: list[NodeView], name: str, change: str) -> list[NodeView]:
@@ -154,7 +154,7 @@ def test_a_gang_half_of_whose_pods_exist_is_torn_down_whole_when_the_others_woul
     round_ = decided(one, changed(seen, node_of(one, 1), change), pod)
     assert created(round_) == set()
     assert [write.name for write in round_.writes if isinstance(write, DeletePod)] == [pod.name]
-    evicted = find(statuses(round_)["u-a"], "Evicted")
+    evicted = find_condition(statuses(round_)["u-a"], "Evicted")
     assert evicted is not None
     assert (evicted.status, evicted.reason) == ("True", "NoLongerFits")
 
@@ -179,9 +179,9 @@ def test_a_pod_that_cannot_be_bound_has_its_gang_torn_down_only_if_it_does_not_f
 ) -> None:
     one, seen, first = half_created()
     name = pod_name("a", "u-a", "trainer", 1, 0)
-    other = PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", start_blocker="Unschedulable")
+    other = PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", pending_reason="Unschedulable")
     round_ = decided(one, seen if change is None else changed(seen, other.node, change), first, other)
-    evicted = find(statuses(round_).get("u-a", one.status), "Evicted")
+    evicted = find_condition(statuses(round_).get("u-a", one.status), "Evicted")
     assert (None if evicted is None else evicted.reason) == reason
     assert len([write for write in round_.writes if isinstance(write, DeletePod)]) == (2 if reason else 0)
 
@@ -190,26 +190,26 @@ def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there(
     seen = [*nodes(2, rack="r1"), replace(nodes(1, rack="r2")[0], name="n2")]
     fresh = submitted(job("a", pods=2, topology={"required": "rack"}))
     shaped = replace(world((fresh,), seen), flavors=(flavor(levels={"rack": "rack"}),))
-    status = statuses(Engine(None).decide(shaped))["u-a"]
+    status = statuses(Engine(None).reconcile(shaped))["u-a"]
     one = fresh.model_copy(update={"status": status})
     moved = [relabelled(node, rack="r2") if node.name == "n1" else node for node in seen]
-    assert created(Engine(None).decide(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
-    assert not is_admitted(statuses(Engine(None).decide(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
+    assert created(Engine(None).reconcile(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
+    assert not is_admitted(statuses(Engine(None).reconcile(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
 
 
-def running(name: str, gpus: int, at: float) -> Running:
+def running(name: str, gpus: int, at: float) -> RunningGang:
     role = Role("r", 1, 1, Resources.of({GPUS: gpus}))
     gang = Gang(name, name, "q", 0, 0.0, (role,))
-    return Running(gang, (RolePlacement("r", "any", (("n", 1),)),), admitted_at=at)
+    return RunningGang(gang, (RolePlacement("r", "any", (("n", 1),)),), admitted_at=at)
 
 
 def test_of_two_that_do_not_fit_beside_each_other_the_later_one_goes() -> None:
-    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: 1}), flavor="any")
+    node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: 1}), flavor="any")
     pair = (running("old", 4, 1.0), running("new", 4, 2.0))
-    snapshot = Snapshot(now=5.0, nodes=(node,), flavors=ANY, queues=(), waiting=(), running=pair)
+    snapshot = Snapshot(now=5.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=pair)
     unbound = {one.gang.uid: one.placement for one in pair}
-    assert misfits(snapshot, unbound).keys() == {"new"}
-    assert misfits(snapshot, {"old": unbound["old"]}).keys() == {"old"}, "one that has its pods stays"
+    assert invalid_placements(snapshot, unbound).keys() == {"new"}
+    assert invalid_placements(snapshot, {"old": unbound["old"]}).keys() == {"old"}, "one that has its pods stays"
 
 
 @pytest.mark.parametrize(
@@ -219,19 +219,19 @@ def test_of_two_that_do_not_fit_beside_each_other_the_later_one_goes() -> None:
         (("n",), (), ANY, False),
         ((), ("n",), ANY, False),
         ((), (), (), False),
-        ((), (), (Flavor("other"),), False),
+        ((), (), (FlavorInfo("other"),), False),
     ],
     ids=["as placed", "avoided by the gang", "avoided by all", "no flavor", "another flavor"],
 )
 def test_no_gang_starts_on_a_node_that_is_avoided_by_now_or_in_a_flavor_that_is_gone(
-    by_gang: tuple[str, ...], by_all: tuple[str, ...], flavors: tuple[Flavor, ...], fits: bool
+    by_gang: tuple[str, ...], by_all: tuple[str, ...], flavors: tuple[FlavorInfo, ...], fits: bool
 ) -> None:
     one = running("a", 4, 1.0)
-    one = replace(one, gang=replace(one.gang, avoid=frozenset(by_gang)))
-    seen = (Node("n", Resources.of({GPUS: 8}), flavor="any"),)
+    one = replace(one, gang=replace(one.gang, excluded_nodes=frozenset(by_gang)))
+    seen = (NodeInfo("n", Resources.of({GPUS: 8}), flavor="any"),)
     avoid = frozenset(by_all)
-    snapshot = Snapshot(now=5.0, nodes=seen, flavors=flavors, queues=(), waiting=(), running=(one,), avoid=avoid)
-    assert (misfits(snapshot, {"a": one.placement}) == {}) == fits
+    snapshot = Snapshot(now=5.0, nodes=seen, flavors=flavors, queues=(), pending=(), running=(one,), excluded_nodes=avoid)
+    assert (invalid_placements(snapshot, {"a": one.placement}) == {}) == fits
 
 
 RACK = Topology(required="rack")
@@ -247,11 +247,11 @@ def test_a_role_is_held_together_by_its_own_topology_or_else_by_that_of_its_gang
     role = Role("r", 2, 2, Resources.of({GPUS: 1}), topology=of_role)
     gang = Gang("a", "a", "q", 0, 0.0, (role,), topology=of_gang)
     apart = (RolePlacement("r", "any", (("n1", 1), ("n2", 1))),)
-    seen = tuple(Node(f"n{i}", Resources.of({GPUS: 8}), flavor="any", domains=(f"rack{i}",)) for i in (1, 2))
-    split = (Flavor("any", levels=("rack",)),)
-    one = Running(gang, apart, admitted_at=1.0)
-    snapshot = Snapshot(now=5.0, nodes=seen, flavors=split, queues=(), waiting=(), running=(one,))
-    assert (misfits(snapshot, {"a": apart}) == {}) == fits
+    seen = tuple(NodeInfo(f"n{i}", Resources.of({GPUS: 8}), flavor="any", domains=(f"rack{i}",)) for i in (1, 2))
+    split = (FlavorInfo("any", levels=("rack",)),)
+    one = RunningGang(gang, apart, admitted_at=1.0)
+    snapshot = Snapshot(now=5.0, nodes=seen, flavors=split, queues=(), pending=(), running=(one,))
+    assert (invalid_placements(snapshot, {"a": apart}) == {}) == fits
 
 
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 12), st.data())
@@ -260,9 +260,9 @@ def test_whoever_stays_fits_unless_those_with_pods_alone_take_too_much(
 ) -> None:
     gangs = tuple(running(f"g{number}", gpus, float(number)) for number, gpus in enumerate(sizes))
     asked = {one.gang.uid: one.placement for one in gangs if data.draw(st.booleans())}
-    node = Node("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}), flavor="any")
-    snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), waiting=(), running=gangs)
-    gone = misfits(snapshot, asked)
+    node = NodeInfo("n", Resources.of({GPUS: 8}), Resources.of({GPUS: foreign}), flavor="any")
+    snapshot = Snapshot(now=9.0, nodes=(node,), flavors=ANY, queues=(), pending=(), running=gangs)
+    gone = invalid_placements(snapshot, asked)
     assert gone.keys() <= asked.keys()
     left = foreign + sum(one.gang.roles[0].request.get(GPUS) for one in gangs if one.gang.uid not in gone)
     stay = [one for one in gangs if one.gang.uid in asked.keys() - gone.keys() and one.gang.roles[0].request]

@@ -6,22 +6,22 @@ from dataclasses import replace
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, RecordEvent, RemoveJob, World, Write, WriteQueueStatus, WriteStatus
-from muster.engine import Engine, Round
-from muster.lifecycle import find
-from muster.model import Admit, HoldRoom, Wait
-from muster.simulate import SimCluster, Work
+from muster.cluster import CreatePod, DeletePod, RecordEvent, RemoveJob, ObservedState, Write, WriteQueueStatus, WriteStatus
+from muster.engine import Engine, CycleResult
+from muster.lifecycle import find_condition
+from muster.model import Admit, Nominate, Wait
+from muster.simulate import SimCluster, JobBehavior
 
 
-def statuses(round_: Round) -> list[str]:
+def statuses(round_: CycleResult) -> list[str]:
     return [write.job_uid for write in round_.writes if isinstance(write, WriteStatus)]
 
 
 def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a"), Work(100, start_delay_s=3))
-    writes = engine.step().writes
+    uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
+    writes = engine.run_cycle().writes
     kinds = [type(write) for write in writes if getattr(write, "job_uid", "") == uid]
     assert kinds == [WriteStatus, RecordEvent, CreatePod, CreatePod]
     assert cluster.job(uid).status.phase == "Admitted"
@@ -37,7 +37,7 @@ def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
 def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a"), Work(100, start_delay_s=3))
+    uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
     rounds = settle(engine, cluster, until=50)
     assert [uid for round_ in rounds for uid in statuses(round_)] == [uid, uid]
     assert [event.reason for event in cluster.events] == ["Admitted"]
@@ -46,21 +46,21 @@ def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
 def test_a_round_after_which_nothing_changed_writes_nothing() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    cluster.submit(job("a"), Work(100))
-    cluster.submit(job("b"), Work(100))
+    cluster.submit(job("a"), JobBehavior(100))
+    cluster.submit(job("b"), JobBehavior(100))
     settle(engine, cluster, until=1)
-    assert engine.step().writes == ()
+    assert engine.run_cycle().writes == ()
 
 
 def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after_the_first() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a"), Work(100))
+    uid = cluster.submit(job("a"), JobBehavior(100))
 
     def told(why: str) -> tuple[str, float | None]:
-        round_ = engine.decide(replace(cluster.observe(), rejections={uid: why}))
+        round_ = engine.reconcile(replace(cluster.observe(), rejections={uid: why}))
         cluster.apply(round_.writes)
-        condition = find(cluster.job(uid).status, "Admitted")
+        condition = find_condition(cluster.job(uid).status, "Admitted")
         assert condition is not None
         return condition.message, round_.wake_at
 
@@ -74,12 +74,12 @@ def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after
 def test_room_of_a_finished_gang_is_given_away_in_the_same_round() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    cluster.submit(job("a", ttlSecondsAfterFinished=0), Work(10))
-    second = cluster.submit(job("b"), Work(10))
+    cluster.submit(job("a", ttlSecondsAfterFinished=0), JobBehavior(10))
+    second = cluster.submit(job("b"), JobBehavior(10))
     settle(engine, cluster, until=5)
     cluster.advance(10)
-    round_ = engine.step()
-    assert [decision.gang for decision in round_.decisions if isinstance(decision, Admit)] == [second]
+    round_ = engine.run_cycle()
+    assert [decision.gang_uid for decision in round_.decisions if isinstance(decision, Admit)] == [second]
     kinds = [type(write).__name__ for write in round_.writes]
     assert kinds[: kinds.index("CreatePod")] == [
         "WriteStatus",
@@ -94,27 +94,27 @@ def test_room_of_a_finished_gang_is_given_away_in_the_same_round() -> None:
 def preemption() -> tuple[SimCluster, Engine, str, str]:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    low = cluster.submit(job("low"), Work(1000, stop_s=5))
+    low = cluster.submit(job("low"), JobBehavior(1000, stop_s=5))
     settle(engine, cluster, until=100)
-    high = cluster.submit(job("high", priority=5), Work(10))
+    high = cluster.submit(job("high", priority=5), JobBehavior(10))
     return cluster, engine, low, high
 
 
 def test_the_hold_is_written_before_the_victim_is_told_and_both_before_a_pod_is_stopped() -> None:
     cluster, engine, low, high = preemption()
-    round_ = engine.step()
+    round_ = engine.run_cycle()
     writes = [w for w in round_.writes if isinstance(w, WriteStatus | DeletePod | CreatePod)]
     assert [(type(w), w.job_uid) for w in writes] == [
         (WriteStatus, high), (WriteStatus, low), (DeletePod, low), (DeletePod, low)
     ]  # fmt: skip
-    hold, eviction = cluster.job(high).status.hold, cluster.job(low).status.eviction
+    hold, eviction = cluster.job(high).status.nomination, cluster.job(low).status.eviction
     assert hold is not None
     assert hold.victims == [low]
     assert eviction is not None
     assert (eviction.beneficiary, eviction.reason, eviction.deadline) == (high, "Preempted", 130.0)
     settle(engine, cluster, until=106)
     assert cluster.job(high).status.phase == "Running"
-    assert cluster.job(high).status.hold is None
+    assert cluster.job(high).status.nomination is None
     settle(engine, cluster, until=120)
     assert cluster.job(low).status.phase == "Running"
     assert (cluster.job(low).status.attempt, cluster.job(low).status.restarts) == (1, 0)
@@ -122,7 +122,7 @@ def test_the_hold_is_written_before_the_victim_is_told_and_both_before_a_pod_is_
 
 def test_a_hold_whose_victims_were_never_told_is_void() -> None:
     cluster, engine, low, high = preemption()
-    first = engine.decide(cluster.observe()).writes[0]
+    first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)  # and then the engine is killed
     cluster.edit(high, cancel=True)
     settle(Engine(cluster), cluster, until=110)
@@ -133,10 +133,10 @@ def test_a_hold_whose_victims_were_never_told_is_void() -> None:
 def test_after_a_crash_the_remaining_victims_are_told() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    lows = [cluster.submit(job(name, 1), Work(1000, stop_s=5)) for name in ("low1", "low2")]
+    lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
-    high = cluster.submit(job("high", priority=5), Work(10))
-    statuses_only = [w for w in engine.decide(cluster.observe()).writes if isinstance(w, WriteStatus)]
+    high = cluster.submit(job("high", priority=5), JobBehavior(10))
+    statuses_only = [w for w in engine.reconcile(cluster.observe()).writes if isinstance(w, WriteStatus)]
     for write in statuses_only[:2]:  # the hold, and one of two victims
         cluster.apply_one(write)
     told = [uid for uid in lows if cluster.job(uid).status.eviction is not None]
@@ -147,11 +147,11 @@ def test_after_a_crash_the_remaining_victims_are_told() -> None:
 
 def test_an_edit_of_the_beneficiary_does_not_hide_its_promise() -> None:
     cluster, engine, low, high = preemption()
-    first = engine.decide(cluster.observe()).writes[0]
+    first = engine.reconcile(cluster.observe()).writes[0]
     cluster.apply_one(first)
     successor = Engine(cluster)
     cluster.edit(high, priority=6)
-    successor.step()
+    successor.run_cycle()
     eviction = cluster.job(low).status.eviction
     assert eviction is not None
     assert eviction.beneficiary == high
@@ -160,7 +160,7 @@ def test_an_edit_of_the_beneficiary_does_not_hide_its_promise() -> None:
 
 def test_deleting_the_beneficiary_does_not_stop_the_victim_from_coming_back() -> None:
     cluster, engine, low, high = preemption()
-    engine.step()
+    engine.run_cycle()
     cluster.delete(high)
     settle(engine, cluster, until=120)
     assert not cluster.has_job(high)
@@ -170,12 +170,12 @@ def test_deleting_the_beneficiary_does_not_stop_the_victim_from_coming_back() ->
 def test_a_conflict_ends_the_round_and_nothing_is_forgotten() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    first, second = (cluster.submit(job(name, 1), Work(10)) for name in ("a", "b"))
+    first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     world = cluster.observe()
-    round_ = engine.decide(world)
+    round_ = engine.reconcile(world)
     cluster.edit(first, priority=3)
     stale = Engine(FixedWorld(cluster, world))
-    assert stale.step().wake_at == cluster.now
+    assert stale.run_cycle().wake_at == cluster.now
     assert cluster.pods(first) == cluster.pods(second) == ()
     assert len(statuses(round_)) == 2
     settle(Engine(cluster), cluster, until=5)
@@ -185,10 +185,10 @@ def test_a_conflict_ends_the_round_and_nothing_is_forgotten() -> None:
 class FixedWorld:
     """A cluster whose cache is behind."""
 
-    def __init__(self, cluster: SimCluster, world: World) -> None:
+    def __init__(self, cluster: SimCluster, world: ObservedState) -> None:
         self.cluster, self.world = cluster, world
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         return self.world
 
     def apply(self, writes: Sequence[Write]) -> None:
@@ -198,18 +198,18 @@ class FixedWorld:
 def test_a_first_verdict_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
-    cluster.submit(job("a", priority=9), Work(1000))
+    cluster.submit(job("a", priority=9), JobBehavior(1000))
     settle(engine, cluster, until=1)
-    late = cluster.submit(job("late"), Work(10))
-    assert late in statuses(engine.step())
+    late = cluster.submit(job("late"), JobBehavior(10))
+    assert late in statuses(engine.run_cycle())
     position = cluster.job(late).status.queue_position
     cluster.advance(10)
-    sooner = cluster.submit(job("sooner", priority=9, pods=4), Work(10))  # larger than the cluster, told at once
-    round_ = engine.step()
+    sooner = cluster.submit(job("sooner", priority=9, pods=4), JobBehavior(10))  # larger than the cluster, told at once
+    round_ = engine.run_cycle()
     assert sooner in statuses(round_)
-    cluster.submit(job("before", priority=5, gpus=4, pods=3), Work(10))
+    cluster.submit(job("before", priority=5, gpus=4, pods=3), JobBehavior(10))
     cluster.advance(20)
-    waits = engine.step().waits
+    waits = engine.run_cycle().waits
     assert waits[late].position != position
     assert cluster.job(late).status.queue_position == position
     settle(engine, cluster, until=75)
@@ -219,8 +219,8 @@ def test_a_first_verdict_and_a_new_reason_are_written_at_once_and_others_once_a_
 def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue("red")])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", queue="blue"), Work(10))
-    wait = engine.step().waits[uid]
+    uid = cluster.submit(job("a", queue="blue"), JobBehavior(10))
+    wait = engine.run_cycle().waits[uid]
     assert wait == Wait(uid, "QueueNotFound", "queue blue does not exist; there are: red")
     cluster.put_queue(queue("blue"))
     settle(engine, cluster, until=1)
@@ -232,10 +232,10 @@ def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue(namespaceSelector=selector)])
     engine = Engine(cluster)
     wanted = job("a")
-    outside = cluster.submit(wanted, Work(10))
+    outside = cluster.submit(wanted, JobBehavior(10))
     team = wanted.metadata.model_copy(update={"name": "b", "namespace": "team-a"})
-    inside = cluster.submit(wanted.model_copy(update={"metadata": team}), Work(10))
-    assert engine.step().waits[outside].code == "QueueNotAllowed"
+    inside = cluster.submit(wanted.model_copy(update={"metadata": team}), JobBehavior(10))
+    assert engine.run_cycle().waits[outside].reason == "QueueNotAllowed"
     assert cluster.job(inside).status.phase == "Admitted"
 
 
@@ -245,7 +245,7 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
         labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "nobody")]
     )
     engine = Engine(cluster)
-    engine.step()
+    engine.run_cycle()
     world = cluster.observe()
     told = {q.metadata.name: {c.type: (c.status, c.reason) for c in q.status.conditions} for q in world.queues}
     assert told["default"]["Active"] == ("True", "Ready")
@@ -253,18 +253,18 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
     overlap = [next(c for c in f.status.conditions if c.type == "Overlapping") for f in world.flavors]
     assert [(c.status, c.reason) for c in overlap] == [("True", "NodesMatchTwoFlavors")] * 2
     assert "n0, n1" in overlap[0].message
-    assert not any(isinstance(write, WriteQueueStatus) for write in engine.step().writes)
+    assert not any(isinstance(write, WriteQueueStatus) for write in engine.run_cycle().writes)
 
 
 def test_a_node_that_comes_back_changes_what_can_start() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     engine = Engine(cluster)
     view = cluster.nodes["n1"]
-    cluster.lose_node("n1")
-    uid = cluster.submit(job("a"), Work(10))
+    cluster.fail_node("n1")
+    uid = cluster.submit(job("a"), JobBehavior(10))
     settle(engine, cluster, until=5)
     assert cluster.job(uid).status.phase == "Pending"
-    cluster.bring_back(view)
+    cluster.restore_node(view)
     settle(engine, cluster, until=6)
     assert cluster.job(uid).status.phase == "Running"
 
@@ -272,12 +272,12 @@ def test_a_node_that_comes_back_changes_what_can_start() -> None:
 def test_a_lost_node_is_replaced_while_the_others_stay_held() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a"), Work(100, stop_s=1))
+    uid = cluster.submit(job("a"), JobBehavior(100, stop_s=1))
     settle(engine, cluster, until=10)
     placed = {share.node for part in cluster.job(uid).status.placement for share in part.nodes}
     lost = sorted(placed)[0]
     spare = (set(cluster.nodes) - placed).pop()
-    cluster.lose_node(lost, deleted=True)
+    cluster.fail_node(lost, deleted=True)
     rounds = settle(engine, cluster, until=11)
     assert rounds
     settle(engine, cluster, until=20)
@@ -290,16 +290,16 @@ def test_a_lost_node_is_replaced_while_the_others_stay_held() -> None:
 def test_priority_classes_give_their_value() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    cluster.submit(job("plain", 1), Work(10))
-    urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), Work(10))
+    cluster.submit(job("plain", 1), JobBehavior(10))
+    urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), JobBehavior(10))
     world = replace(cluster.observe(), priority_classes={"urgent": 1000})
-    admits = [decision.gang for decision in engine.decide(world).decisions if isinstance(decision, Admit)]
+    admits = [decision.gang_uid for decision in engine.reconcile(world).decisions if isinstance(decision, Admit)]
     assert admits == [urgent]
 
 
-def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -> Round:
+def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -> CycleResult:
     """A round in a cluster that has these priority classes."""
-    round_ = engine.decide(replace(cluster.observe(), priority_classes=classes))
+    round_ = engine.reconcile(replace(cluster.observe(), priority_classes=classes))
     cluster.apply(round_.writes)
     return round_
 
@@ -307,8 +307,8 @@ def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -
 def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", 1, priorityClassName="urgent"), Work(10))
-    assert with_classes(engine, cluster, {"other": 5}).waits[uid].code == "PriorityClassNotFound"
+    uid = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(10))
+    assert with_classes(engine, cluster, {"other": 5}).waits[uid].reason == "PriorityClassNotFound"
     status = cluster.job(uid).status
     assert (status.phase, status.reason, status.priority) == ("Pending", "PriorityClassNotFound", None)
     with_classes(engine, cluster, {"urgent": 1000})
@@ -318,21 +318,21 @@ def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None
 def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    first = cluster.submit(job("a", 1, priorityClassName="urgent"), Work(1000))
+    first = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(1000))
     with_classes(engine, cluster, {"urgent": 1000})
     with_classes(engine, cluster, {"urgent": 1000})
     assert (cluster.job(first).status.phase, cluster.job(first).status.priority) == ("Running", 1000)
-    second = cluster.submit(job("b", 1, priority=999), Work(1000))
+    second = cluster.submit(job("b", 1, priority=999), JobBehavior(1000))
     decisions = with_classes(engine, cluster, {}).decisions
-    assert [(type(one), one.gang) for one in decisions if not isinstance(one, HoldRoom)] == [(Wait, second)]
+    assert [(type(one), one.gang_uid) for one in decisions if not isinstance(one, Nominate)] == [(Wait, second)]
     assert cluster.job(first).status.phase == "Running"
 
 
 def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next_write() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    plain = cluster.submit(job("plain", 1, priority=7), Work(1000))
-    named = cluster.submit(job("named", 1, priorityClassName="low"), Work(10))
+    plain = cluster.submit(job("plain", 1, priority=7), JobBehavior(1000))
+    named = cluster.submit(job("named", 1, priorityClassName="low"), JobBehavior(10))
     with_classes(engine, cluster, {"low": 1})
     with_classes(engine, cluster, {"low": 1})
     assert [cluster.job(uid).status.priority for uid in (plain, named)] == [7, 1]
@@ -344,7 +344,7 @@ def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue("fits", 16), queue("large", 17), queue("limited", None)])
-    writes = [write for write in Engine(cluster).step().writes if isinstance(write, WriteQueueStatus)]
+    writes = [write for write in Engine(cluster).run_cycle().writes if isinstance(write, WriteQueueStatus)]
     found = {
         write.queue: (one.status, one.reason)
         for write in writes
@@ -358,21 +358,21 @@ def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -
 def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", 1, suspend=True), Work(10))
+    uid = cluster.submit(job("a", 1, suspend=True), JobBehavior(10))
     settle(engine, cluster, until=5)
     assert cluster.job(uid).status.phase == "Suspended"
 
-    def observed() -> World:
+    def observed() -> ObservedState:
         """The world, with its queue under deletion."""
         world = cluster.observe()
         (there,) = world.queues
         metadata = there.metadata.model_copy(update={"deletion_timestamp": 5.0})
         return replace(world, queues=(there.model_copy(update={"metadata": metadata}),))
 
-    cluster.apply(engine.decide(observed()).writes)
+    cluster.apply(engine.reconcile(observed()).writes)
     assert cluster.job(uid).status.phase == "Suspended"
     cluster.edit(uid, suspend=False)
-    cluster.apply(engine.decide(observed()).writes)
+    cluster.apply(engine.reconcile(observed()).writes)
     status = cluster.job(uid).status
     assert (status.phase, status.reason) == ("Failed", "QueueDeleted")
     assert cluster.events[-1].reason == "QueueDeleted"
@@ -382,10 +382,10 @@ def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away()
     for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
         cluster = SimCluster(nodes(2), [flavor()], [queue()])
         engine = Engine(cluster)
-        first = cluster.submit(job("a", grace=100), Work(1000, stop_s=60))
+        first = cluster.submit(job("a", grace=100), JobBehavior(1000, stop_s=60))
         settle(engine, cluster, until=5)
         cluster.edit(first, suspend=True)
-        second = cluster.submit(job("b", gpus=7), Work(1000))
+        second = cluster.submit(job("b", gpus=7), JobBehavior(1000))
         settle(engine, cluster, until=6)
         role = job("a", gpus=gpus).spec.roles[0].model_copy(update={"name": name})
         cluster.edit(first, roles=[role])
@@ -398,10 +398,10 @@ def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_room_away()
 def test_the_reason_of_a_wait_is_in_the_condition() -> None:
     cluster = SimCluster(nodes(1), [flavor()], [queue()])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", 5), Work(10))
-    engine.step()
-    found = find(cluster.job(uid).status, "Admitted")
+    uid = cluster.submit(job("a", 5), JobBehavior(10))
+    engine.run_cycle()
+    found = find_condition(cluster.job(uid).status, "Admitted")
     assert isinstance(found, spec.Condition)
     assert (found.status, found.reason) == ("False", "LargerThanCluster")
     assert engine.snapshot is not None
-    assert [gang.uid for gang in engine.snapshot.waiting] == [uid]
+    assert [gang.uid for gang in engine.snapshot.pending] == [uid]

@@ -18,7 +18,7 @@ from muster.errors import ClusterError, Conflict
 from muster.fairshare import FairShare
 from muster.lifecycle import from_status, is_admitted
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import SimCluster, Work
+from muster.simulate import SimCluster, JobBehavior
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 1, 9, Resources.of({GPU: 8}))
@@ -59,7 +59,7 @@ class Story:
         self.look()
 
     def look(self) -> None:
-        self.shares.look_at_queues(self.queues.values(), self.now)
+        self.shares.update_queues(self.queues.values(), self.now)
 
     def charge(self, uid: str) -> None:
         name, count, since = self.admitted[uid]
@@ -101,9 +101,9 @@ class Story:
             del self.admitted[uid]
         elif what == "go":
             self.admitted.pop(uid, None)
-            self.shares.end(uid, self.now)
+            self.shares.release(uid, self.now)
         elif what == "hide":  # or its end was decided and could not be written
-            self.shares.end(uid, self.now)
+            self.shares.release(uid, self.now)
             self.wait(7.0)
             if runs:
                 self.charge(uid)
@@ -136,7 +136,7 @@ class Story:
         for name in QUEUES:
             counted = published(self.shares.status(name, self.now))
             assert counted == pytest.approx(self.ran[name].value(), rel=1e-6, abs=0.1), name
-        assert all(one.resource_seconds >= 0 for one in self.shares.usage(self.now))
+        assert all(one.resource_seconds >= 0 for one in self.shares.published_usage(self.now))
 
 
 ACTS = ("start", "start", "resize", "end", "go", "hide", "edit", "fade", "another", "anew", "write", "lead")
@@ -177,7 +177,7 @@ def rounds(engine: Engine, cluster: Contended) -> None:
     """Until nothing is left to write just now."""
     for _ in range(100):
         try:
-            round_ = engine.step()
+            round_ = engine.run_cycle()
         except ClusterError:
             continue
         if not round_.writes and (round_.wake_at is None or round_.wake_at > cluster.now):
@@ -205,20 +205,20 @@ def test_an_engine_counts_what_is_admitted_whatever_is_edited_deleted_or_refused
     def wait(until: float) -> None:
         while cluster.now < until:
             rounds(engine, cluster)
-            at = min(until, max(cluster.now + 1e-3, cluster.next_event() or until))
+            at = min(until, max(cluster.now + 1e-3, cluster.next_event_time() or until))
             for name in QUEUES:
                 ran[name].stretches.append((at - cluster.now, taken(cluster, name), 3600.0))
             cluster.advance(at)
         rounds(engine, cluster)
         for name in QUEUES:
-            counted = published(engine._shares.status(name, cluster.now))
+            counted = published(engine._fair_share.status(name, cluster.now))
             assert counted == pytest.approx(ran[name].value(), rel=1e-6, abs=0.1)
 
     for index, (what, number, elapsed_s) in enumerate(steps):
-        name, uids = QUEUES[number % 2], cluster.uids()
+        name, uids = QUEUES[number % 2], cluster.job_uids()
         if what in ("submit", "urgent"):
             wanted = job(f"j{index}", 1 + number % 3, queue=name, priority=9 if what == "urgent" else 0, least=1)
-            cluster.submit(wanted, Work(20.0 + 30 * number, stop_s=5.0))
+            cluster.submit(wanted, JobBehavior(20.0 + 30 * number, stop_s=5.0))
         elif what in ("delete", "cancel") and uids:
             uid = uids[number % len(uids)]
             cluster.delete(uid) if what == "delete" else cluster.edit(uid, cancel=True)

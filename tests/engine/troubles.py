@@ -17,7 +17,7 @@ Trouble = tuple[float, str, int]
 
 
 def _lose_pod(cluster: Watched, number: int) -> None:
-    running = [pod for uid in cluster.uids() for pod in cluster.pods(uid) if pod.phase == "Running"]
+    running = [pod for uid in cluster.job_uids() for pod in cluster.pods(uid) if pod.phase == "Running"]
     if running:
         pod = running[number % len(running)]
         cluster.lose_pod(pod.job_uid, pod.index)
@@ -27,8 +27,8 @@ def _lose_node(cluster: Watched, number: int, *, deleted: bool) -> None:
     name = f"n{number % 2}"
     if name in cluster.nodes and cluster.nodes[name].ready:
         view = cluster.nodes[name]
-        cluster.lose_node(name, deleted=deleted)
-        cluster.at(cluster.now + (50 if number % 3 else 400), lambda: cluster.bring_back(view))
+        cluster.fail_node(name, deleted=deleted)
+        cluster.schedule(cluster.now + (50 if number % 3 else 400), lambda: cluster.restore_node(view))
 
 
 def _cordon(cluster: Watched, number: int) -> None:
@@ -36,16 +36,16 @@ def _cordon(cluster: Watched, number: int) -> None:
 
     def put(cordoned: bool) -> None:
         if name in cluster.nodes and cluster.nodes[name].ready:
-            cluster.bring_back(replace(cluster.nodes[name], cordoned=cordoned))
+            cluster.restore_node(replace(cluster.nodes[name], cordoned=cordoned))
         elif not cordoned:
-            cluster.at(cluster.now + 450, partial(put, False))  # it is down just now
+            cluster.schedule(cluster.now + 450, partial(put, False))  # it is down just now
 
     put(True)
-    cluster.at(cluster.now + 40, partial(put, False))
+    cluster.schedule(cluster.now + 40, partial(put, False))
 
 
 def _edit(cluster: Watched, number: int, **fields: object) -> str | None:
-    uids = cluster.uids()
+    uids = cluster.job_uids()
     if not uids:
         return None
     cluster.edit(uids[number % len(uids)], **fields)
@@ -55,11 +55,11 @@ def _edit(cluster: Watched, number: int, **fields: object) -> str | None:
 def _suspend(cluster: Watched, number: int) -> None:
     uid = _edit(cluster, number, suspend=True)
     if uid is not None:
-        cluster.at(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
+        cluster.schedule(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
 
 
 def _delete_job(cluster: Watched, number: int) -> None:
-    uids = cluster.uids()
+    uids = cluster.job_uids()
     if uids:
         cluster.delete(uids[number % len(uids)])
 
@@ -73,7 +73,7 @@ def _raise_priority(cluster: Watched, number: int) -> None:
 
 
 def _lower_replicas(cluster: Watched, number: int) -> None:
-    uids = cluster.uids()
+    uids = cluster.job_uids()
     if uids:
         uid = uids[number % len(uids)]
         role = cluster.job(uid).spec.roles[0]
@@ -85,7 +85,7 @@ def _lower_replicas(cluster: Watched, number: int) -> None:
 def _edit_roles(cluster: Watched, number: int) -> None:
     """Another name, request, size and flavors for a role: a job that is admitted is suspended first, as it has to be,
     and edited while its pods still stop."""
-    uids = cluster.uids()
+    uids = cluster.job_uids()
     if not uids:
         return
     uid, gpus = uids[number % len(uids)], (1, 2, 4)[number % 3]
@@ -102,8 +102,8 @@ def _edit_roles(cluster: Watched, number: int) -> None:
 
     if is_admitted(cluster.job(uid).status):
         cluster.edit(uid, suspend=True)
-        cluster.at(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
-    cluster.at(cluster.now + 1, put)
+        cluster.schedule(cluster.now + 30, lambda: cluster.edit(uid, suspend=False) if cluster.has_job(uid) else None)
+    cluster.schedule(cluster.now + 1, put)
 
 
 def _edit_quota(cluster: Watched, number: int) -> None:
@@ -112,7 +112,7 @@ def _edit_quota(cluster: Watched, number: int) -> None:
     bound = {"limit": {"nvidia.com/gpu": str(number % 5)}} if number % 3 else {}
     poor = queue(name, parent="all", resources=[{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "0"}, **bound}])
     cluster.put_queue(poor)
-    cluster.at(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
+    cluster.schedule(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
 
 
 def _delete_queue(cluster: Watched, number: int) -> None:
@@ -121,7 +121,7 @@ def _delete_queue(cluster: Watched, number: int) -> None:
     old = queue(name, 4, "all" if number % 3 else "nowhere")
     gone = old.metadata.model_copy(update={"deletion_timestamp": cluster.now if number % 3 else None})
     cluster.put_queue(old.model_copy(update={"metadata": gone}))
-    cluster.at(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
+    cluster.schedule(cluster.now + 60, lambda: cluster.put_queue(queue(name, 4, "all")))
 
 
 KINDS: dict[str, Callable[[Watched, int], None]] = {
@@ -144,7 +144,7 @@ TROUBLES = st.lists(st.tuples(st.floats(0, 120), st.sampled_from(list(KINDS)), s
 def plan_trouble(cluster: Watched, troubles: list[Trouble]) -> None:
     """Put troubles on the cluster's agenda."""
     for at, kind, number in troubles:
-        cluster.at(at, partial(KINDS[kind], cluster, number))
+        cluster.schedule(at, partial(KINDS[kind], cluster, number))
 
 
 def check_end(cluster: Watched, names: list[str], may_fail: set[str]) -> None:
@@ -157,4 +157,4 @@ def check_end(cluster: Watched, names: list[str], may_fail: set[str]) -> None:
         one = cluster.job(uid)
         assert is_finished(one.status)
         assert one.status.phase == "Succeeded" or name in may_fail or one.spec.cancel, one.status
-        assert (one.status.hold, one.status.eviction) == (None, None)
+        assert (one.status.nomination, one.status.eviction) == (None, None)

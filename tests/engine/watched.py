@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, World, Write, WriteStatus
-from muster.lifecycle import LIVE_PHASES, from_status, is_admitted, is_leaving
-from muster.simulate import SimCluster, Work
+from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
+from muster.lifecycle import ACTIVE_POD_PHASES, from_status, is_admitted, is_evicting
+from muster.simulate import SimCluster, JobBehavior
 
 GPU = "nvidia.com/gpu"
 MANY = 10**9
@@ -61,7 +61,7 @@ class Watched(SimCluster):
         super().delete(uid)
         self.deleted.add(uid)
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         world = super().observe()
         self.limits = {
             queue.metadata.name: int(entry.limit[GPU])
@@ -99,12 +99,12 @@ class Watched(SimCluster):
         status = self.job(write.job_uid).status
         present = pod.attempt == status.attempt and is_admitted(status)
         deleted = self.job(write.job_uid).metadata.deletion_timestamp is not None
-        assert deleted or not present or is_leaving(status), "a pod is stopped without a word"
+        assert deleted or not present or is_evicting(status), "a pod is stopped without a word"
 
     def _check_status(self, write: WriteStatus) -> None:
         before, after = self.job(write.job_uid).status, write.status
         if after.eviction is not None and before.eviction != after.eviction:
-            hold = self.job(after.eviction.beneficiary).status.hold
+            hold = self.job(after.eviction.beneficiary).status.nomination
             assert hold is not None, "somebody leaves before room is held"
             assert write.job_uid in hold.victims, "somebody leaves whom the hold does not name"
         if is_admitted(after) and not is_admitted(before):
@@ -114,13 +114,13 @@ class Watched(SimCluster):
         """On paper, too, nothing is promised twice, and no queue gets more than the limit that the engine saw."""
         nodes: dict[str, int] = {}
         queues: dict[str, int] = {}
-        for uid in self.uids():
+        for uid in self.job_uids():
             one = self.job(uid)
             status = write.status if uid == write.job_uid else one.status
             gpus = _gpus(one)
             claims = is_admitted(status) and one.metadata.deletion_timestamp is None  # then only its pods count
             for pod in () if claims else self.pods(uid):
-                if pod.phase in LIVE_PHASES and pod.node in self.nodes:
+                if pod.phase in ACTIVE_POD_PHASES and pod.node in self.nodes:
                     nodes[pod.node] = nodes.get(pod.node, 0) + self.held[pod.name]
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + self.held[pod.name]
             for part in status.placement if claims else ():
@@ -136,9 +136,9 @@ class Watched(SimCluster):
     def check(self) -> None:
         """No node holds more than it has."""
         used: dict[str, int] = {}
-        for uid in self.uids():
+        for uid in self.job_uids():
             for pod in self.pods(uid):
-                if pod.phase in LIVE_PHASES:
+                if pod.phase in ACTIVE_POD_PHASES:
                     used[pod.node] = used.get(pod.node, 0) + self.held[pod.name]
         for name, amount in used.items():
             if name in self.nodes:
@@ -150,7 +150,7 @@ def _gpus(one: spec.TrainingJob) -> int:
 
 
 @st.composite
-def workloads(draw: st.DrawFn) -> list[tuple[float, spec.TrainingJob, Work]]:
+def workloads(draw: st.DrawFn) -> list[tuple[float, spec.TrainingJob, JobBehavior]]:
     """A handful of jobs that arrive within a minute: plain, elastic, of high priority, failing, borrowed."""
     arrivals = []
     for number in range(draw(st.integers(2, 6))):
@@ -166,25 +166,25 @@ def workloads(draw: st.DrawFn) -> list[tuple[float, spec.TrainingJob, Work]]:
             maxRuntimeSeconds=draw(st.none() | st.just(500)),
             failurePolicy={"maxRestarts": 2},
         )
-        work = Work(
+        work = JobBehavior(
             runtime_s=draw(st.integers(1, 60)),
             start_delay_s=draw(st.sampled_from([0.0, 2.0])),
             stop_s=draw(st.sampled_from([0.0, 1.0, 40.0])),
             checkpoint_every_s=draw(st.none() | st.just(10.0)),
-            exits=draw(st.sampled_from([(), (), (1,), (1, 1, 1)])),
+            exit_codes=draw(st.sampled_from([(), (), (1,), (1, 1, 1)])),
             fails_after_s=draw(st.sampled_from([0.0, 5.0])),
         )
         arrivals.append((float(draw(st.integers(0, 60))), wanted, work))
     return arrivals
 
 
-def submit(cluster: Watched, wanted: spec.TrainingJob, work: Work) -> None:
+def submit(cluster: Watched, wanted: spec.TrainingJob, work: JobBehavior) -> None:
     cluster.submit(wanted, work)
 
 
-def cluster_of(arrivals: list[tuple[float, spec.TrainingJob, Work]]) -> Watched:
+def cluster_of(arrivals: list[tuple[float, spec.TrainingJob, JobBehavior]]) -> Watched:
     tree = [queue("all", 8), queue("red", 4, "all"), queue("blue", 4, "all")]
     cluster = Watched(nodes(2, gpus=4), [flavor()], tree)
     for at, wanted, work in arrivals:
-        cluster.at(at, partial(submit, cluster, wanted, work))
+        cluster.schedule(at, partial(submit, cluster, wanted, work))
     return cluster

@@ -6,7 +6,7 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.engine import Engine, Round
+from muster.engine import Engine, CycleResult
 from muster.model import Resources
 from muster.simulate import SimCluster
 
@@ -40,12 +40,12 @@ def job(
     return spec.TrainingJob.model_validate({"metadata": {"name": name}, "spec": {"roles": [role], **fields}})
 
 
-def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[Round]:
+def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[CycleResult]:
     """Run engine and cluster, event by event, up to a time; the rounds in order."""
     rounds = []
     for _ in range(10_000):
-        rounds.append(engine.step())
-        times = [at for at in (cluster.next_event(), rounds[-1].wake_at) if at is not None]
+        rounds.append(engine.run_cycle())
+        times = [at for at in (cluster.next_event_time(), rounds[-1].wake_at) if at is not None]
         if not times or min(times) > until:
             cluster.advance(until)
             return rounds

@@ -12,7 +12,7 @@ from tests.helm.conftest import CHART, ROOT, Render, Run
 from tools.version import version
 
 from muster.spec import Flavor, Queue
-from muster_operator.settings import parse
+from muster_operator.settings import parse_flags
 
 Object = dict[str, Any]
 
@@ -100,7 +100,7 @@ def test_there_are_two_operators_apart_from_each_other_and_one_may_be_drained(re
 def test_the_operator_understands_its_flags(render: Render, values: tuple[str, ...]) -> None:
     container = operator(render(*values))
     assert container["command"] == ["python", "-m", "muster_operator"]
-    settings = parse(container["args"])
+    settings = parse_flags(container["args"])
     assert (settings.namespace, settings.lease_name) == ("muster-system", "m-muster-operator")
     assert settings.priority_class == one(render(*values), "PriorityClass")["metadata"]["name"]
 
@@ -109,7 +109,7 @@ def test_probes_and_services_meet_the_port_the_operator_listens_on(render: Rende
     items = render()
     container = operator(items)
     (port,) = container["ports"]
-    assert parse(container["args"]).addresses.public == f"0.0.0.0:{port['containerPort']}"
+    assert parse_flags(container["args"]).addresses.public == f"0.0.0.0:{port['containerPort']}"
     probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {probe["path"] for probe in probes.values()} == {"/healthz", "/readyz"}
     (service,) = one(items, "Service")["spec"]["ports"]
@@ -182,7 +182,7 @@ def test_no_role_has_a_wildcard_and_only_the_operator_knows_of_secrets_of_its_ow
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
     assert not [rule for rule in rules(items, "ClusterRole") if "secrets" in rule["resources"]]
     key, more = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
-    lease = parse(operator(items)["args"]).lease_name
+    lease = parse_flags(operator(items)["args"]).lease_name
     assert (key["verbs"], key["resourceNames"]) == (["get"], [f"{lease}-admission-key"])
     assert more["verbs"] == ["create"]
 
@@ -193,19 +193,19 @@ def test_with_collectors_the_operator_makes_secrets_and_reads_two_of_its_own(ren
     at_home, _ = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
     assert everywhere["verbs"] == ["create"]
     assert at_home["verbs"] == ["get"]
-    lease = parse(operator(items)["args"]).lease_name
+    lease = parse_flags(operator(items)["args"]).lease_name
     assert at_home["resourceNames"] == [f"{lease}-admission-key", f"{lease}-collector-key"]
 
 
 def test_the_operator_understands_what_the_chart_says_of_collectors(render: Render) -> None:
-    assert parse(operator(render())["args"]).collectors.choices.image == ""
+    assert parse_flags(operator(render())["args"]).collectors.config.image == ""
     store = ("collector.store.url=s3://traces/muster", "collector.store.secretName=traces")
-    settings = parse(operator(render(COLLECTOR, "collector.everySeconds=7", *store))["args"])
-    choices = settings.collectors.choices
+    settings = parse_flags(operator(render(COLLECTOR, "collector.everySeconds=7", *store))["args"])
+    choices = settings.collectors.config
     assert (choices.image, choices.pull_policy) == (f"registry.example.com/trainer:{version()}", "IfNotPresent")
     assert (choices.store, choices.store_secret) == ("s3://traces/muster", "traces")
     assert choices.resources["requests"] == choices.resources["limits"] == {"cpu": "250m", "memory": "256Mi"}
-    assert (settings.collectors.every_s, settings.progress_s) == (7.0, 60.0)
+    assert (settings.collectors.heartbeat_interval_s, settings.progress_interval_s) == (7.0, 60.0)
 
 
 def test_monitoring_is_there_when_asked_for_and_asks_for_metrics_that_the_operator_has(render: Render) -> None:

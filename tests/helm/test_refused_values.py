@@ -11,7 +11,7 @@ import yaml
 from tests.helm.conftest import CHART, Render, Run
 from tools.version import version
 
-from muster_operator.settings import parse
+from muster_operator.settings import parse_flags
 
 SCHEMA = "values don't meet the specifications of the schema"
 COLLECTOR = "collector.image.repository=registry.example.com/trainer"
@@ -127,7 +127,7 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
     items = render(*values, "serviceMonitor.enabled=true", "prometheusRule.enabled=true", *(f"{p}=null" for p in taken))
     (deployment,) = (item for item in items if item["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert parse(container["args"]).collectors.choices.image == f"registry.example.com/trainer:{version()}"
+    assert parse_flags(container["args"]).collectors.config.image == f"registry.example.com/trainer:{version()}"
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,13 @@ def test_a_docker_without_its_daemon_does_not_count(programs: Path) -> None:
 
 def test_the_base_that_was_asked_for_is_used_and_fetched_if_need_be(programs: Path, tmp_path: Path) -> None:
     script(programs, "buildah", f'[ "$1" = pull ] && echo "$3" >> {tmp_path}/pulled && exit 0; exit 1')
-    assert Builder("buildah").base("registry.example.com/python:3.12") == "registry.example.com/python:3.12"
+    assert Builder("buildah").select_base("registry.example.com/python:3.12") == "registry.example.com/python:3.12"
     assert (tmp_path / "pulled").read_text() == "registry.example.com/python:3.12\n"
 
 
 def test_the_usual_base_is_fetched_where_there_is_none(programs: Path) -> None:
     script(programs, "podman", '[ "$1" = pull ]')
-    assert Builder("podman").base("") == images.USUAL_BASE
+    assert Builder("podman").select_base("") == images.DEFAULT_BASE
 
 
 def test_without_a_registry_and_without_mmdebstrap_it_is_said_what_to_install(
@@ -58,5 +58,5 @@ def test_without_a_registry_and_without_mmdebstrap_it_is_said_what_to_install(
 ) -> None:
     script(programs, "buildah", 'echo "no such host" >&2; exit 1')
     with pytest.raises(Unavailable, match="apt-get install mmdebstrap debian-archive-keyring; or name a base"):
-        Builder("buildah").base("")
+        Builder("buildah").select_base("")
     assert "no registry: no such host" in capsys.readouterr().err

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.images.running import Image
 from tests.kubelets import archives
-from tools.images import FILES, Builder, Wish
-from tools.images import built as build
+from tools.images import FILES, Builder, BuildOptions
+from tools.images import build_images as build
 
 ABSENT = ("torch", "torchx", "triton", "pytest", "pip", "setuptools")
 LOOK = """
@@ -64,7 +64,7 @@ def test_an_image_adds_little_to_its_base(built: dict[str, Image]) -> None:
 
 def test_a_second_build_makes_the_same_layers(built: dict[str, Image], tmp_path: Path) -> None:
     created = built["trainer"].config["created"]
-    build(["trainer"], Wish("again", epoch_s=archives.epoch_s()), tmp_path)
+    build(["trainer"], BuildOptions("again", epoch_s=archives.epoch_s()), tmp_path)
     again = Image(tmp_path / "muster-trainer.tar", tmp_path / "trainer")
     assert again.layers == built["trainer"].layers
     assert again.config["created"] == created

@@ -8,13 +8,13 @@ from tests.cluster.chaos.judge import objects
 from tests.cluster.chaos.judge.quota import Tree
 
 from muster import model
-from muster.quota import Charges, queue_tree
+from muster.quota import QuotaUsage, queue_tree
 
 CELL = ("any", "gpu")
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[list[model.Queue], dict[str, int]]:
+def worlds(draw: st.DrawFn) -> tuple[list[model.QueueInfo], dict[str, int]]:
     """A tree of up to 7 queues and what is charged to its leaves."""
     parents: list[int] = [draw(st.integers(-1, index - 1)) for index in range(draw(st.integers(1, 7)))]
     queues = []
@@ -23,18 +23,18 @@ def worlds(draw: st.DrawFn) -> tuple[list[model.Queue], dict[str, int]]:
         limit = None if more is None else (guaranteed or 0) + more
         quota = model.Quota(*CELL, guaranteed=guaranteed, limit=limit, lend=draw(st.none() | st.integers(0, 8)))
         name = None if parent < 0 else f"q{parent}"
-        queues.append(model.Queue(f"q{index}", parent=name, quotas=(quota,)))
+        queues.append(model.QueueInfo(f"q{index}", parent=name, quotas=(quota,)))
     leaves = [f"q{index}" for index in range(len(parents)) if index not in parents]
     return queues, {leaf: draw(st.integers(0, 12)) for leaf in leaves}
 
 
 @given(worlds(), st.integers(0, 12))
-def test_both_allow_the_same(world: tuple[list[model.Queue], dict[str, int]], asked: int) -> None:
+def test_both_allow_the_same(world: tuple[list[model.QueueInfo], dict[str, int]], asked: int) -> None:
     queues, charged = world
     tree = queue_tree(queues)
-    charges = Charges(tree)
+    charges = QuotaUsage(tree)
     for leaf, amount in charged.items():
-        charges.charge(tree.index[leaf], [(tree.cells[CELL], amount)])
+        charges.add(tree.index[leaf], [(tree.cell_index[CELL], amount)])
     ours = Tree(
         {
             queue.name: objects.Queue(
@@ -47,6 +47,6 @@ def test_both_allow_the_same(world: tuple[list[model.Queue], dict[str, int]], as
     )
     taken = {leaf: {CELL: amount} for leaf, amount in charged.items()}
     for leaf in charged:
-        assert ours.available(leaf, CELL, taken) == charges.avail(tree.index[leaf], tree.cells[CELL])
-        allowed = charges.allows(tree.index[leaf], [(tree.cells[CELL], asked)])
+        assert ours.available(leaf, CELL, taken) == charges.available(tree.index[leaf], tree.cell_index[CELL])
+        allowed = charges.fits(tree.index[leaf], [(tree.cell_index[CELL], asked)])
         assert (not ours.refuses(leaf, {CELL: asked}, taken)) == (allowed or asked == 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 from tests.cluster.controlplane import binaries
-from tools.images import ROOT, Unavailable, Wish, built, git
+from tools.images import ROOT, Unavailable, BuildOptions, build_images, git
 
 TAG = "tests"
 OPERATOR, TRAINER = f"localhost/muster-operator:{TAG}", f"localhost/muster-trainer:{TAG}"
@@ -38,7 +38,7 @@ def ensure() -> list[Path]:
             draft = store / ".draft"
             shutil.rmtree(draft, ignore_errors=True)
             try:
-                built(["operator", "trainer"], Wish(TAG, epoch_s=epoch_s()), draft)
+                build_images(["operator", "trainer"], BuildOptions(TAG, epoch_s=epoch_s()), draft)
             except Unavailable as error:
                 raise binaries.Unavailable(f"The images of pods cannot be built: {error}") from None
             except subprocess.CalledProcessError as error:

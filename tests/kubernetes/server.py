@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from muster.kubernetes.access import Access
-from muster.kubernetes.client import KubernetesClient
-from muster.kubernetes.connection import Connection
+from muster.kubernetes.access import ClientConfig
+from muster.kubernetes.client import KubernetesClusterClient
+from muster.kubernetes.connection import KubeClient
 
 Json = dict[str, Any]
 Fault = Callable[["Handler"], None]
@@ -67,13 +67,13 @@ class Server:
         everywhere = re.compile(rf"{re.escape(path.rsplit('/', 1)[0])}(/namespaces/[^/]+)?/{plural}/[^/]+")
         return [item for at, item in self.objects.items() if everywhere.fullmatch(at)]
 
-    def connection(self) -> Connection:
+    def connection(self) -> KubeClient:
         """Somebody's connection to it."""
-        return Connection(Access(server=f"http://127.0.0.1:{self.port}", tls=None, headers=dict, context="test"))
+        return KubeClient(ClientConfig(server=f"http://127.0.0.1:{self.port}", tls=None, auth_headers=dict, context_name="test"))
 
-    def client(self) -> KubernetesClient:
+    def client(self) -> KubernetesClusterClient:
         """Somebody's client of it."""
-        return KubernetesClient(self.connection())
+        return KubernetesClusterClient(self.connection())
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -11,8 +11,8 @@ import yaml
 from tests.kubernetes.server import Server
 
 from muster.errors import ClusterError, NotFound
-from muster.kubernetes.access import Access, Target, find_access
-from muster.kubernetes.connection import Connection
+from muster.kubernetes.access import ClientConfig, KubeContext, load_config
+from muster.kubernetes.connection import KubeClient
 
 PLAIN = {
     "current-context": "one",
@@ -39,34 +39,34 @@ def written(folder: Path, document: object, name: str = "config") -> str:
     return str(path)
 
 
-def access(path: str, context: str | None = None) -> Access:
-    return find_access(Target(path, context), {})
+def access(path: str, context: str | None = None) -> ClientConfig:
+    return load_config(KubeContext(path, context), {})
 
 
 def test_the_current_context_is_meant_unless_another_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
     one, two = access(path), access(path, "two")
-    assert (one.server, one.namespace, one.context, one.tls) == ("http://a:8080", "team-a", "one", None)
-    assert (two.server, two.namespace, two.proxy, two.server_name) == (
+    assert (one.server, one.namespace, one.context_name, one.tls) == ("http://a:8080", "team-a", "one", None)
+    assert (two.server, two.namespace, two.proxy_url, two.server_name) == (
         "http://b:8080", "default", "http://proxy:3128", "c",
     )  # fmt: skip
 
 
 def test_who_one_is_goes_into_the_headers(tmp_path: Path) -> None:
     path = written(tmp_path, PLAIN)
-    assert access(path).headers() == {"Authorization": "Bearer t0ken"}
-    assert access(path).acting_as == (("Impersonate-User", "somebody"),)
-    assert access(path, "two").headers() == {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
-    assert access(path, "three").headers() == {}
+    assert access(path).auth_headers() == {"Authorization": "Bearer t0ken"}
+    assert access(path).impersonation_headers == (("Impersonate-User", "somebody"),)
+    assert access(path, "two").auth_headers() == {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
+    assert access(path, "three").auth_headers() == {}
 
 
 def test_a_token_in_a_file_beside_the_kubeconfig_is_read_anew_each_time(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("first\n")
     document = {**PLAIN, "users": [{"name": "token", "user": {"tokenFile": "token"}}]}
     found = access(written(tmp_path, document))
-    assert found.headers() == {"Authorization": "Bearer first"}
+    assert found.auth_headers() == {"Authorization": "Bearer first"}
     (tmp_path / "token").write_text("second\n")
-    assert found.headers() == {"Authorization": "Bearer second"}
+    assert found.auth_headers() == {"Authorization": "Bearer second"}
 
 
 ACTING = {
@@ -98,7 +98,7 @@ def test_whom_one_acts_as_is_sent_with_every_request_however_one_logs_in(
     (tmp_path / "token").write_text("t")
     document = acting(way, **ACTING)
     document["clusters"] = [{"name": "a", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}]
-    connection = Connection(access(written(tmp_path, document)))
+    connection = KubeClient(access(written(tmp_path, document)))
     server.put("/api/v1/nodes/n1", {"metadata": {"name": "n1"}})
     connection.get("/api/v1/nodes/n1")
     connection.request("PATCH", "/api/v1/nodes/n1", {"spec": {}})
@@ -130,8 +130,8 @@ def test_of_several_files_the_first_that_names_a_thing_wins(tmp_path: Path) -> N
     first = written(tmp_path, {"current-context": "two", "clusters": [PLAIN["clusters"][1]]}, "first")
     second = {**PLAIN, "clusters": [{"name": "b", "cluster": {"server": "http://never"}}]}
     both = os.pathsep.join([first, str(tmp_path / "missing"), written(tmp_path, second, "second")])
-    found = find_access(Target(), {"KUBECONFIG": both})
-    assert (found.context, found.server) == ("two", "http://b:8080")
+    found = load_config(KubeContext(), {"KUBECONFIG": both})
+    assert (found.context_name, found.server) == ("two", "http://b:8080")
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_a_broken_certificate_is_told_with_its_context(tmp_path: Path, data: str
 def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ClusterError, match="--kubeconfig FILE or KUBECONFIG") as error:
-        find_access(Target(), {})
+        load_config(KubeContext(), {})
     assert error.value.reason == "NoKubeconfig"
     with pytest.raises(ClusterError, match="/no/such"):
-        find_access(Target(), {"KUBECONFIG": "/no/such"})
+        load_config(KubeContext(), {"KUBECONFIG": "/no/such"})
 
 
 @pytest.mark.slow  # the official client takes two seconds to import
@@ -192,5 +192,5 @@ def test_whoever_logs_in_by_a_program_gets_its_token(tmp_path: Path) -> None:
     program.chmod(0o755)
     login = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "interactiveMode": "Never"}
     found = access(written(tmp_path, acting({"exec": login}, **ACTING)))
-    assert found.headers() == {"Authorization": "Bearer fresh"}
-    assert list(found.acting_as) == ACTING_AS
+    assert found.auth_headers() == {"Authorization": "Bearer fresh"}
+    assert list(found.impersonation_headers) == ACTING_AS

@@ -12,15 +12,15 @@ from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
 
 from muster.errors import Conflict, MusterError, NotFound
-from muster.excerpt import Excerpt
+from muster.excerpt import LogOptions
 from muster.kubernetes import logs, watching
-from muster.kubernetes.client import KubernetesClient
+from muster.kubernetes.client import KubernetesClusterClient
 from muster.lifecycle import pod_name
 
 LLAMA = f"{JOBS}/llama"
 PODS = "/api/v1/namespaces/default/pods"
 IN_USE = "muster.dev/in-use"
-Write = Callable[[KubernetesClient], Any]
+Write = Callable[[KubernetesClusterClient], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_a_followed_log_ends(server: Server) -> None:
         del server.objects[pod]
 
     server.fail("GET", f"{pod}/log", another(server, deleted))
-    follow = Excerpt(follow=True, until=time.time() + 60.0)  # or it would wait for the end of the other job
+    follow = LogOptions(follow=True, until=time.time() + 60.0)  # or it would wait for the end of the other job
     assert list(server.client().log_lines("llama", "default", "trainer", 0, follow)) == ["first"]
     assert server.asked.count(("GET", LLAMA)) == 3
 

@@ -9,7 +9,7 @@ from tests.cli.objects import job as a_job
 from tests.kubernetes.server import JOBS, QUEUES, Fault, Handler, Server, answered
 
 from muster.errors import Conflict
-from muster.kubernetes.writing import _TRIES
+from muster.kubernetes.writing import _MAX_ATTEMPTS
 from muster.spec import Queue
 
 RESEARCH = f"{QUEUES}/research"
@@ -54,7 +54,7 @@ def test_a_job_that_is_being_deleted_is_refused(cluster: Server) -> None:
 def test_a_status_that_is_written_meanwhile_is_no_reason_to_refuse(server: Server) -> None:
     server.put(RESEARCH, research())
     told = {**research(labels={"its": "own"}), "status": {"conditions": []}}
-    server.fail("PUT", RESEARCH, meanwhile(server, told), times=_TRIES - 1)
+    server.fail("PUT", RESEARCH, meanwhile(server, told), times=_MAX_ATTEMPTS - 1)
     assert [row["result"] for row in server.client().apply([HEAVIER])] == ["configured"]
     there = server.objects[RESEARCH]
     assert (there["spec"]["weight"], there["metadata"]["labels"]) == (2, {"its": "own", "by": "me"})
@@ -62,7 +62,7 @@ def test_a_status_that_is_written_meanwhile_is_no_reason_to_refuse(server: Serve
 
 def test_a_status_that_is_written_all_the_time_ends_in_a_refusal(server: Server) -> None:
     server.put(RESEARCH, research())
-    server.fail("PUT", RESEARCH, meanwhile(server, research()), times=_TRIES)
+    server.fail("PUT", RESEARCH, meanwhile(server, research()), times=_MAX_ATTEMPTS)
     with pytest.raises(Conflict, match="has been modified"):
         server.client().apply([HEAVIER])
 

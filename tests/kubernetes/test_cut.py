@@ -11,14 +11,14 @@ from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, chunks
 
 from muster.errors import ClusterError
-from muster.excerpt import WHOLE, Excerpt
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.kubernetes import logs, watching
 from muster.lifecycle import pod_name
 from muster.spec import TrainingJobStatus
 
 PODS = "/api/v1/namespaces/default/pods"
 LINES = [f"2026-01-01T00:00:0{second}Z {text}\n" for second, text in enumerate(["first", "the second line", "third"])]
-FOLLOW = Excerpt(follow=True)
+FOLLOW = LogOptions(follow=True)
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,13 @@ def test_a_followed_log_that_is_cut_anywhere_goes_on_without_a_gap(server: Serve
 
 def test_a_last_line_without_an_end_is_told_where_the_log_ends_there(server: Server, log: str) -> None:
     server.fail("GET", log, chunks(*LINES[:2], LINES[2][:-1]))
-    assert list(server.client().log_lines("llama", "default", "trainer", 0, WHOLE))[-1] == "third"
+    assert list(server.client().log_lines("llama", "default", "trainer", 0, DEFAULT_LOG_OPTIONS))[-1] == "third"
 
 
 def test_a_log_that_is_cut_while_it_is_read_once_is_no_whole_log(server: Server, log: str) -> None:
     server.fail("GET", log, chunks(LINES[0], LINES[1][:9], whole=False))
     with pytest.raises(ClusterError) as error:
-        list(server.client().log_lines("llama", "default", "trainer", 0, WHOLE))
+        list(server.client().log_lines("llama", "default", "trainer", 0, DEFAULT_LOG_OPTIONS))
     assert error.value.reason == "Unreachable"
 
 

@@ -9,7 +9,7 @@ from tests.cli.objects import job as a_job
 from tests.kubernetes.server import ALL_JOBS, JOBS, Fault, Handler, Server
 
 from muster.cli.printing import print_json
-from muster.documents.shorn import LEVELS
+from muster.documents.shorn import MAX_LEVELS
 from muster.errors import ClusterError
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
@@ -38,17 +38,17 @@ def test_others_are_listed_and_the_one_that_is_too_deep_is_told_of_and_printed(
 ) -> None:
     other = a_job("other").model_dump(mode="json", by_alias=True, exclude_none=True)
     server.fail("GET", ALL_JOBS, says(f'{{"metadata":{{}},"items":[{deep_job(levels)},{json.dumps(other)}]}}'))
-    listing = server.client().listing()
+    listing = server.client().job_list()
     assert [job.metadata.name for job in listing.jobs] == ["other"]
     (one,) = listing.unreadable
-    assert (one.name, one.complaint.startswith(TOLD)) == ("default/deep", True)
+    assert (one.name, one.error.startswith(TOLD)) == ("default/deep", True)
     print_json([one.document])
     (printed,) = json.loads(capsys.readouterr().out)
     assert printed["metadata"]["name"] == "deep"
     odd, depth = printed["spec"]["roles"][0]["template"]["spec"]["odd"], 0
     while isinstance(odd, dict):
         odd, depth = odd["x"], depth + 1
-    assert depth in (levels, LEVELS - 6, LEVELS - 8), "as deep as it is, or as it can be, alone or in a list"
+    assert depth in (levels, MAX_LEVELS - 6, MAX_LEVELS - 8), "as deep as it is, or as it can be, alone or in a list"
 
 
 @pytest.mark.parametrize("levels", [60, 960, 1500])

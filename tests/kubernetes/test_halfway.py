@@ -20,7 +20,7 @@ from tests.kubernetes.server import (
     unanswered,
 )
 
-from muster.cluster import DRAIN
+from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, MusterError
 from muster.kubernetes import submitting
 from muster.spec import Flavor, Queue
@@ -149,7 +149,7 @@ def test_that_a_node_is_drained_is_told_even_if_nobody_answers_who_is_on_it(clus
     assert ended.code == 4
     assert "error: node n1 is being drained, but which jobs are on it cannot be told" in ended.err
     assert "undo it with: muster undrain n1" in ended.err
-    assert taints(cluster) == [DRAIN]
+    assert taints(cluster) == [DRAIN_TAINT]
 
 
 def test_a_node_is_not_told_to_be_empty_of_a_job_that_cannot_be_read(cluster: Server, muster: Muster) -> None:

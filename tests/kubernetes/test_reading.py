@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster import NodeView
-from muster.documents import load_documents
+from muster.documents import load_objects
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
-from muster.kubernetes.connection import refusal
-from muster.kubernetes.logs import _Place, _stamped
+from muster.kubernetes.connection import error_from_response
+from muster.kubernetes.logs import _LogPosition, _split_timestamp
 from muster.kubernetes.reading import (
-    event_row,
-    manifest,
-    node_view,
-    read,
-    read_flavors,
-    read_jobs,
-    read_queues,
-    reads_alike,
-    told_beats,
+    to_event_row,
+    to_manifest,
+    to_node_view,
+    decode,
+    decode_flavors,
+    decode_jobs,
+    decode_queues,
+    decodes_equal,
+    heartbeats_from_status,
 )
-from muster.model import Resources, Taint
+from muster.model import Resources, NodeTaint
 from muster.spec import Queue, TrainingJob
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
@@ -50,7 +50,7 @@ def status(**fields: Any) -> bytes:
     ],
 )
 def test_every_answer_is_one_kind_of_error(code: int, answer: bytes, kind: type, reason: str) -> None:
-    error = refusal(code, answer, "GET", JOBS)
+    error = error_from_response(code, answer, "GET", JOBS)
     assert (type(error), error.reason) == (kind, reason)
 
 
@@ -60,7 +60,7 @@ def test_all_causes_of_an_invalid_object_are_told_with_their_fields() -> None:
         {"field": "spec", "message": "Invalid value: roles: none is essential"},
         {"field": "<nil>"},
     ]
-    error = refusal(422, status(reason="Invalid", message="long", details={"causes": causes}), "POST", JOBS)
+    error = error_from_response(422, status(reason="Invalid", message="long", details={"causes": causes}), "POST", JOBS)
     assert str(error) == (
         "spec.roles[0].replicas: Invalid value: 0: should be at least 1; spec: Invalid value: roles: none is essential"
     )
@@ -77,22 +77,22 @@ def test_a_node_is_read_with_its_taints_and_odd_amounts_count_as_nothing() -> No
         },
     }
     amounts = Resources.of({"cpu": 500, "pods": 110})
-    taints = (Taint("muster.dev/drain"),)
-    assert node_view(node) == NodeView("n0", amounts, {"a": "b"}, taints, ready=True, cordoned=True)
-    assert node_view({"metadata": {"name": "n1"}}).ready is False
+    taints = (NodeTaint("muster.dev/drain"),)
+    assert to_node_view(node) == NodeView("n0", amounts, {"a": "b"}, taints, ready=True, cordoned=True)
+    assert to_node_view({"metadata": {"name": "n1"}}).ready is False
 
 
 def test_events_of_both_kinds_are_rows() -> None:
     new = {"metadata": {}, "eventTime": "2026-01-01T00:00:00.500000Z", "reason": "Admitted", "message": "m"}
-    assert event_row(new) == {"at": 1767225600.5, "type": "Normal", "reason": "Admitted", "message": "m", "count": 1}
+    assert to_event_row(new) == {"at": 1767225600.5, "type": "Normal", "reason": "Admitted", "message": "m", "count": 1}
     old = {"metadata": {}, "lastTimestamp": "2026-01-01T00:00:00Z", "count": 4, "type": "Warning"}
-    assert (event_row(old)["at"], event_row(old)["count"], event_row(old)["type"]) == (1767225600.0, 4, "Warning")
+    assert (to_event_row(old)["at"], to_event_row(old)["count"], to_event_row(old)["type"]) == (1767225600.0, 4, "Warning")
 
 
 def test_what_is_sent_is_what_was_written_and_nothing_of_the_server() -> None:
     text = "{apiVersion: muster.dev/v1alpha1, kind: TrainingJob, metadata: {name: a, uid: x, labels: {b: c}}, spec: {roles: [{name: w, template: {spec: {containers: [{image: i}]}}}]}}"  # noqa: E501
-    (job,) = load_documents(text)
-    assert manifest(job, "team") == {
+    (job,) = load_objects(text)
+    assert to_manifest(job, "team") == {
         "apiVersion": "muster.dev/v1alpha1",
         "kind": "TrainingJob",
         "metadata": {"name": "a", "namespace": "team", "labels": {"b": "c"}},
@@ -102,7 +102,7 @@ def test_what_is_sent_is_what_was_written_and_nothing_of_the_server() -> None:
 
 def test_an_object_of_a_newer_version_is_named() -> None:
     with pytest.raises(ClusterError, match=r"TrainingJob 'a' cannot be read by this version of Muster: spec"):
-        read(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
+        decode(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
 
 
 def document(
@@ -123,19 +123,19 @@ def test_one_job_that_cannot_be_read_hides_no_other() -> None:
         document("TrainingJob", "odd", roles=ROLES, queue="research", newField=1),
         document("TrainingJob", "old", roles=ROLES),
     ]
-    listing = read_jobs(documents)
+    listing = decode_jobs(documents)
     assert [job.metadata.name for job in listing.jobs] == ["old", "young"]
     (odd,) = listing.unreadable
     assert (odd.name, odd.queue, odd.phase, odd.flavors) == ("team/odd", "research", "Pending", frozenset())
-    assert odd.complaint.startswith("spec.newField: unknown field; ")
+    assert odd.error.startswith("spec.newField: unknown field; ")
     assert (odd.document["kind"], "managedFields" in odd.document["metadata"]) == ("TrainingJob", False)
 
 
 def test_of_a_job_that_cannot_be_read_its_queue_phase_and_flavors_are_told_as_far_as_they_can_be() -> None:
     placed = {"phase": "Running", "placement": [{"role": "w", "flavor": "h200", "nodes": []}, "odd", {"flavor": 7}]}
-    (runs,) = read_jobs([document("TrainingJob", "a", roles="none", queue=7, status=placed)]).unreadable
+    (runs,) = decode_jobs([document("TrainingJob", "a", roles="none", queue=7, status=placed)]).unreadable
     assert (runs.queue, runs.phase, runs.flavors) == (None, "Running", frozenset({"h200"}))
-    (bare,) = read_jobs([{**document("TrainingJob", "a"), "spec": 3, "status": 3}]).unreadable
+    (bare,) = decode_jobs([{**document("TrainingJob", "a"), "spec": 3, "status": 3}]).unreadable
     assert (bare.queue, bare.phase, bare.flavors) == (None, None, frozenset())
 
 
@@ -148,7 +148,7 @@ def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None
         document("Queue", "mended", status={"conditions": [{**ours, "observedGeneration": 1}]}),
         document("Queue", "sound", weight=2, status={"conditions": "none"}),
     ]
-    queues, faults = read_queues(documents)
+    queues, faults = decode_queues(documents)
     assert [(one.metadata.name, one.spec.parent, one.spec.weight) for one in queues] == [
         ("odd", "company", 1.0),
         ("newer", None, 1.0),
@@ -159,16 +159,16 @@ def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None
 
 
 def test_flavors_that_cannot_be_read_are_told_by_name() -> None:
-    flavors, faults = read_flavors([document("Flavor", "a", nodeLabels=[]), document("Flavor", "b", status=7)])
+    flavors, faults = decode_flavors([document("Flavor", "a", nodeLabels=[]), document("Flavor", "b", status=7)])
     assert [one.metadata.name for one in flavors] == ["b"]
     assert faults == {"a": "spec.nodeLabels: a list is not a mapping; write a mapping"}
 
 
 def test_what_cannot_be_read_is_like_nothing_else() -> None:
     sound, odd = document("Queue", "q", weight=2), document("Queue", "q", weight=-1)
-    assert reads_alike(Queue, sound, document("Queue", "q", weight=2.0))
-    assert not reads_alike(Queue, sound, document("Queue", "q", weight=3))
-    assert not reads_alike(Queue, odd, odd)
+    assert decodes_equal(Queue, sound, document("Queue", "q", weight=2.0))
+    assert not decodes_equal(Queue, sound, document("Queue", "q", weight=3))
+    assert not decodes_equal(Queue, odd, odd)
 
 
 STAMPS = st.lists(st.integers(0, 5), max_size=12).map(sorted)
@@ -178,11 +178,11 @@ STAMPS = st.lists(st.integers(0, 5), max_size=12).map(sorted)
 def test_a_log_that_breaks_off_goes_on_without_a_gap_or_a_line_twice(stamps: list[int], broke_at: int) -> None:
     """The server sends again everything from the second of the newest line on."""
     log = [(float(stamp), f"line {number}") for number, stamp in enumerate(stamps)]
-    place = _Place()
-    read_first = list(place.unread(iter(log[:broke_at])))
-    since = place.at
+    place = _LogPosition()
+    read_first = list(place.skip_read(iter(log[:broke_at])))
+    since = place.last_time
     again = [entry for entry in log if since is None or entry[0] >= since]
-    assert [*read_first, *place.unread(iter(again))] == log
+    assert [*read_first, *place.skip_read(iter(again))] == log
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_log_that_breaks_off_goes_on_without_a_gap_or_a_line_twice(stamps: lis
     ],
 )
 def test_a_line_comes_with_its_time(line: str, at: float | None, text: str) -> None:
-    assert _stamped(line) == (at, text)
+    assert _split_timestamp(line) == (at, text)
 
 
 def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None:
@@ -212,8 +212,8 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_beat_of_rank_0() -> None
     }
     silent = TrainingJob.model_validate(document)
     told = TrainingJob.model_validate({**document, "status": {"progress": progress}})
-    assert told_beats(silent) == []
-    (beat,) = told_beats(told)
+    assert heartbeats_from_status(silent) == []
+    (beat,) = heartbeats_from_status(told)
     assert beat == {
         "rank": 0,
         "attempt": 1,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from muster_components.launch.place import (
-    BadPlace,
-    Place,
-    place_of,
+    InvalidLayout,
+    RankLayout,
+    read_rank_layout,
     rank_environment,
     threads_per_rank,
     usable_cores,
@@ -17,18 +17,18 @@ from muster_components.launch.place import (
 
 
 def test_outside_muster_a_pod_stands_alone() -> None:
-    assert place_of({}, nproc=2) == Place(nproc=2, run_id="local-0")
+    assert read_rank_layout({}, nproc=2) == RankLayout(nproc=2, run_id="local-0")
 
 
 def test_ranks_count_through_the_pods() -> None:
-    place = place_of(
+    place = read_rank_layout(
         {"MUSTER_REPLICA": "2", "MUSTER_REPLICAS": "4", "MUSTER_RANK0_HOST": "h", "MUSTER_RANK0_PORT": "29500"}, nproc=8
     )
     assert (place.world_size, place.rank(0), place.rank(7)) == (32, 16, 23)
 
 
 def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> None:
-    place = Place(nproc=2, replica=1, replicas=3, host="10.0.0.7", port=2345, run_id="u-0", role="trainer")
+    place = RankLayout(nproc=2, replica=1, replicas=3, host="10.0.0.7", port=2345, run_id="u-0", role="trainer")
     found = rank_environment(place, 1, {"OMP_NUM_THREADS": "5", "HOME": "/h", "RANK": "stale"}, threads=4)
     expected = {
         "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
@@ -40,23 +40,23 @@ def test_ranks_find_the_environment_of_torchrun_and_keep_what_the_user_set() -> 
 
 
 def test_every_attempt_meets_under_its_own_name() -> None:
-    runs = {place_of({"MUSTER_JOB_UID": "u", "MUSTER_ATTEMPT": str(attempt)}, 1).run_id for attempt in range(3)}
+    runs = {read_rank_layout({"MUSTER_JOB_UID": "u", "MUSTER_ATTEMPT": str(attempt)}, 1).run_id for attempt in range(3)}
     assert runs == {"u-0", "u-1", "u-2"}
 
 
 def test_the_restart_count_of_torchelastic_is_the_attempt() -> None:
-    found = [rank_environment(place_of({"MUSTER_ATTEMPT": str(attempt)}, 1), 0, {}, threads=1) for attempt in (0, 3)]
+    found = [rank_environment(read_rank_layout({"MUSTER_ATTEMPT": str(attempt)}, 1), 0, {}, threads=1) for attempt in (0, 3)]
     assert [one["TORCHELASTIC_RESTART_COUNT"] for one in found] == ["0", "3"]
 
 
 def test_an_attempt_that_is_not_a_whole_number_is_refused() -> None:
-    with pytest.raises(BadPlace, match="MUSTER_ATTEMPT='first'"):
-        place_of({"MUSTER_ATTEMPT": "first"}, 1)
+    with pytest.raises(InvalidLayout, match="MUSTER_ATTEMPT='first'"):
+        read_rank_layout({"MUSTER_ATTEMPT": "first"}, 1)
 
 
 @pytest.mark.parametrize(("grace_s", "patience_s"), [(30, 20), (120, 110), (20, 10), (12, 6), (2, 1), (0, 0)])
 def test_ranks_get_ten_seconds_less_than_the_pod_but_at_least_half(grace_s: float, patience_s: float) -> None:
-    assert Place(nproc=1, grace_s=grace_s).patience_s == patience_s
+    assert RankLayout(nproc=1, grace_s=grace_s).stop_timeout_s == patience_s
 
 
 def test_threads_never_fall_to_zero() -> None:

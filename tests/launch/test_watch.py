@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.launch.place import Place
-from muster_components.launch.ranks import Ended, Rank, start_rank
+from muster_components.launch.place import RankLayout
+from muster_components.launch.ranks import RankExited, RankProcess, start_rank
 from muster_components.launch.store import EXIT_STORE
-from muster_components.launch.watch import Event, StoreFailed, Told, start_ranks, watch
+from muster_components.launch.watch import LauncherEvent, StoreFailed, SignalReceived, start_ranks, supervise
 
-Inbox = queue.SimpleQueue[Event]
+Inbox = queue.SimpleQueue[LauncherEvent]
 
 
-def sleeper(inbox: Inbox, *, deaf: bool = False) -> Rank:
+def sleeper(inbox: Inbox, *, deaf: bool = False) -> RankProcess:
     """A rank that sleeps; a deaf one ignores SIGTERM."""
     text = "trap '' TERM; echo ready; sleep 600 & wait; sleep 600" if deaf else "echo ready; exec sleep 600"
     rank = start_rank(0, ["sh", "-c", text], dict(os.environ), inbox.put)
@@ -33,7 +33,7 @@ def test_a_store_that_breaks_stops_the_ranks_and_has_a_code_of_its_own(capfd: py
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox)
     inbox.put(StoreFailed(EXIT_STORE, "the rendezvous store cannot be served"))
-    assert watch({0: rank}, patience_s=60, inbox=inbox) == EXIT_STORE
+    assert supervise({0: rank}, stop_timeout_s=60, events=inbox) == EXIT_STORE
     assert "muster: the rendezvous store cannot be served" in capfd.readouterr().out
 
 
@@ -42,20 +42,20 @@ def test_the_first_failure_is_noted_before_the_other_ranks_have_ended(tmp_path: 
     note = tmp_path / "failure.json"
     seen: list[dict[str, float]] = []
 
-    class Watched(Rank):
+    class Watched(RankProcess):
         """Looks for the note when it is told to stop."""
 
         def terminate(self) -> None:
             seen.append(json.loads(note.read_text()))
             self.kill()
 
-    broken = Rank(0, start_rank(0, ["true"], dict(os.environ), lambda end: None).process, "")
+    broken = RankProcess(0, start_rank(0, ["true"], dict(os.environ), lambda end: None).process, "")
     stuck = Watched(1, sleeper(inbox).process, "")
     before = time.time()
-    inbox.put(Ended(0, 42, time.monotonic() - 5.0))
+    inbox.put(RankExited(0, 42, time.monotonic() - 5.0))
     after = time.time()
-    inbox.put(Ended(1, 137, time.monotonic()))
-    assert watch({0: broken, 1: stuck}, 60, inbox, str(note)) == 42
+    inbox.put(RankExited(1, 137, time.monotonic()))
+    assert supervise({0: broken, 1: stuck}, 60, inbox, str(note)) == 42
     (entry,) = seen
     assert entry["exit_code"] == 42
     assert before - 0.5 <= entry["failed_at"] + 5.0 <= after + 0.5
@@ -66,10 +66,10 @@ def test_being_told_to_stop_gives_a_failing_gang_no_more_time() -> None:
     inbox: Inbox = queue.SimpleQueue()
     rank = sleeper(inbox, deaf=True)
     inbox.put(StoreFailed(EXIT_STORE, "broken"))
-    inbox.put(Told(15))
-    assert watch({0: rank}, patience_s=600, inbox=inbox) == EXIT_STORE  # or this test runs into its limit
+    inbox.put(SignalReceived(15))
+    assert supervise({0: rank}, stop_timeout_s=600, events=inbox) == EXIT_STORE  # or this test runs into its limit
 
 
 def test_a_rank_that_cannot_be_started_takes_the_others_with_it() -> None:
     with pytest.raises(FileNotFoundError):
-        start_ranks(Place(nproc=2), ["/no/such/python"], {}, None, queue.SimpleQueue())
+        start_ranks(RankLayout(nproc=2), ["/no/such/python"], {}, None, queue.SimpleQueue())

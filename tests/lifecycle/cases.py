@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from muster import spec
-from muster.cluster import Beat, CreatePod, DeletePod, NodeView, PodView, RecordEvent
-from muster.lifecycle import Bounds, Sight, Verdict, live, moves, pod_name, seats
+from muster.cluster import Heartbeat, CreatePod, DeletePod, NodeView, PodView, RecordEvent
+from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job, moves, pod_name, pod_slots
 from muster.model import Placement, Resources, RolePlacement
 
 NOW = 1000.0
-BOUNDS = Bounds(backoff_s=10)
+BOUNDS = Timeouts(backoff_s=10)
 PLACEMENT: Placement = (RolePlacement("trainer", "h200", (("n0", 2), ("n1", 1))),)
 NODES = {name: NodeView(name, Resources.of({"pods": 10})) for name in ("n0", "n1", "n2")}
 
@@ -30,7 +30,7 @@ def admitted(
 ) -> spec.TrainingJob:
     """The job as it is right after its admission was written."""
     wanted = wanted or job()
-    fresh = live(wanted, Sight(at), BOUNDS).status
+    fresh = reconcile_job(wanted, Observation(at), BOUNDS).status
     return with_status(wanted, moves.admit(fresh, placement, at))
 
 
@@ -48,7 +48,7 @@ def pods_of(one: spec.TrainingJob, phase: Any = "Running") -> tuple[PodView, ...
             pod_name(meta.name, meta.uid, seat.role, seat.index, status.attempt),
             meta.uid, seat.role, seat.index, status.attempt, seat.node, phase, ready=phase == "Running",
         )
-        for seat in seats(status.placement)
+        for seat in pod_slots(status.placement)
     )  # fmt: skip
 
 
@@ -57,11 +57,11 @@ def look(
     pods: tuple[PodView, ...] = (),
     *,
     now: float = NOW,
-    beat: Beat | None = None,
+    beat: Heartbeat | None = None,
     nodes: dict[str, NodeView] | None = None,
-) -> Verdict:
+) -> ReconcileResult:
     """The lifecycle's answer."""
-    return live(one, Sight(now, pods, beat, NODES if nodes is None else nodes), BOUNDS)
+    return reconcile_job(one, Observation(now, pods, beat, NODES if nodes is None else nodes), BOUNDS)
 
 
 def with_status(one: spec.TrainingJob, status: spec.TrainingJobStatus) -> spec.TrainingJob:
@@ -78,13 +78,13 @@ def condition(status: spec.TrainingJobStatus, kind: str) -> tuple[str, str]:
     return ("", "") if found is None else (found.status, found.reason)
 
 
-def deleted(verdict: Verdict) -> list[str]:
-    return [action.name for action in verdict.actions if isinstance(action, DeletePod)]
+def deleted(verdict: ReconcileResult) -> list[str]:
+    return [action.name for action in verdict.writes if isinstance(action, DeletePod)]
 
 
-def created(verdict: Verdict) -> list[tuple[int, str]]:
-    return [(action.index, action.node) for action in verdict.actions if isinstance(action, CreatePod)]
+def created(verdict: ReconcileResult) -> list[tuple[int, str]]:
+    return [(action.index, action.node) for action in verdict.writes if isinstance(action, CreatePod)]
 
 
-def events(verdict: Verdict) -> list[str]:
-    return [action.reason for action in verdict.actions if isinstance(action, RecordEvent)]
+def events(verdict: ReconcileResult) -> list[str]:
+    return [action.reason for action in verdict.writes if isinstance(action, RecordEvent)]

@@ -20,9 +20,9 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster import spec
-from muster.cluster import Beat, DeletePod, PodView, RemoveJob
-from muster.lifecycle import find, moves
-from muster.lifecycle.conditions import is_finished, with_fields
+from muster.cluster import Heartbeat, DeletePod, PodView, RemoveJob
+from muster.lifecycle import find_condition, moves
+from muster.lifecycle.conditions import is_finished, with_status_fields
 from muster.model import Placement, RolePlacement, Wait
 
 DONE: Any = "Succeeded"
@@ -51,7 +51,7 @@ def test_complete_when_all_essential_pods_exit_0_and_the_others_are_stopped_gent
     verdict = look(one, with_phases(pods, DONE, DONE, "Running"), now=NOW + 9)
     assert verdict.status.phase == "Succeeded"
     assert verdict.status.finished_at is None
-    stops = [action for action in verdict.actions if isinstance(action, DeletePod)]
+    stops = [action for action in verdict.writes if isinstance(action, DeletePod)]
     assert [(stop.name, stop.grace_s) for stop in stops] == [(pods[2].name, 7.0)]
 
 
@@ -109,13 +109,13 @@ def test_max_runtime_starts_anew_after_a_requeue() -> None:
 
 def test_no_step_for_too_long_is_a_failure() -> None:
     one = running(job(stallTimeoutSeconds=60))
-    moving = Beat(at=NOW + 50, step=5, step_at=NOW + 50)
+    moving = Heartbeat(at=NOW + 50, step=5, step_changed_at=NOW + 50)
     assert look(one, pods_of(one), now=NOW + 61, beat=moving).wake_at == NOW + 110
     verdict = look(one, pods_of(one), now=NOW + 110, beat=moving)
     assert verdict.status.last_failure is not None
     assert verdict.status.last_failure.reason == "Stalled"
     assert verdict.status.restarts == 1
-    old = Beat(at=NOW - 500, step=99, step_at=NOW - 500)
+    old = Heartbeat(at=NOW - 500, step=99, step_changed_at=NOW - 500)
     assert look(one, pods_of(one), now=NOW + 59, beat=old).status.restarts == 0, "a beat of the attempt before"
 
 
@@ -126,11 +126,11 @@ def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission
     assert deleted(verdict) == [pod.name for pod in pods_of(one)]
     assert verdict.status.phase == "Running", "it has its room until its pods are gone"
     going = tuple(replace(pod, deleting=True) for pod in pods_of(one))
-    assert look(evicted, going, now=NOW + 6).actions == ()
+    assert look(evicted, going, now=NOW + 6).writes == ()
     gone = look(evicted, now=NOW + 7).status
     assert (gone.phase, gone.attempt, gone.restarts, gone.placement) == ("Pending", 1, 0, [])
     assert gone.submitted_at == one.status.submitted_at
-    assert (gone.hold, gone.requeue_after) == (None, None)
+    assert (gone.nomination, gone.requeue_after) == (None, None)
 
 
 def test_pods_that_exit_0_because_they_were_told_to_leave_complete_nothing() -> None:
@@ -172,7 +172,7 @@ def test_suspend_releases_everything_and_resume_waits_again() -> None:
     one = running()
     paused = with_status(job(suspend=True), one.status)
     verdict = look(paused, pods_of(one), now=NOW + 5)
-    assert (verdict.status.phase, verdict.status.placement, verdict.status.hold) == ("Suspended", [], None)
+    assert (verdict.status.phase, verdict.status.placement, verdict.status.nomination) == ("Suspended", [], None)
     assert deleted(verdict) == [pod.name for pod in pods_of(one)]
     resumed = with_status(job(), verdict.status)
     again = look(resumed, now=NOW + 50)
@@ -197,17 +197,17 @@ def test_the_time_that_earlier_attempts_ran_is_kept_through_restarts_suspension_
 def test_a_suspended_job_gives_its_hold_back() -> None:
     one = job()
     waiting = look(one).status
-    hold = spec.HoldStatus(placement=[], victims=["v"], expires_at=NOW + 100)
+    hold = spec.NominationStatus(placement=[], victims=["v"], expires_at=NOW + 100)
     paused = with_status(job(suspend=True), waiting.model_copy(update={"hold": hold}))
-    assert look(paused).status.hold is None
+    assert look(paused).status.nomination is None
 
 
 def test_a_hold_expires() -> None:
-    hold = spec.HoldStatus(placement=[], expires_at=NOW + 100)
+    hold = spec.NominationStatus(placement=[], expires_at=NOW + 100)
     one = with_status(job(), look(job()).status.model_copy(update={"hold": hold}))
     assert look(one).wake_at == NOW + 100
     verdict = look(one, now=NOW + 100)
-    assert (verdict.status.hold, events(verdict)) == (None, ["HoldExpired"])
+    assert (verdict.status.nomination, events(verdict)) == (None, ["HoldExpired"])
 
 
 ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers": [{}]}}}]
@@ -226,17 +226,17 @@ ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers
     ],
 )  # fmt: skip
 def test_a_hold_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
-    hold = spec.HoldStatus(placement=admitted().status.placement, expires_at=NOW + 100)
+    hold = spec.NominationStatus(placement=admitted().status.placement, expires_at=NOW + 100)
     one = with_status(edited, look(job()).status.model_copy(update={"hold": hold}))
     verdict = look(one)
-    assert (verdict.status.hold is not None, events(verdict)) == (kept, [] if kept else ["HoldLost"])
+    assert (verdict.status.nomination is not None, events(verdict)) == (kept, [] if kept else ["HoldLost"])
 
 
 def test_cancel_is_for_good() -> None:
     one = running()
     verdict = look(with_status(job(cancel=True), one.status), pods_of(one))
     assert condition(verdict.status, "Cancelled") == ("True", "Cancelled")
-    assert find(verdict.status, "Failed") is None
+    assert find_condition(verdict.status, "Failed") is None
     assert len(deleted(verdict)) == 3
     back = with_status(job(cancel=False), verdict.status)
     assert look(back).status.phase == "Cancelled"
@@ -271,8 +271,8 @@ def test_a_deleted_job_goes_when_its_last_pod_is_gone() -> None:
     dying = one.model_copy(update={"metadata": meta})
     verdict = look(dying, pods_of(one))
     assert len(deleted(verdict)) == 3
-    assert not any(isinstance(action, RemoveJob) for action in verdict.actions)
-    assert look(dying).actions == (RemoveJob("u1"),)
+    assert not any(isinstance(action, RemoveJob) for action in verdict.writes)
+    assert look(dying).writes == (RemoveJob("u1"),)
 
 
 def test_a_deleted_job_that_a_finalizer_keeps_is_cancelled_once_its_pods_are_gone() -> None:
@@ -297,21 +297,21 @@ def test_a_finished_job_is_removed_after_its_time_and_not_while_pods_live() -> N
     pods = with_phases(pods_of(one), DONE, DONE, DONE)
     done = with_status(one, look(one, pods).status)
     assert look(done, pods, now=NOW + 1).wake_at == NOW + 60
-    assert look(done, pods, now=NOW + 60).actions == (RemoveJob("u1"),)
+    assert look(done, pods, now=NOW + 60).writes == (RemoveJob("u1"),)
     alive = (replace(pods[0], phase="Running", deleting=True), *pods[1:])
-    assert look(done, alive, now=NOW + 60).actions == ()
+    assert look(done, alive, now=NOW + 60).writes == ()
 
 
 def test_a_finished_job_without_ttl_stays() -> None:
     one = running()
     done = with_status(one, look(one, with_phases(pods_of(one), DONE, DONE, DONE)).status)
     verdict = look(done, now=NOW + 10**7)
-    assert (verdict.actions, verdict.wake_at) == ((), None)
+    assert (verdict.writes, verdict.wake_at) == ((), None)
 
 
 def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
     one = running()
-    first = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
+    first = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=first).status
     assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
     next_one = replace(first, checkpoint_step=20, checkpoint_at=NOW + 30)
@@ -325,7 +325,7 @@ def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
 
 def test_a_checkpoint_dated_ahead_counts_as_of_now_is_told_once_and_keeps_no_later_one_from_being_told() -> None:
     one = running()
-    ahead = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
+    ahead = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 9000)
     told = look(one, pods_of(one), now=NOW + 1, beat=ahead).status
     assert told.last_checkpoint == spec.CheckpointStatus(step=10, at=NOW + 1)
     one = with_status(one, told)
@@ -337,16 +337,16 @@ def test_a_checkpoint_dated_ahead_counts_as_of_now_is_told_once_and_keeps_no_lat
 
 
 def test_a_checkpoint_that_a_status_dates_ahead_keeps_no_true_one_from_being_told() -> None:
-    wrong = with_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
+    wrong = with_status_fields(running().status, {"last_checkpoint": spec.CheckpointStatus(step=10, at=NOW + 9000)})
     one = with_status(running(), wrong)
-    true = Beat(at=NOW + 1, step=20, step_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
+    true = Heartbeat(at=NOW + 1, step=20, step_changed_at=NOW + 1, checkpoint_step=20, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=true).status
     assert told.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 1)
 
 
 def test_the_checkpoint_that_a_job_writes_as_it_is_told_to_stop_is_told_at_once() -> None:
     one = running()
-    last = Beat(at=NOW + 1, step=10, step_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
+    last = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=last).status
     saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
     cancelled = moves.finish(told, "Cancelled", "Cancelled", "", NOW + 2)
@@ -375,13 +375,13 @@ def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_en
     wanted = job(cancel=True, ttlSecondsAfterFinished=60)
     asked = with_status(wanted, look(with_status(wanted, running().status), pods_of(running()), now=NOW + 5).status)
     verdict = look(asked, now=NOW + 90)
-    assert (verdict.wake_at, verdict.actions) == (NOW + 150, ())
+    assert (verdict.wake_at, verdict.writes) == (NOW + 150, ())
 
 
 def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
     waiting = look(job()).status
-    first = moves.wait(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
-    second = moves.wait(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
+    first = moves.set_waiting(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
+    second = moves.set_waiting(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
     admitted_condition = second.conditions[0]
     assert (admitted_condition.message, admitted_condition.last_transition_time) == ("5 free", NOW)
     assert (second.queue_position, second.estimated_start) == (1, NOW + 60)

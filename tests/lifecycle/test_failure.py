@@ -21,10 +21,10 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
-from muster.cluster import DRAIN, DeletePod
-from muster.lifecycle import Bounds, Sight, find, live
-from muster.lifecycle.failure import blame, shared_blame
-from muster.model import Taint
+from muster.cluster import DRAIN_TAINT, DeletePod
+from muster.lifecycle import Timeouts, Observation, find_condition, reconcile_job
+from muster.lifecycle.failure import add_blamed_nodes, shared_blamed_nodes
+from muster.model import NodeTaint
 from muster.spec import BlamedNode
 
 
@@ -69,7 +69,7 @@ def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
 
 
 def test_backoff_doubles_and_is_bounded() -> None:
-    bounds = Bounds(backoff_s=10, backoff_max_s=300)
+    bounds = Timeouts(backoff_s=10, backoff_max_s=300)
     assert [bounds.backoff(n) for n in (0, 1, 2, 3, 6, 10_000)] == [0, 10, 20, 40, 300, 300]
 
 
@@ -80,7 +80,7 @@ def test_restarts_are_bounded() -> None:
     assert condition(verdict.status, "Failed") == ("True", "TooManyRestarts")
     assert deleted(verdict) == [pod.name for pod in pods_of(one)[1:]], "ended pods stay for their logs"
     assert verdict.status.finished_at is None, "the others still stop"
-    failed_condition = find(verdict.status, "Failed")
+    failed_condition = find_condition(verdict.status, "Failed")
     assert failed_condition is not None
     assert failed_condition.message.endswith("; no restarts are allowed (maxRestarts is 0)")
 
@@ -113,20 +113,20 @@ def test_restart_elsewhere_blames_the_node_and_keeps_the_others_under_a_hold() -
     assert [entry.node for entry in verdict.status.blamed_nodes] == ["n0"]
     gone = look(with_status(one, verdict.status), now=NOW + 1).status
     assert gone.phase == "Pending"
-    assert gone.hold is not None
-    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n1"]
+    assert gone.nomination is not None
+    assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n1"]
     assert gone.requeue_after == NOW + 11
 
 
 def test_room_kept_over_a_backoff_is_held_until_the_gang_had_its_time_to_start() -> None:
-    patient = Bounds(backoff_s=300)  # longer than grace and start timeout together
+    patient = Timeouts(backoff_s=300)  # longer than grace and start timeout together
     one = running(job(grace=5, startTimeoutSeconds=60, failurePolicy={"rules": RULES}))
     pods = (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:])
-    evicted = with_status(one, live(one, Sight(NOW, pods, None, NODES), patient).status)
-    gone = live(evicted, Sight(NOW, (), None, NODES), patient).status
-    assert (gone.requeue_after, gone.hold is not None and gone.hold.expires_at) == (NOW + 300, NOW + 300 + 65)
-    waiting = live(with_status(one, gone), Sight(NOW + 299, (), None, NODES), patient)
-    assert (waiting.status.hold, events(waiting)) == (gone.hold, [])
+    evicted = with_status(one, reconcile_job(one, Observation(NOW, pods, None, NODES), patient).status)
+    gone = reconcile_job(evicted, Observation(NOW, (), None, NODES), patient).status
+    assert (gone.requeue_after, gone.nomination is not None and gone.nomination.expires_at) == (NOW + 300, NOW + 300 + 65)
+    waiting = reconcile_job(with_status(one, gone), Observation(NOW + 299, (), None, NODES), patient)
+    assert (waiting.status.nomination, events(waiting)) == (gone.nomination, [])
 
 
 def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> None:
@@ -136,13 +136,13 @@ def test_a_gang_on_a_cordoned_node_restarts_elsewhere_and_blames_nobody() -> Non
     assert condition(verdict.status, "Evicted") == ("True", "RestartElsewhere")
     assert verdict.status.blamed_nodes == []
     gone = look(with_status(one, verdict.status), nodes=drained).status
-    assert gone.hold is not None
-    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+    assert gone.nomination is not None
+    assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n0"]
 
 
 def test_a_gang_leaves_a_node_that_is_drained_and_keeps_the_others() -> None:
     one = running(job(failurePolicy={"maxRestarts": 0}))
-    drained = {**NODES, "n1": replace(NODES["n1"], taints=(Taint(DRAIN),))}
+    drained = {**NODES, "n1": replace(NODES["n1"], taints=(NodeTaint(DRAIN_TAINT),))}
     verdict = look(one, pods_of(one), nodes=drained)
     assert condition(verdict.status, "Evicted") == ("True", "Drained")
     assert deleted(verdict) == [pod.name for pod in pods_of(one)], "with their grace: they write a checkpoint"
@@ -150,13 +150,13 @@ def test_a_gang_leaves_a_node_that_is_drained_and_keeps_the_others() -> None:
     gone = look(with_status(one, verdict.status), nodes=drained).status
     assert (gone.attempt, gone.restarts, gone.node_losses, gone.last_failure) == (1, 0, 0, None)
     assert (gone.blamed_nodes, gone.requeue_after) == ([], None)
-    assert gone.hold is not None
-    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
+    assert gone.nomination is not None
+    assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n0"]
 
 
 def test_a_drained_node_under_a_failed_gang_is_still_a_failure() -> None:
     one = running()
-    drained = {**NODES, "n1": replace(NODES["n1"], taints=(Taint(DRAIN),))}
+    drained = {**NODES, "n1": replace(NODES["n1"], taints=(NodeTaint(DRAIN_TAINT),))}
     status = look(one, (failed(pods_of(one)[0]), *pods_of(one)[1:]), nodes=drained).status
     assert (status.restarts, condition(status, "Evicted")) == (1, ("True", "RestartElsewhere"))
 
@@ -169,8 +169,8 @@ def test_a_lost_pod_is_a_new_attempt_and_never_a_failure() -> None:
     assert (verdict.status.restarts, verdict.status.node_losses, verdict.status.last_failure) == (0, 1, None)
     gone = look(with_status(one, verdict.status), now=NOW + 1).status
     assert gone.attempt == 1
-    assert gone.hold is not None, "all nodes are good and kept"
-    assert gone.hold.placement == one.status.placement
+    assert gone.nomination is not None, "all nodes are good and kept"
+    assert gone.nomination.placement == one.status.placement
     assert gone.requeue_after is None
 
 
@@ -199,12 +199,12 @@ def test_a_deleted_node_is_lost_at_once_and_the_others_are_kept() -> None:
     left = {name: view for name, view in NODES.items() if name != "n1"}
     verdict = look(one, pods_of(one), nodes=left)
     assert condition(verdict.status, "Evicted") == ("True", "NodeLost")
-    forced = {action.name: action.force for action in verdict.actions if isinstance(action, DeletePod)}
+    forced = {action.name: action.force for action in verdict.writes if isinstance(action, DeletePod)}
     assert list(forced.values()) == [False, False, True]
     gone = look(with_status(one, verdict.status), nodes=left).status
-    assert gone.hold is not None
-    assert [share.node for part in gone.hold.placement for share in part.nodes] == ["n0"]
-    assert gone.hold.expires_at == NOW + 30 + 600
+    assert gone.nomination is not None
+    assert [share.node for part in gone.nomination.placement for share in part.nodes] == ["n0"]
+    assert gone.nomination.expires_at == NOW + 30 + 600
 
 
 def test_a_silent_node_is_given_up_after_300_seconds_and_not_before() -> None:
@@ -221,25 +221,25 @@ def test_pods_on_a_silent_node_are_forced_only_when_it_is_given_up() -> None:
     pods = pods_of(one)
     lost = (*pods[:2], replace(pods[2], phase="Lost"))
     verdict = look(one, lost, now=NOW + 50, nodes=silent)
-    assert [action.force for action in verdict.actions if isinstance(action, DeletePod)] == [False, False, False]
+    assert [action.force for action in verdict.writes if isinstance(action, DeletePod)] == [False, False, False]
     assert verdict.wake_at == NOW + 300
     stuck = (replace(lost[2], deleting=True),)
     later = look(with_status(one, verdict.status), stuck, now=NOW + 300, nodes=silent)
-    assert [action.force for action in later.actions if isinstance(action, DeletePod)] == [True]
+    assert [action.force for action in later.writes if isinstance(action, DeletePod)] == [True]
 
 
 def test_an_out_of_service_node_is_given_up_at_once() -> None:
     one = running()
     out = {
         **NODES,
-        "n0": replace(NODES["n0"], taints=(Taint("node.kubernetes.io/out-of-service", effect="NoExecute"),)),
+        "n0": replace(NODES["n0"], taints=(NodeTaint("node.kubernetes.io/out-of-service", effect="NoExecute"),)),
     }
     assert condition(look(one, pods_of(one), nodes=out).status, "Evicted")[1] == "NodeLost"
 
 
 def test_node_losses_have_their_own_bound() -> None:
     one = running()
-    one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.node_losses}))
+    one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.max_node_losses}))
     verdict = look(one, pods_of(one)[:2])
     assert condition(verdict.status, "Failed") == ("True", "TooManyNodeLosses")
 
@@ -256,9 +256,9 @@ def test_a_race_with_foreign_pods_is_a_loss_and_blames_nobody(reason: str) -> No
 def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:
     blamed: list[BlamedNode] = []
     for number in range(12):
-        blamed = blame(blamed, [f"n{number}"], NOW + number, BOUNDS)
+        blamed = add_blamed_nodes(blamed, [f"n{number}"], NOW + number, BOUNDS)
     assert [entry.node for entry in blamed] == [f"n{number}" for number in range(2, 12)]
-    assert blame(blamed, ["x"], NOW + 4000, BOUNDS) == [BlamedNode(node="x", until=NOW + 7600)]
+    assert add_blamed_nodes(blamed, ["x"], NOW + 4000, BOUNDS) == [BlamedNode(node="x", until=NOW + 7600)]
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_a_node_is_shunned_by_all_after_two_jobs_failed_there_within_ten_minutes
         "u1": [BlamedNode(node="n0", until=NOW + 3600)],
         "u2": [BlamedNode(node="n0", until=NOW + 3600 + apart_s), BlamedNode(node="n1", until=NOW + 3600)],
     }
-    assert shared_blame(blamed, NOW, 2) == shared
-    assert shared_blame(blamed, NOW + 3601, 2) == {}
+    assert shared_blamed_nodes(blamed, NOW, 2) == shared
+    assert shared_blamed_nodes(blamed, NOW + 3601, 2) == {}
 
 
 def test_what_fails_on_more_than_half_of_the_nodes_is_blamed_on_none_for_all_jobs() -> None:
     blamed = {uid: [BlamedNode(node=name, until=NOW + 3600) for name in ("n0", "n1")] for uid in ("u1", "u2")}
-    assert set(shared_blame(blamed, NOW, 4)) == {"n0", "n1"}
-    assert shared_blame(blamed, NOW, 3) == {}
+    assert set(shared_blamed_nodes(blamed, NOW, 4)) == {"n0", "n1"}
+    assert shared_blamed_nodes(blamed, NOW, 3) == {}

@@ -11,7 +11,7 @@ from tests.lifecycle.cases import NOW, condition, created, failed, job, look, po
 from muster import spec
 from muster.cluster import PodView
 from muster.lifecycle import moves
-from muster.lifecycle.finished import record, recorded
+from muster.lifecycle.finished import to_finished_pods, recorded_finished_pods
 
 
 def done(pod: PodView, at: float = NOW + 10) -> PodView:
@@ -81,7 +81,7 @@ def test_a_new_attempt_has_no_finished_pods() -> None:
 def test_a_gang_of_which_a_pod_was_done_and_gone_before_all_were_ready_still_starts() -> None:
     one = running()
     status = one.status.model_copy(update={"started_at": None, "conditions": one.status.conditions[:1]})
-    one = with_status(one, status.model_copy(update={"finished_pods": record([("trainer", 0)])}))
+    one = with_status(one, status.model_copy(update={"finished_pods": to_finished_pods([("trainer", 0)])}))
     verdict = look(one, pods_of(one)[1:], now=NOW + 10)
     assert condition(verdict.status, "PodsReady") == ("True", "Ready")
     assert created(verdict) == []
@@ -89,7 +89,7 @@ def test_a_gang_of_which_a_pod_was_done_and_gone_before_all_were_ready_still_sta
 
 @given(st.frozensets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 40))))
 def test_the_record_says_what_was_recorded(seats: frozenset[tuple[str, int]]) -> None:
-    parts = record(seats)
-    assert recorded(spec.TrainingJobStatus(finished_pods=parts)) == seats
-    assert record(seats) == parts
+    parts = to_finished_pods(seats)
+    assert recorded_finished_pods(spec.TrainingJobStatus(finished_pods=parts)) == seats
+    assert to_finished_pods(seats) == parts
     assert all(part.indexes for part in parts)

@@ -7,23 +7,23 @@ from dataclasses import replace
 from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, look, pods_of, running, with_status
 
 from muster import spec
-from muster.cluster import Beat, PodView
-from muster.lifecycle import Bounds, Sight, Verdict, live
+from muster.cluster import Heartbeat, PodView
+from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job
 
-EVERY_MINUTE = replace(BOUNDS, progress_news_s=60.0)
-BEAT = Beat(at=NOW + 1, step=10, step_at=NOW + 1, steps=60, loss=2.5, tokens_per_s=99.0)
+EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
+BEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
 TOLD = spec.ProgressStatus(step=10, steps=60, loss=2.5, tokens_per_second=99.0, attempt=0, at=NOW + 1)
 
 
 def seen(
     one: spec.TrainingJob,
-    beat: Beat,
+    beat: Heartbeat,
     *,
     now: float,
     pods: tuple[PodView, ...] | None = None,
-    bounds: Bounds = EVERY_MINUTE,
-) -> Verdict:
-    return live(one, Sight(now, pods_of(one) if pods is None else pods, beat, NODES), bounds)
+    bounds: Timeouts = EVERY_MINUTE,
+) -> ReconcileResult:
+    return reconcile_job(one, Observation(now, pods_of(one) if pods is None else pods, beat, NODES), bounds)
 
 
 def test_it_goes_along_with_other_news_and_alone_once_a_minute() -> None:

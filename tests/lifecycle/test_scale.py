@@ -10,7 +10,7 @@ from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, 
 
 from muster import spec
 from muster.admission import with_replicas
-from muster.lifecycle import moves, seats
+from muster.lifecycle import moves, pod_slots
 from muster.snapshot.jobs import to_roles
 
 
@@ -32,7 +32,7 @@ def test_the_elastic_role_is_planned_with_as_many_pods_at_most_as_elastic_replic
 def test_a_gang_that_is_larger_than_elastic_replicas_restarts_smaller() -> None:
     one = running(job(3, least=1))
     verdict = look(scaled(one, 2), pods_of(one), now=NOW + 5)
-    assert len(list(seats(verdict.status.placement))) == 2
+    assert len(list(pod_slots(verdict.status.placement))) == 2
     assert (verdict.status.attempt, verdict.status.restarts, verdict.status.elastic_replicas) == (1, 0, 2)
 
 

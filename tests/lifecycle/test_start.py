@@ -22,7 +22,7 @@ from tests.lifecycle.cases import (
 
 from muster.cluster import CreatePod, PodView
 from muster.lifecycle import is_admitted, moves, pod_name
-from muster.lifecycle.conditions import PODS_READY, find
+from muster.lifecycle.conditions import PODS_READY, find_condition
 from muster.model import RolePlacement
 from muster.spec import TrainingJob
 
@@ -33,13 +33,13 @@ def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:
     verdict = look(one)
     assert verdict.status.submitted_at == 900.0
     assert verdict.status.phase == "Pending"
-    assert verdict.actions == ()
+    assert verdict.writes == ()
 
 
 def test_an_admitted_gang_gets_all_its_pods_with_indexes_counting_up_through_the_nodes() -> None:
     verdict = look(admitted())
     assert created(verdict) == [(0, "n0"), (1, "n0"), (2, "n1")]
-    first = next(action for action in verdict.actions if isinstance(action, CreatePod))
+    first = next(action for action in verdict.writes if isinstance(action, CreatePod))
     assert (first.replicas, first.attempt, first.flavor, first.rank0_node) == (3, 0, "h200", "n0")
 
 
@@ -52,7 +52,7 @@ def test_asking_again_once_everything_is_done_changes_nothing() -> None:
     one = running()
     verdict = look(one, pods_of(one))
     assert verdict.status is one.status
-    assert verdict.actions == ()
+    assert verdict.writes == ()
 
 
 def test_a_gang_runs_once_all_pods_are_ready_and_not_before() -> None:
@@ -109,7 +109,7 @@ def test_a_foreign_pod_an_image_or_a_volume_that_keeps_a_pod_from_starting_is_no
 ) -> None:
     one = admitted(job(startTimeoutSeconds=60))
     pods = pods_of(one)
-    refused = [replace(pod, phase="Pending", ready=False, start_blocker=blocker) for pod in pods[2:]]
+    refused = [replace(pod, phase="Pending", ready=False, pending_reason=blocker) for pod in pods[2:]]
     assert {pod.node for pod in refused} == {"n1"}
     verdict = look(one, (*pods[:2], *refused), now=NOW + 60)
     assert condition(verdict.status, "Evicted") == ("True", "StartTimeout")
@@ -124,7 +124,7 @@ def test_a_pod_that_was_never_created_is_not_blamed_on_its_node() -> None:
 
 
 def without_sandbox(one: TrainingJob) -> tuple[PodView, ...]:
-    return tuple(replace(pod, start_blocker="Node") for pod in pods_of(one, "Pending"))
+    return tuple(replace(pod, pending_reason="Node") for pod in pods_of(one, "Pending"))
 
 
 def test_a_node_that_makes_no_sandbox_within_a_minute_is_blamed_although_no_other_pod_got_ready() -> None:
@@ -173,7 +173,7 @@ def test_start_timeouts_have_no_limit_by_default_and_a_backoff_that_doubles_up_t
     delays = []
     for times in (1, 2, 3, 20):
         status = timed_out(one, times).status
-        evicted = find(status, "Evicted")
+        evicted = find_condition(status, "Evicted")
         assert evicted is not None
         assert status.requeue_after is not None
         delays.append(status.requeue_after - evicted.last_transition_time)
@@ -213,7 +213,7 @@ def test_an_event_tells_of_a_late_start() -> None:
 def test_a_gang_of_one_pod_is_told_in_the_singular() -> None:
     alone = (RolePlacement("trainer", "h200", (("n0", 1),)),)
     one = admitted(job(1, startTimeoutSeconds=60), placement=alone)
-    ready = find(look(one, pods_of(one)).status, PODS_READY)
+    ready = find_condition(look(one, pods_of(one)).status, PODS_READY)
     assert ready is not None
     assert ready.message == "the pod is ready"
     late = look(one, pods_of(one, "Pending"), now=NOW + 61).status.last_failure

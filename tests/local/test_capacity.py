@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.views.daemon_page import labels_of
+from muster.cli.views.daemon_page import node_label_lines
 from muster.errors import InvalidSpec
-from muster.local.capacity import Capacity, cpu_milli, measure, memory_bytes, visible_gpus
-from muster.local.shape import host_node, parse_shape, pretended_nodes
+from muster.local.capacity import Capacity, cpu_milli, measure_capacity, memory_bytes, visible_gpus
+from muster.local.shape import host_node, parse_shape, virtual_nodes
 
 _SMI = "0, GPU-aaaa-1, NVIDIA H200\n1, GPU-bbbb-2, NVIDIA H200\n2, GPU-cccc-3, NVIDIA H200\n"
 
@@ -23,7 +23,7 @@ def a_root(path: Path, files: dict[str, str]) -> Path:
 
 
 def test_this_host_has_what_the_kernel_lets_us_use() -> None:
-    found = measure()
+    found = measure_capacity()
     assert 0 < found.cpu_milli <= len(os.sched_getaffinity(0)) * 1000
     assert found.memory_bytes > 2**27
 
@@ -78,7 +78,7 @@ def test_slices_of_gpus_are_given_out_under_a_model_of_their_own() -> None:
 
 
 def test_a_shape_has_nodes_racks_and_blocks() -> None:
-    nodes = pretended_nodes(parse_shape("4x8:rack=2,block=4 + 1x0:cpu=16,memory=8Gi,disk=fast"))
+    nodes = virtual_nodes(parse_shape("4x8:rack=2,block=4 + 1x0:cpu=16,memory=8Gi,disk=fast"))
     places = [(node.labels["muster.dev/block"], node.labels["muster.dev/rack"]) for node in nodes]
     assert places == [("b0", "r0"), ("b0", "r0"), ("b0", "r1"), ("b0", "r1"), ("b1", "r2")]
     assert [node.allocatable.get("nvidia.com/gpu") for node in nodes] == [8, 8, 8, 8, 0]
@@ -94,10 +94,10 @@ def test_labels_of_a_shape_may_have_any_name_that_is_not_like_one_of_its_own_wor
 
 
 def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
-    assert labels_of("2x8:rack=2,gpu.model=h200,disk=fast + 4x0:cpu=16") == [
+    assert node_label_lines("2x8:rack=2,gpu.model=h200,disk=fast + 4x0:cpu=16") == [
         "2x8: node labels gpu.model=h200, disk=fast"
     ]
-    assert labels_of("host") == []
+    assert node_label_lines("host") == []
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import pytest
 from tests.local.small import ended, eventually, phase_of, processes_of, shell_job
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
-from muster.excerpt import Excerpt
+from muster.excerpt import LogOptions
 from muster.local.client import LocalClient
-from muster.local.connection import NobodyThere, request
-from muster.local.daemon import ALREADY_RUNS
+from muster.local.connection import DaemonUnavailable, request
+from muster.local.daemon import ALREADY_RUNNING_EXIT_CODE
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironments
+from muster.local.job_environments import JobEnvironmentStore
 from muster.local.pod_folder import PodFolder
-from muster.local.submitter import noted, passing
+from muster.local.submitter import annotate_submitter, pass_variables
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_
     for name in ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PYTHONPATH"):
         monkeypatch.setenv(name, f"value-of-{name}")
     job = shell_job("curious", "env; cat /proc/$PPID/environ /proc/$PPID/cmdline >&2", env={"MINE": "a-b"})
-    client.submit(passing(job, ["AWS_SECRET_ACCESS_KEY"]))
+    client.submit(pass_variables(job, ["AWS_SECRET_ACCESS_KEY"]))
     done = ended(client, "curious")
     seen = "\n".join(client.log_lines("curious", "default", "trainer", 0))
     assert {
@@ -68,10 +68,10 @@ def test_a_job_gets_the_environment_of_its_submitter_and_not_of_whoever_started_
 
 
 def test_what_a_killed_daemon_left_of_environments_without_a_job_is_removed_by_the_next(home: Path) -> None:
-    environments = JobEnvironments(open_home(home))
-    environments.keep("0123", {"PATH": "/bin", "HF_TOKEN": "t"})
+    environments = JobEnvironmentStore(open_home(home))
+    environments.save("0123", {"PATH": "/bin", "HF_TOKEN": "t"})
     LocalClient.up(home, idle_s=60)
-    assert environments.of("0123") is None
+    assert environments.load("0123") is None
 
 
 def test_log_lines_can_be_asked_for_by_time(own: LocalClient, home: Path, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_log_lines_can_be_asked_for_by_time(own: LocalClient, home: Path, tmp_pa
         begin = time.time()
         (tmp_path / f"go-{word}").touch()
     ended(own, "clock")
-    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(since=noted["middle"]))) == ["late"]
-    assert list(own.log_lines("clock", "default", "trainer", 0, Excerpt(until=noted["early"]))) == ["early"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(since=noted["middle"]))) == ["late"]
+    assert list(own.log_lines("clock", "default", "trainer", 0, LogOptions(until=noted["early"]))) == ["early"]
 
 
 def log_times(home: Path) -> list[tuple[float, int]]:
@@ -99,7 +99,7 @@ def log_times(home: Path) -> list[tuple[float, int]]:
 def test_a_second_daemon_says_that_one_runs_and_leaves_it_alone(own: LocalClient, home: Path) -> None:
     command = [sys.executable, "-m", "muster.local.daemon", "--home", str(home)]
     second = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert second.returncode == ALREADY_RUNS
+    assert second.returncode == ALREADY_RUNNING_EXIT_CODE
     assert f"a daemon already runs for {home} (pid {own.status()['pid']})" in second.stderr
 
 
@@ -138,7 +138,7 @@ def test_an_idle_daemon_ends_and_the_next_call_starts_another_that_knows_the_job
     first = client.status()["pid"]  # it stays while the job runs
     (tmp_path / "go").touch()
     eventually(lambda: not Path(f"/proc/{first}").exists())
-    with pytest.raises(NobodyThere):
+    with pytest.raises(DaemonUnavailable):
         LocalClient.connect(home, start=False)
     client = LocalClient.connect(home)
     assert (client.job("kept").status.phase, client.status()["pid"] != first) == ("Succeeded", True)
@@ -154,7 +154,7 @@ def test_down_refuses_while_a_job_runs_unless_forced_and_the_job_starts_again(ow
     assert processes_of(home) == []
     own = LocalClient.up(home)
     eventually(lambda: own.job("long").status.attempt == 1 and phase_of(own, "long") == "Running")
-    assert list(own.log_lines("long", "default", "trainer", 0, Excerpt(attempt=0))) == ["up", "saved"]
+    assert list(own.log_lines("long", "default", "trainer", 0, LogOptions(attempt=0))) == ["up", "saved"]
     assert own.job("long").status.restarts == 0
 
 
@@ -200,7 +200,7 @@ def test_whoever_only_watches_does_not_start_a_daemon_that_was_stopped(own: Loca
     seen = watcher.watch("watched")
     next(seen)
     own.down(force=True)
-    with pytest.raises(NobodyThere, match="was stopped"):
+    with pytest.raises(DaemonUnavailable, match="was stopped"):
         list(seen)
     assert processes_of(home) == []
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_was_stopped_is_started_by_a_submit_or_up_and_by_nothing_e
     own.down()
     later = LocalClient.connect(home)
     for ask in (later.jobs, later.queues, lambda: later.cancel("none"), own.nodes):
-        with pytest.raises(NobodyThere, match="the daemon was stopped; start it with: muster local up"):
+        with pytest.raises(DaemonUnavailable, match="the daemon was stopped; start it with: muster local up"):
             ask()
     assert processes_of(home) == []
     later.submit(shell_job("again", "true"))
@@ -233,7 +233,7 @@ def test_a_watcher_goes_on_after_kill_9_of_the_daemon(own: LocalClient, home: Pa
 
 
 def test_a_submit_that_got_no_answer_is_known_when_it_comes_again(own: LocalClient, home: Path) -> None:
-    body = noted(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
+    body = annotate_submitter(shell_job("once", "sleep 0.1")).model_dump(mode="json", by_alias=True, exclude_none=True)
     sent = {"objects": [body], "environments": [{"PATH": os.environ["PATH"]}]}
     (first,), (second,) = (request(home / "daemon.sock", "POST", "/v2/jobs", sent) for _ in range(2))
     assert first["metadata"]["uid"] == second["metadata"]["uid"]

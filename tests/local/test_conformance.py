@@ -15,15 +15,15 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 from muster import spec
 from muster.engine import Engine
-from muster.lifecycle import LIVE_PHASES, Bounds
+from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironments
-from muster.local.objects import Objects
-from muster.local.pod_folder import Live, PodFolder
-from muster.local.replicas import Replicas
-from muster.local.shape import parse_shape, pretended_nodes
-from muster.local.spawning import Host
+from muster.local.job_environments import JobEnvironmentStore
+from muster.local.objects import ObjectRegistry
+from muster.local.pod_folder import ShimRunning, PodFolder
+from muster.local.replicas import PodSupervisor
+from muster.local.shape import parse_shape, virtual_nodes
+from muster.local.spawning import LaunchContext
 from muster.local.store import open_store
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
@@ -40,13 +40,13 @@ class LocalHarness:
         self.path = path
         self.home = open_home(path / "home")
         self.store = open_store(self.home.database)
-        nodes = pretended_nodes(parse_shape(f"{NODES}x{GPUS}"))
-        host = Host(self.home, "boot", ENVIRONMENT, 0o022, ("/bin/true",))
+        nodes = virtual_nodes(parse_shape(f"{NODES}x{GPUS}"))
+        host = LaunchContext(self.home, "boot", ENVIRONMENT, 0o022, ("/bin/true",))
         gpus = tuple(str(number) for number in range(GPUS))
-        self.replicas = Replicas(host, self.store, {node.name: gpus for node in nodes})
+        self.replicas = PodSupervisor(host, self.store, {node.name: gpus for node in nodes})
         self.cluster = LocalCluster(self.home, self.store, self.replicas, nodes)
-        self.objects = Objects(self.store, nodes, ENVIRONMENT, JobEnvironments(self.home), time.time)
-        self.engine = Engine(self.cluster, bounds=Bounds(backoff_s=0.2))
+        self.objects = ObjectRegistry(self.store, nodes, ENVIRONMENT, JobEnvironmentStore(self.home), time.time)
+        self.engine = Engine(self.cluster, timeouts=Timeouts(backoff_s=0.2))
         flavor = spec.Flavor.model_validate({"metadata": {"name": FLAVOR}})
         self.objects.apply([flavor, *queues()])
 
@@ -59,7 +59,7 @@ class LocalHarness:
         return self.objects.submit([spec.TrainingJob.model_validate(body)], dry_run=False)[0].metadata.uid
 
     def edit(self, uid: str, **fields: Any) -> None:
-        self.objects.change("default", self.store.jobs[uid].metadata.name, fields)
+        self.objects.patch("default", self.store.jobs[uid].metadata.name, fields)
 
     def delete(self, uid: str) -> None:
         self.objects.delete("TrainingJob", "default", self.store.jobs[uid].metadata.name)
@@ -68,7 +68,7 @@ class LocalHarness:
         return self.store.jobs.get(uid)
 
     def live_pods(self, uid: str) -> int:
-        return sum(pod.phase in LIVE_PHASES for pod in self.store.pods.get(uid, {}).values())
+        return sum(pod.phase in ACTIVE_POD_PHASES for pod in self.store.pods.get(uid, {}).values())
 
     def starts(self, uid: str) -> list[Start]:
         notes = self._notes(self.store.jobs[uid].metadata.name)
@@ -81,16 +81,16 @@ class LocalHarness:
 
     def lose_pod(self, uid: str, index: int) -> None:
         pod = next(pod for pod in self.store.pods[uid].values() if pod.index == index)
-        state = PodFolder(self.home.pod(uid, pod.role, pod.index, pod.attempt)).state()
-        assert isinstance(state, Live)
+        state = PodFolder(self.home.pod_dir(uid, pod.role, pod.index, pod.attempt)).state()
+        assert isinstance(state, ShimRunning)
         assert state.pid is not None
         os.kill(state.pid, signal.SIGKILL)
 
     def wait(self, holds: Callable[[], bool], seconds: float = 30.0) -> None:
         end = time.monotonic() + PATIENCE * seconds
         while True:
-            self.replicas.pass_over()
-            self.engine.step()
+            self.replicas.sync()
+            self.engine.run_cycle()
             if holds():
                 return
             assert time.monotonic() < end, f"not within {PATIENCE * seconds} s"

@@ -11,7 +11,7 @@ from tests.local.small import ended, eventually, phase_of, processes_of, shell_j
 
 from muster import spec
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
-from muster.excerpt import Excerpt
+from muster.excerpt import LogOptions
 from muster.local.client import LocalClient
 from muster.local.connection import request
 
@@ -109,12 +109,12 @@ def test_suspend_gives_the_room_back_and_resume_goes_on_with_a_new_attempt(clien
     assert client.job("nap").status.attempt > 0
     client.cancel("nap")
     assert ended(client, "nap").status.phase == "Cancelled"
-    assert list(client.log_lines("nap", "default", "trainer", 0, Excerpt(attempt=0))) == ["0", "saved"]
+    assert list(client.log_lines("nap", "default", "trainer", 0, LogOptions(attempt=0))) == ["0", "saved"]
 
 
 def test_a_follower_reads_what_comes_until_the_attempt_is_over(client: LocalClient) -> None:
     client.submit(shell_job("talk", "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"))
-    assert list(client.log_lines("talk", "default", "trainer", 0, Excerpt(follow=True))) == list("12345")
+    assert list(client.log_lines("talk", "default", "trainer", 0, LogOptions(follow=True))) == list("12345")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.local.disk import log_fault, release
+from muster.local.disk import log_fault, release_space
 
 
 def test_a_folder_that_cannot_be_looked_up_is_a_fault_of_the_logs(
@@ -22,8 +22,8 @@ def test_a_folder_that_cannot_be_looked_up_is_a_fault_of_the_logs(
 
 
 def test_a_reserve_that_is_not_there_or_cannot_be_removed_is_not_released(tmp_path: Path) -> None:
-    assert not release(tmp_path / "reserve")
+    assert not release_space(tmp_path / "reserve")
     (tmp_path / "reserve").mkdir()
-    assert not release(tmp_path / "reserve")
+    assert not release_space(tmp_path / "reserve")
     (tmp_path / "other").touch()
-    assert release(tmp_path / "other")
+    assert release_space(tmp_path / "other")

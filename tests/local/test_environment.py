@@ -16,23 +16,23 @@ from muster.errors import InvalidSpec
 from muster.local.client import LocalClient
 from muster.local.environment import (
     PodIdentity,
-    Slot,
+    PodAllocation,
     command_line,
     daemon_environment,
-    expand,
-    kept,
-    left_out,
+    expand_references,
+    allowed_environment,
+    omitted_env_vars,
     pod_environment,
     submitted_environment,
 )
 from muster.local.home import open_home
-from muster.local.programs import named_data, named_script, unknown_to_launcher
-from muster.local.restrictions import check_runs_here
-from muster.local.submitter import SUBMISSION, WORKING_DIRECTORY, interpreter_environment, noted
+from muster.local.programs import data_argument, script_argument, unknown_launcher_argument
+from muster.local.restrictions import check_local_support
+from muster.local.submitter import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, interpreter_environment, annotate_submitter
 
 BASE = {"PATH": "/usr/bin:/bin"}
 POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)
-SLOT = Slot("/runs/job", ("2", "3"), 23456)
+SLOT = PodAllocation("/runs/job", ("2", "3"), 23456)
 
 
 def job_with(container: dict[str, Any], pod: dict[str, Any] | None = None, **fields: Any) -> spec.TrainingJob:
@@ -47,11 +47,11 @@ def test_only_what_is_named_is_passed_on() -> None:
         "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "t", "SSH_AUTH_SOCK": "/s", "PYTHONPATH": "/p", "MUSTER_HOME": "/m",
         "CUDA_VISIBLE_DEVICES": "5", "PATH": "/bin:/venv/bin",
     }  # fmt: skip
-    assert kept(environ, "/venv/bin") == {
+    assert allowed_environment(environ, "/venv/bin") == {
         "HOME": "/h", "LC_ALL": "C", "NCCL_DEBUG": "INFO", "TORCH_LOGS": "x", "TORCHINDUCTOR_CACHE_DIR": "/c",
         "PATH": "/venv/bin:/bin",
     }  # fmt: skip
-    assert set(daemon_environment(environ, "/venv/bin")) - set(kept(environ, "/venv/bin")) == {
+    assert set(daemon_environment(environ, "/venv/bin")) - set(allowed_environment(environ, "/venv/bin")) == {
         "MUSTER_HOME", "PYTHONPATH", "CUDA_VISIBLE_DEVICES",
     }  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_a_job_gets_what_training_needs_of_its_submitters_environment() -> None:
     environ = NEEDED | DROPPED | SESSION | {"PATH": "/bin:/venv/bin"}
     found = submitted_environment(environ, "/venv/bin", ["AWS_SECRET_ACCESS_KEY"])
     assert found == NEEDED | {"PATH": "/venv/bin:/bin", "AWS_SECRET_ACCESS_KEY": "s"}
-    assert left_out(environ, ["AWS_SECRET_ACCESS_KEY"]) == ["GITHUB_TOKEN", "MASTER_ADDR", "RANK"]
+    assert omitted_env_vars(environ, ["AWS_SECRET_ACCESS_KEY"]) == ["GITHUB_TOKEN", "MASTER_ADDR", "RANK"]
 
 
 def test_a_variable_that_is_asked_for_and_not_set_is_refused() -> None:
@@ -101,7 +101,7 @@ def test_a_pod_gets_the_contract_of_the_run_folder() -> None:
 
 
 def test_without_a_trace_nothing_is_said_of_one_and_without_gpus_none_is_seen() -> None:
-    environment = pod_environment(BASE, shell_job("job", "true"), POD, Slot("/runs/job", (), 1))
+    environment = pod_environment(BASE, shell_job("job", "true"), POD, PodAllocation("/runs/job", (), 1))
     assert "MUSTER_TRACE_STEPS" not in environment
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -117,7 +117,7 @@ def test_the_template_adds_and_replaces_but_the_contract_wins() -> None:
 
 def test_references_are_replaced_as_a_kubelet_does() -> None:
     values = {"A": "1"}
-    assert [expand(text, values) for text in ("$(A)", "$$(A)", "$(B)", "$A", "$$$$")] == [
+    assert [expand_references(text, values) for text in ("$(A)", "$$(A)", "$(B)", "$A", "$$$$")] == [
         "1",
         "$(A)",
         "$(B)",
@@ -128,7 +128,7 @@ def test_references_are_replaced_as_a_kubelet_does() -> None:
 
 
 def test_python_is_the_interpreter_of_whoever_submitted() -> None:
-    job = noted(shell_job("job", "true"))
+    job = annotate_submitter(shell_job("job", "true"))
     environment = interpreter_environment({"PATH": "/other/venv/bin:/bin", "VIRTUAL_ENV": "/other/venv"}, job)
     folder = Path(sys.executable).parent
     assert environment["PATH"].split(os.pathsep) == [str(folder), "/other/venv/bin", "/bin"]
@@ -165,18 +165,18 @@ def test_what_this_host_cannot_give_is_refused_by_name(
     container: dict[str, Any], pod: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(InvalidSpec) as refusal:
-        check_runs_here(job_with(container, pod), BASE)
+        check_local_support(job_with(container, pod), BASE)
     assert complaint in str(refusal.value)
     assert refusal.value.field.startswith("spec.roles[0].template.spec.")
 
 
 def test_priority_classes_are_refused() -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.priorityClassName: 'high'"):
-        check_runs_here(job_with({}, priorityClassName="high"), BASE)
+        check_local_support(job_with({}, priorityClassName="high"), BASE)
 
 
 def test_what_only_a_container_needs_is_ignored_with_a_notice() -> None:
-    notices = check_runs_here(
+    notices = check_local_support(
         job_with({"image": "torch:2.13", "readinessProbe": {"exec": {}}}, {"hostNetwork": True}), BASE
     )
     assert [notice.split(".")[-1] for notice in notices] == [
@@ -185,11 +185,11 @@ def test_what_only_a_container_needs_is_ignored_with_a_notice() -> None:
 
 
 def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> None:
-    first = noted(shell_job("job", "true")).metadata.annotations | {WORKING_DIRECTORY: "/elsewhere"}
+    first = annotate_submitter(shell_job("job", "true")).metadata.annotations | {WORKING_DIRECTORY_ANNOTATION: "/elsewhere"}
     job = shell_job("job", "true")
-    again = noted(job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": first})}))
-    assert again.metadata.annotations[SUBMISSION] != first[SUBMISSION]
-    assert again.metadata.annotations[WORKING_DIRECTORY] == "/elsewhere"
+    again = annotate_submitter(job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": first})}))
+    assert again.metadata.annotations[SUBMISSION_ANNOTATION] != first[SUBMISSION_ANNOTATION]
+    assert again.metadata.annotations[WORKING_DIRECTORY_ANNOTATION] == "/elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> N
     ],
 )
 def test_the_script_is_the_first_argument_that_names_a_python_file(line: list[str], script: str | None) -> None:
-    assert named_script(line) == script
+    assert script_argument(line) == script
 
 
 LAUNCH = ["python", "-m", "muster_components.launch"]
@@ -231,7 +231,7 @@ LAUNCH = ["python", "-m", "muster_components.launch"]
     ],
 )
 def test_what_our_launcher_would_refuse_is_known_before(line: list[str], wrong: str | None) -> None:
-    assert unknown_to_launcher(line) == wrong
+    assert unknown_launcher_argument(line) == wrong
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_our_launcher_would_refuse_is_known_before(line: list[str], wrong: 
 def test_a_mistyped_argument_of_the_launcher_is_refused_with_the_nearest_one(argument: str, told: str) -> None:
     job = job_with({"command": [sys.executable, *LAUNCH[1:], argument, "2", "--", "train.py"]})
     with pytest.raises(InvalidSpec, match=re.escape(told)) as refused:
-        check_runs_here(job, BASE)
+        check_local_support(job, BASE)
     place = job.spec.roles[0].template.spec.containers[0].command.index(argument)
     assert refused.value.field == f"spec.roles[0].template.spec.containers[0].command[{place}]"
 
@@ -252,10 +252,10 @@ def test_a_mistyped_argument_of_the_launcher_is_refused_with_the_nearest_one(arg
 def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)
+    check_local_support(annotate_submitter(job_with({"args": ["train.py"]})), BASE)
     monkeypatch.chdir("/")
     with pytest.raises(InvalidSpec, match=r"'train\.py' does not exist in /;"):
-        check_runs_here(noted(job_with({"args": ["train.py"]})), BASE)
+        check_local_support(annotate_submitter(job_with({"args": ["train.py"]})), BASE)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_a_script_is_looked_for_where_the_user_stands(tmp_path: Path, monkeypatc
 )
 def test_what_is_not_there_is_named_by_the_field_that_holds_it(command: list[str], args: list[str], field: str) -> None:
     with pytest.raises(InvalidSpec, match="does not exist in ") as refused:
-        check_runs_here(job_with({"command": command, "args": args}), BASE)
+        check_local_support(job_with({"command": command, "args": args}), BASE)
     assert refused.value.field == f"spec.roles[0].template.spec.containers[0].{field}"
 
 
@@ -289,7 +289,7 @@ TRAINER = ["-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster
     ],
 )
 def test_what_is_read_is_known_of_our_own_trainer_alone(line: list[str], data: str | None) -> None:
-    assert named_data(line) == data
+    assert data_argument(line) == data
 
 
 @pytest.mark.parametrize(
@@ -303,14 +303,14 @@ def test_text_to_train_on_is_looked_for_where_the_user_stands(
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").touch()
     monkeypatch.chdir(tmp_path)
-    job = noted(job_with({"command": ["python3", *TRAINER], "args": ["--data", data]}))
+    job = annotate_submitter(job_with({"command": ["python3", *TRAINER], "args": ["--data", data]}))
     if there:
-        check_runs_here(job, BASE)
+        check_local_support(job, BASE)
     else:
         with pytest.raises(
             InvalidSpec, match=re.escape(f"--data {data!r} does not exist in {tmp_path}; give a folder")
         ):
-            check_runs_here(job, BASE)
+            check_local_support(job, BASE)
 
 
 def test_the_variables_that_a_job_does_not_get_are_told_again_only_when_there_is_another_one(

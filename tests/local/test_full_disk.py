@@ -15,7 +15,7 @@ from tests.local.small import ended, eventually, phase_of, processes_of, shell_j
 
 from muster import spec
 from muster.errors import ClusterError
-from muster.lifecycle.conditions import find
+from muster.lifecycle.conditions import find_condition
 from muster.local.client import LocalClient
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def is_full(disk: Path) -> bool:
 
 
 def log_condition(client: LocalClient, name: str) -> spec.Condition | None:
-    return find(client.job(name).status, "LogsWritable")
+    return find_condition(client.job(name).status, "LogsWritable")
 
 
 def muster(disk: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.lifecycle.conditions import ADMITTED, COMPLETE, set_condition
 from muster.lifecycle.moves import finish
-from muster.local.service import News, Service
+from muster.local.service import ChangeNotifier, DaemonService
 
 
 def running(uid: str) -> spec.TrainingJob:
@@ -28,7 +28,7 @@ def test_the_log_fault_of_a_job_that_ended_or_was_deleted_is_dropped(tmp_path: P
     unreachable = tmp_path / ("x" * 300)  # a name longer than any file system takes
     cluster: Any = SimpleNamespace(lock=threading.Lock(), run_dir=lambda job: unreachable)
     nothing = cast(Any, None)
-    service = Service(nothing, cast(Any, SimpleNamespace(jobs=jobs)), cluster, nothing, News())
+    service = DaemonService(nothing, cast(Any, SimpleNamespace(jobs=jobs)), cluster, nothing, ChangeNotifier())
     service.jobs(None)
     assert sorted(service._log_faults) == ["one", "two"]
     if deleted:

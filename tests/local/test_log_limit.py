@@ -12,11 +12,11 @@ from tests.local.small import ended, eventually, shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
-from muster.excerpt import Excerpt
+from muster.excerpt import LogOptions
 from muster.local import shim
 from muster.local.client import LocalClient
-from muster.local.log_limits import limit_of
-from muster.local.logs import begin_of_last, lines
+from muster.local.log_limits import job_log_limit
+from muster.local.logs import tail_offset, read_lines
 
 MI = 2**20
 LINES = [f"line {number:06d} {'x' * 1000}" for number in range(5000)]
@@ -37,23 +37,23 @@ def dropping(folder: Path, limit: int) -> shim.Shim:
 def test_the_oldest_part_goes_with_a_line_that_says_so_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
     one = dropping(tmp_path, 2 * MI)
     size = (tmp_path / "log").stat().st_size
-    one._note_log()
+    one._record_log_size()
     status = (tmp_path / "log").stat()
     assert (status.st_size, status.st_blocks * 512 <= 2 * MI) == (size, True)
-    first, *rest = lines(tmp_path / "log", 0, None, None)
+    first, *rest = read_lines(tmp_path / "log", 0, None, None)
     assert first.startswith("muster: the first ")
     assert rest == LINES[-len(rest) :]
     assert MI < sum(len(line) + 1 for line in rest) <= 3 * MI // 2
-    assert list(lines(tmp_path / "log", begin_of_last(tmp_path / "log", 0, None, 3), None, None)) == LINES[-3:]
-    everything = begin_of_last(tmp_path / "log", 0, None, 10**6)
-    assert list(lines(tmp_path / "log", everything, None, None)) == [first, *rest]
+    assert list(read_lines(tmp_path / "log", tail_offset(tmp_path / "log", 0, None, 3), None, None)) == LINES[-3:]
+    everything = tail_offset(tmp_path / "log", 0, None, 10**6)
+    assert list(read_lines(tmp_path / "log", everything, None, None)) == [first, *rest]
 
 
 def test_a_follower_behind_what_was_dropped_goes_on_with_what_is_left(tmp_path: Path) -> None:
     one = dropping(tmp_path, 2 * MI)
-    follower = lines(tmp_path / "log", 0, None, lambda: True)
+    follower = read_lines(tmp_path / "log", 0, None, lambda: True)
     assert [next(follower) for _ in range(3)] == LINES[:3]
-    one._note_log()
+    one._record_log_size()
     seen = list(follower)
     (said,) = [number for number, line in enumerate(seen) if line.startswith("muster: the first ")]
     assert seen[said + 1 :] == LINES[-(len(seen) - said - 1) :]
@@ -66,10 +66,10 @@ def test_where_no_hole_can_be_punched_all_is_dropped_and_the_log_says_so(
     monkeypatch.setattr(shim, "_punch", lambda file, length: False)
     one = dropping(tmp_path, 2 * MI)
     (tmp_path / shim.TIMES).write_text("1.0 5\n")
-    one._note_log()
+    one._record_log_size()
     with open(tmp_path / "log", "a") as file:
         file.write("goes on\n")
-    said, last = lines(tmp_path / "log", 4 * MI, None, None)  # a follower that was further
+    said, last = read_lines(tmp_path / "log", 4 * MI, None, None)  # a follower that was further
     assert (said.startswith("muster: "), last) == (True, "goes on")
 
 
@@ -77,20 +77,20 @@ def test_a_hole_is_punched_by_a_libc_without_names_of_64_bits(tmp_path: Path, mo
     libc = SimpleNamespace(fallocate=ctypes.CDLL(None, use_errno=True).fallocate)
     monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: libc)
     one = dropping(tmp_path, 2 * MI)
-    one._note_log()
+    one._record_log_size()
     assert (tmp_path / "log").stat().st_blocks * 512 <= 2 * MI
 
 
 @pytest.mark.parametrize(("text", "limit"), [("0", 0), ("1Mi", MI), ("10Gi", 10 * 2**30)])
 def test_a_job_may_have_a_limit_of_its_own(text: str, limit: int) -> None:
-    assert limit_of(with_limit(shell_job("a", "true"), text), 5) == limit
-    assert limit_of(shell_job("a", "true"), 5) == 5
+    assert job_log_limit(with_limit(shell_job("a", "true"), text), 5) == limit
+    assert job_log_limit(shell_job("a", "true"), 5) == 5
 
 
 @pytest.mark.parametrize("text", ["", "much", "1Ki", "-1"])
 def test_a_limit_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpec, match="log-limit"):
-        limit_of(with_limit(shell_job("a", "true"), text), 5)
+        job_log_limit(with_limit(shell_job("a", "true"), text), 5)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_job_that_prints_more_than_its_limit_is_followed_over_it(home: Path, t
     text = "x" * 1000
     line = f"i=0; while [ ! -e {tmp_path}/go ] || [ $i -lt 4000 ]; do echo $i {text}; i=$((i+1)); done; echo last"
     client.submit(with_limit(shell_job("prints", line), "1Mi"))
-    follower = client.log_lines("prints", "default", "trainer", 0, Excerpt(follow=True))
+    follower = client.log_lines("prints", "default", "trainer", 0, LogOptions(follow=True))
     assert next(follower).startswith("0 ")
     (log,) = eventually(lambda: list(client.run_dir("prints").glob("logs/*.log")))
     eventually(lambda: os.stat(log).st_size > 3 * MI and os.stat(log).st_blocks * 512 < os.stat(log).st_size // 2)

@@ -9,41 +9,41 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.documents import Object
+from muster.documents import AnyObject
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.moves import finish
 from muster.local import disk
-from muster.local.first_objects import ensure_first_objects
+from muster.local.first_objects import ensure_default_objects
 from muster.local.home import open_home
-from muster.local.job_environments import JobEnvironments
-from muster.local.log_limits import LOG_LIMIT
-from muster.local.objects import Objects
-from muster.local.shape import parse_shape, pretended_nodes
-from muster.local.store import Store, open_store
-from muster.local.submitter import noted
+from muster.local.job_environments import JobEnvironmentStore
+from muster.local.log_limits import LOG_LIMIT_ANNOTATION
+from muster.local.objects import ObjectRegistry
+from muster.local.shape import parse_shape, virtual_nodes
+from muster.local.store import SqliteStore, open_store
+from muster.local.submitter import annotate_submitter
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> SqliteStore:
     store = open_store(tmp_path / "muster.db")
-    ensure_first_objects(store, pretended_nodes(parse_shape("2x8")), 1.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("2x8")), 1.0)
     return store
 
 
 @pytest.fixture
-def objects(store: Store, tmp_path: Path) -> Objects:
+def objects(store: SqliteStore, tmp_path: Path) -> ObjectRegistry:
     times = iter(range(100, 10_000))
-    environments = JobEnvironments(open_home(tmp_path / "home"))
-    nodes = pretended_nodes(parse_shape("2x8"))
-    return Objects(store, nodes, {"PATH": "/usr/bin:/bin"}, environments, lambda: float(next(times)))
+    environments = JobEnvironmentStore(open_home(tmp_path / "home"))
+    nodes = virtual_nodes(parse_shape("2x8"))
+    return ObjectRegistry(store, nodes, {"PATH": "/usr/bin:/bin"}, environments, lambda: float(next(times)))
 
 
-def submitted(objects: Objects, *names: str) -> list[spec.TrainingJob]:
+def submitted(objects: ObjectRegistry, *names: str) -> list[spec.TrainingJob]:
     return [objects.submit([shell_job(name, "true")], dry_run=False)[0] for name in names]
 
 
-def finished(store: Store, job: spec.TrainingJob, kind: str) -> None:
+def finished(store: SqliteStore, job: spec.TrainingJob, kind: str) -> None:
     status = finish(job.status, kind, "Completed", "it is over", 1.0)
     with store.transaction():
         store.put(job.model_copy(update={"status": status}))
@@ -52,19 +52,19 @@ def finished(store: Store, job: spec.TrainingJob, kind: str) -> None:
 # ---- a job that is not there
 
 
-def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: Objects) -> None:
+def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: ObjectRegistry) -> None:
     submitted(objects, "llama-8b", "bert")
     with pytest.raises(NotFound, match=r"there is no job 'lama-8b' in namespace 'default'; did you mean 'llama-8b'\?"):
         objects.find("default", "lama-8b")
 
 
-def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(objects: Objects) -> None:
+def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(objects: ObjectRegistry) -> None:
     submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
     with pytest.raises(NotFound, match=r"there are, newest first: cc, ww, bb, xx, aa and 2 more$"):
         objects.find("default", "quite-different")
 
 
-def test_an_empty_namespace_is_said_to_be_empty(objects: Objects) -> None:
+def test_an_empty_namespace_is_said_to_be_empty(objects: ObjectRegistry) -> None:
     submitted(objects, "elsewhere")
     with pytest.raises(NotFound, match="in namespace 'team-a'; there are no jobs in it"):
         objects.find("team-a", "elsewhere")
@@ -74,7 +74,7 @@ def test_an_empty_namespace_is_said_to_be_empty(objects: Objects) -> None:
 
 
 def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
-    objects: Objects, store: Store, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectRegistry, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(objects, "before")
     queue = spec.Queue(metadata=spec.ObjectMeta(name="new"), spec=spec.QueueSpec())
@@ -98,16 +98,16 @@ def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
 )
 @pytest.mark.parametrize(("kind", "phase"), [(COMPLETE, "Succeeded"), (FAILED, "Failed")])
 def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled_and_only_who_resumes_is_advised_to_submit(
-    objects: Objects, store: Store, fields: dict[str, bool], advised: bool, kind: str, phase: str
+    objects: ObjectRegistry, store: SqliteStore, fields: dict[str, bool], advised: bool, kind: str, phase: str
 ) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, kind)
     with pytest.raises(Conflict, match=f"job 'over' has already ended in phase {phase}") as error:
-        objects.change("default", "over", fields)
+        objects.patch("default", "over", fields)
     assert ("submit it anew" in str(error.value)) == advised
 
 
-def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Objects, store: Store) -> None:
+def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: ObjectRegistry, store: SqliteStore) -> None:
     (job,) = submitted(objects, "over")
     finished(store, job, COMPLETE)
     ttl = {"ttl_seconds_after_finished": 60}
@@ -117,13 +117,13 @@ def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Object
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
 
 
-def test_a_log_limit_that_is_no_amount_is_refused_for_a_job_that_is_there(objects: Objects) -> None:
+def test_a_log_limit_that_is_no_amount_is_refused_for_a_job_that_is_there(objects: ObjectRegistry) -> None:
     (job,) = submitted(objects, "waits")
-    annotations = {**job.metadata.annotations, LOG_LIMIT: "much"}
+    annotations = {**job.metadata.annotations, LOG_LIMIT_ANNOTATION: "much"}
     edited = job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
     with pytest.raises(InvalidSpec, match="log-limit"):
         objects.apply([edited])
-    assert LOG_LIMIT not in objects.find("default", "waits").metadata.annotations
+    assert LOG_LIMIT_ANNOTATION not in objects.find("default", "waits").metadata.annotations
 
 
 def annotated(job: spec.TrainingJob, **annotations: str) -> spec.TrainingJob:
@@ -131,7 +131,7 @@ def annotated(job: spec.TrainingJob, **annotations: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": notes})})
 
 
-def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(objects: Objects) -> None:
+def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(objects: ObjectRegistry) -> None:
     (job,) = submitted(objects, "waits")
     with pytest.raises(InvalidSpec) as refused:
         objects.apply([annotated(job, oversubscribe="yes")])
@@ -143,7 +143,7 @@ def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_
     ("name", "right"), [("oversubscibe", "did you mean 'muster.dev/oversubscribe'?"), ("queue", "known here: ")]
 )
 def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
-    objects: Objects, name: str, right: str
+    objects: ObjectRegistry, name: str, right: str
 ) -> None:
     wrong = annotated(shell_job("new", "true"), **{name: "true"})
     (waits,) = submitted(objects, "waits")
@@ -160,7 +160,7 @@ def test_an_unknown_annotation_of_muster_is_refused_with_the_nearest_name(
 
 
 def test_a_job_with_an_annotation_that_an_earlier_version_has_stored_can_still_be_changed(
-    objects: Objects, store: Store
+    objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     (job,) = submitted(objects, "waits")
     with store.transaction():
@@ -170,7 +170,7 @@ def test_a_job_with_an_annotation_that_an_earlier_version_has_stored_can_still_b
 
 
 def test_taking_back_that_a_job_may_oversubscribe_is_refused_while_it_starts_more_processes_than_cores(
-    objects: Objects,
+    objects: ObjectRegistry,
 ) -> None:
     many = shell_job("many", "torchrun --nproc-per-node 5000 train.py")
     (allowed,) = objects.submit([annotated(many, oversubscribe="true")], dry_run=False)
@@ -181,7 +181,7 @@ def test_taking_back_that_a_job_may_oversubscribe_is_refused_while_it_starts_mor
     assert objects.find("default", "many").metadata.annotations == allowed.metadata.annotations
 
 
-def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: Objects) -> None:
+def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: ObjectRegistry) -> None:
     with pytest.raises(Refused) as refused:
         objects.submit([shell_job("many", "torchrun --nproc-per-node 5000 train.py", replicas=999)], dry_run=True)
     assert refused.value.reason == "Oversubscribed"
@@ -191,7 +191,7 @@ def test_too_many_processes_and_too_many_pods_are_told_in_one_refusal(objects: O
 
 @pytest.mark.parametrize("priority", [0, 3])
 def test_the_variables_that_a_job_was_submitted_with_cannot_be_changed_and_stay_where_they_are_left_out(
-    objects: Objects, priority: int
+    objects: ObjectRegistry, priority: int
 ) -> None:
     plain = shell_job("waits", "true")
     with_one = annotated(plain, **{"pass-environment": "A, B"})
@@ -210,22 +210,22 @@ def test_the_variables_that_a_job_was_submitted_with_cannot_be_changed_and_stay_
     assert set(applied(annotated(plain, **{"pass-environment": "B,A"})).replace(" ", "").split(",")) == {"A", "B"}
 
 
-def test_cancelling_a_cancelled_job_again_is_no_error(objects: Objects, store: Store) -> None:
+def test_cancelling_a_cancelled_job_again_is_no_error(objects: ObjectRegistry, store: SqliteStore) -> None:
     submitted(objects, "stopped")
-    cancelled = objects.change("default", "stopped", {"cancel": True})
+    cancelled = objects.patch("default", "stopped", {"cancel": True})
     finished(store, cancelled, CANCELLED)
-    assert objects.change("default", "stopped", {"cancel": True}).status.phase == "Terminating"
+    assert objects.patch("default", "stopped", {"cancel": True}).status.phase == "Terminating"
 
 
 def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed(
-    objects: Objects, store: Store
+    objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     (job,) = submitted(objects, "stopped")
     with store.transaction():
         status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
         store.put(job.model_copy(update={"status": status}))
     with pytest.raises(Conflict, match="job 'stopped' has already ended in phase Cancelled; submit it anew"):
-        objects.change("default", "stopped", {"suspend": False})
+        objects.patch("default", "stopped", {"suspend": False})
 
 
 # ---- several jobs at once
@@ -234,7 +234,7 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
 @pytest.mark.parametrize(
     "last", [shell_job("taken", "true"), shell_job("large", "true", gpus=9), shell_job("first", "true")]
 )
-def test_of_several_jobs_all_are_submitted_or_none(objects: Objects, store: Store, last: spec.TrainingJob) -> None:
+def test_of_several_jobs_all_are_submitted_or_none(objects: ObjectRegistry, store: SqliteStore, last: spec.TrainingJob) -> None:
     submitted(objects, "taken")
     with pytest.raises(MusterError):
         objects.submit([shell_job("first", "true"), shell_job("second", "true"), last], dry_run=False)
@@ -244,11 +244,11 @@ def test_of_several_jobs_all_are_submitted_or_none(objects: Objects, store: Stor
 
 
 def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
-    objects: Objects, store: Store, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectRegistry, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, calls = store.put, iter([1, 2])
 
-    def put_one(item: Object) -> None:
+    def put_one(item: AnyObject) -> None:
         if next(calls) == 2:
             raise sqlite3.OperationalError("database or disk is full")
         put(item)
@@ -259,14 +259,14 @@ def test_when_the_disk_is_full_after_the_first_of_several_jobs_none_is_there(
     assert store.jobs == {}
 
 
-def test_a_refusal_says_which_job_of_several_it_is_about(objects: Objects) -> None:
+def test_a_refusal_says_which_job_of_several_it_is_about(objects: ObjectRegistry) -> None:
     with pytest.raises(MusterError) as refusal:
         objects.submit([shell_job("one", "true"), shell_job("two", "true", queue="nowhere")], dry_run=False)
     assert (refusal.value.job, refusal.value.field) == ("default/two", "spec.queue")
 
 
-def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: Objects, store: Store) -> None:
-    jobs = [noted(shell_job(name, "true")) for name in ("a", "b")]
+def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: ObjectRegistry, store: SqliteStore) -> None:
+    jobs = [annotate_submitter(shell_job(name, "true")) for name in ("a", "b")]
     first = objects.submit(jobs, dry_run=False)
     assert objects.submit(jobs, dry_run=False) == first
     assert len(store.jobs) == 2
@@ -279,7 +279,7 @@ def a_queue(name: str, parent: str | None = None) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
 
 
-def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(objects: Objects, store: Store) -> None:
+def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(objects: ObjectRegistry, store: SqliteStore) -> None:
     objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product", "company")])
     with pytest.raises(Conflict, match="queue 'company' has queues below it: product, research;") as refusal:
         objects.delete("Queue", "default", "company")
@@ -289,7 +289,7 @@ def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(objects:
         assert objects.delete("Queue", "default", name)["result"] == "deleted"
 
 
-def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Objects, store: Store) -> None:
+def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: ObjectRegistry, store: SqliteStore) -> None:
     objects.apply([a_queue("company"), a_queue("research", "company")])
     job = shell_job("unfinished", "true", queue="research")
     with store.transaction():
@@ -303,7 +303,7 @@ def test_a_queue_whose_children_are_being_deleted_waits_for_them(objects: Object
 
 
 def test_of_several_objects_none_is_deleted_when_one_is_not_there_and_every_such_one_is_named(
-    objects: Objects, store: Store
+    objects: ObjectRegistry, store: SqliteStore
 ) -> None:
     submitted(objects, "z1", "z2")
     objects.apply([a_queue("research")])
@@ -315,7 +315,7 @@ def test_of_several_objects_none_is_deleted_when_one_is_not_there_and_every_such
     assert (store.jobs, store.queues) == (jobs, queues)
 
 
-def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: Objects, store: Store) -> None:
+def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: ObjectRegistry, store: SqliteStore) -> None:
     objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product")])
     with pytest.raises(
         Conflict, match=r"queue 'company' has queues below it: research.*; nothing was deleted$"
@@ -327,12 +327,12 @@ def test_of_several_objects_none_is_deleted_when_one_may_not_go(objects: Objects
     assert [row["result"] for row in gone] == ["deleted"] * 3
 
 
-def kept_of(objects: Objects, store: Store) -> dict[str, dict[str, str] | None]:
+def kept_of(objects: ObjectRegistry, store: SqliteStore) -> dict[str, dict[str, str] | None]:
     """Environments by name of the job."""
-    return {job.metadata.name: objects._environments.of(job.metadata.uid) for job in store.jobs.values()}
+    return {job.metadata.name: objects._environments.load(job.metadata.uid) for job in store.jobs.values()}
 
 
-def test_jobs_keep_the_environment_that_they_were_sent_with(objects: Objects, store: Store) -> None:
+def test_jobs_keep_the_environment_that_they_were_sent_with(objects: ObjectRegistry, store: SqliteStore) -> None:
     here = {"PATH": "/bin", "HF_TOKEN": "t"}
     objects.submit([shell_job("a", "true"), shell_job("b", "true")], dry_run=False, environments=[here, None])
     objects.submit([shell_job("c", "true")], dry_run=True, environments=[here])
@@ -342,7 +342,7 @@ def test_jobs_keep_the_environment_that_they_were_sent_with(objects: Objects, st
 
 
 def test_nothing_stays_of_an_environment_whose_job_was_not_accepted(
-    objects: Objects, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    objects: ObjectRegistry, store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, names = store.put, []
 

@@ -11,7 +11,7 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
 from muster.local.client import LocalClient
-from muster.local.oversubscription import OVERSUBSCRIBE, allowing, check_processes, processes_of
+from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, allow_oversubscription, check_processes, processes_per_pod
 from muster.model import Resources
 
 LAUNCH = ["python", "-m", "muster_components.launch"]
@@ -37,7 +37,7 @@ RANK = ["--", "-m", "this"]
     ],
 )  # fmt: skip
 def test_how_many_processes_a_pod_starts_is_read_from_the_command_line(line: list[str], processes: int | None) -> None:
-    assert processes_of(line) == processes
+    assert processes_per_pod(line) == processes
 
 
 def job(processes: int, gpus: int = 0, oversubscribe: str = "false") -> spec.TrainingJob:
@@ -45,7 +45,7 @@ def job(processes: int, gpus: int = 0, oversubscribe: str = "false") -> spec.Tra
     if gpus:
         container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
     role = {"name": "trainer", "replicas": 1, "template": {"spec": {"containers": [container]}}}
-    metadata = {"name": "many", "annotations": {OVERSUBSCRIBE: oversubscribe}}
+    metadata = {"name": "many", "annotations": {OVERSUBSCRIBE_ANNOTATION: oversubscribe}}
     return spec.TrainingJob.model_validate({"metadata": metadata, "spec": {"roles": [role]}})
 
 
@@ -67,7 +67,7 @@ def test_more_processes_than_cores_or_gpus_are_refused_with_the_numbers(
         check_processes(job(processes, gpus), NODES)
     assert (refused.value.reason, refused.value.field.startswith("spec.roles[0]")) == ("Oversubscribed", True)
     assert [number for number in numbers if number not in str(refused.value)] == []
-    check_processes(allowing(job(processes, gpus)), NODES)
+    check_processes(allow_oversubscription(job(processes, gpus)), NODES)
 
 
 @pytest.mark.parametrize(("processes", "gpus"), [(64, 0), (8, 8), (4, 8), (1, 0)])
@@ -78,8 +78,8 @@ def test_as_many_processes_as_cores_or_gpus_are_accepted(processes: int, gpus: i
 @pytest.mark.parametrize("digits", [20, 5_000])
 def test_a_number_of_processes_of_thousands_of_digits_is_refused(digits: int) -> None:
     line = ["torchrun", "--nproc-per-node", "0" * 5_000 + "9" * digits, "train.py"]
-    assert (processes_of(line) or 0) > 10**9
-    assert processes_of(["torchrun", "--nproc-per-node", "0" * 5_000 + "8"]) == 8
+    assert (processes_per_pod(line) or 0) > 10**9
+    assert processes_per_pod(["torchrun", "--nproc-per-node", "0" * 5_000 + "8"]) == 8
 
 
 def test_an_annotation_that_is_neither_true_nor_false_is_refused() -> None:
@@ -97,4 +97,4 @@ def test_the_daemon_refuses_a_job_of_more_processes_than_its_nodes_have_cores(ho
         client.submit(job(16, gpus=16))
     assert (refused.value.reason, "node-0, has 8 nvidia.com/gpu" in str(refused.value)) == ("LargerThanCluster", True)
     assert client.jobs() == []
-    client.submit(allowing(job(3)))
+    client.submit(allow_oversubscription(job(3)))

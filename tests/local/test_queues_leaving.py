@@ -13,7 +13,7 @@ from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE
 from muster.lifecycle.moves import finish
-from muster.local.boot import Parts, assemble
+from muster.local.boot import DaemonComponents, assemble
 from muster.local.home import open_home
 
 
@@ -22,7 +22,7 @@ def a_queue(name: str, parent: str | None = None) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": wanted})
 
 
-def complete(parts: Parts, job: spec.TrainingJob) -> None:
+def complete(parts: DaemonComponents, job: spec.TrainingJob) -> None:
     """As the engine writes it."""
     now = parts.store.jobs[job.metadata.uid]
     status = finish(now.status, COMPLETE, "Completed", "it is over", 1.0)
@@ -51,11 +51,11 @@ def test_to_resume_a_job_whose_queue_is_being_deleted_is_refused_and_the_job_sta
     parts.service.submit([shell_job("a", "true", queue="research", suspend=True)], dry_run=False)
     parts.service.delete("Queue", "default", "research")
     with pytest.raises(Refused) as refused:
-        parts.service.change("default", "a", {"suspend": False})
+        parts.service.patch("default", "a", {"suspend": False})
     assert (refused.value.reason, refused.value.field) == ("QueueDeleted", "spec.queue")
     assert parts.service.job("default", "a").spec.suspend
     parts.service.apply([a_queue("research")])
-    assert not parts.service.change("default", "a", {"suspend": False}).spec.suspend
+    assert not parts.service.patch("default", "a", {"suspend": False}).spec.suspend
     parts.store.close()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from muster import model, spec
-from muster.local.logs import TAIL_BYTES, begin_of_last, byte_range, lines, tail
+from muster.local.logs import TAIL_BYTES, tail_offset, byte_range, read_lines, tail
 from muster.local.pod_folder import PodFolder
-from muster.local.progress import Beats, all_beats
+from muster.local.progress import HeartbeatReader, rank_heartbeats
 from muster.overview import queue_rows
 
 NOW = 1000.0
@@ -55,14 +55,14 @@ def test_a_noted_failure_counts_only_with_an_exit_code_and_a_time(
     tmp_path: Path, note: str, told: tuple[int, float] | None
 ) -> None:
     (tmp_path / "failure.json").write_text(note)
-    assert PodFolder(tmp_path).failure() == told
+    assert PodFolder(tmp_path).first_rank_failure() == told
 
 
 def test_lines_of_a_part_of_a_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"one\ntw\xff\nthree")
-    assert list(lines(tmp_path / "log", 0, None, None)) == ["one", "tw�", "three"]
-    assert list(lines(tmp_path / "log", 4, 8, None)) == ["tw�"]
-    assert list(lines(tmp_path / "missing", 0, None, None)) == []
+    assert list(read_lines(tmp_path / "log", 0, None, None)) == ["one", "tw�", "three"]
+    assert list(read_lines(tmp_path / "log", 4, 8, None)) == ["tw�"]
+    assert list(read_lines(tmp_path / "missing", 0, None, None)) == []
 
 
 @pytest.mark.parametrize("text", [b"", b"one", b"one\n", b"one\ntwo\n", b"one\ntwo\n\n\nfive", b"\n\n\n", b"ab\n" * 9])
@@ -74,14 +74,14 @@ def test_the_last_lines_are_those_at_the_end_of_all(
     log.write_bytes(b"left out\n" + text + b"left out")
     begin, end = len(b"left out\n"), len(b"left out\n") + len(text)
     monkeypatch.setattr("muster.local.logs._BLOCK_BYTES", block)
-    everything = list(lines(log, begin, end, None))
+    everything = list(read_lines(log, begin, end, None))
     for count in range(len(everything) + 2):
-        last = list(lines(log, begin_of_last(log, begin, end, count), end, None))
+        last = list(read_lines(log, tail_offset(log, begin, end, count), end, None))
         assert last == everything[max(0, len(everything) - count) :]
 
 
 def test_the_last_lines_of_no_log_are_none(tmp_path: Path) -> None:
-    assert begin_of_last(tmp_path / "missing", 0, None, 5) == 0
+    assert tail_offset(tmp_path / "missing", 0, None, 5) == 0
 
 
 def test_a_long_log_is_read_in_blocks_and_whole(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_a_long_log_is_read_in_blocks_and_whole(tmp_path: Path) -> None:
     log.write_text(f"{line}\n" * 16_384)  # 16 MiB, and no block ends with a line
     tracemalloc.start()
     try:
-        count = sum(1 for one in lines(log, 0, None, None) if one == line)
+        count = sum(1 for one in read_lines(log, 0, None, None) if one == line)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert count == 16_384
     assert peak < 4 * 2**20
-    assert sum(len(one) + 1 for one in lines(log, 1023, 1023 * 10_001, None)) == 1023 * 10_000
+    assert sum(len(one) + 1 for one in read_lines(log, 1023, 1023 * 10_001, None)) == 1023 * 10_000
 
 
 def test_what_is_written_until_the_end_is_followed(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_is_written_until_the_end_is_followed(tmp_path: Path) -> None:
             file.write(f"{asked[-1]}\n")
         return len(asked) == 3
 
-    assert list(lines(log, 0, None, ended)) == ["0", "1", "2"]
+    assert list(read_lines(log, 0, None, ended)) == ["0", "1", "2"]
 
 
 def test_the_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
@@ -128,26 +128,26 @@ def say(run_dir: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def test_a_beat_is_parsed_when_it_changed_and_tells_when_the_step_last_moved(tmp_path: Path) -> None:
-    beats = Beats()
+    beats = HeartbeatReader()
     assert beats.read([("u", tmp_path)], NOW) == {}
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
     first = beats.read([("u", tmp_path)], NOW)["u"]
-    assert (first.at, first.step, first.step_at, first.checkpoint_step) == (100.0, 3, 100.0, None)
+    assert (first.at, first.step, first.step_changed_at, first.checkpoint_step) == (100.0, 3, 100.0, None)
     assert beats.read([("u", tmp_path)], NOW)["u"] is first
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 130.0, "step": 3})
-    assert beats.read([("u", tmp_path)], NOW)["u"].step_at == 100.0
+    assert beats.read([("u", tmp_path)], NOW)["u"].step_changed_at == 100.0
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 140.0, "step": 4})
     say(tmp_path, "checkpoints/latest", {"step": 2, "at": 90.0, "attempt": 0, "path": "x"})
     last = beats.read([("u", tmp_path)], NOW)["u"]
-    assert (last.step_at, last.checkpoint_step, last.checkpoint_at) == (140.0, 2, 90.0)
+    assert (last.step_changed_at, last.checkpoint_step, last.checkpoint_at) == (140.0, 2, 90.0)
 
 
 def test_a_beat_that_is_no_json_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text('{"rank": 0, "at"')
-    assert Beats().read([("u", tmp_path)], NOW) == {}
+    assert HeartbeatReader().read([("u", tmp_path)], NOW) == {}
     say(tmp_path, "beats/rank-1.json", {"rank": 1, "step": 5})
-    assert all_beats(tmp_path) == [{"rank": 1, "step": 5}]
+    assert rank_heartbeats(tmp_path) == [{"rank": 1, "step": 5}]
 
 
 @pytest.mark.parametrize("name", ["beats/rank-0.json", "checkpoints/latest"])
@@ -159,15 +159,15 @@ def test_a_file_of_a_users_that_no_program_can_read_counts_as_none(tmp_path: Pat
         os.mkfifo(path)  # nobody ever writes into it
     else:
         path.write_text(text)
-    assert Beats().read([("u", tmp_path)], NOW) == {}
-    assert all_beats(tmp_path) == []
+    assert HeartbeatReader().read([("u", tmp_path)], NOW) == {}
+    assert rank_heartbeats(tmp_path) == []
 
 
 @pytest.mark.parametrize("at", [1.7e12, 1e200, -1.0, "soon", True])
 def test_a_time_that_no_status_can_hold_is_unknown(tmp_path: Path, at: object) -> None:
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
     say(tmp_path, "checkpoints/latest", {"step": 2, "at": at})
-    beat = Beats().read([("u", tmp_path)], NOW)["u"]
+    beat = HeartbeatReader().read([("u", tmp_path)], NOW)["u"]
     assert (beat.at, beat.step, beat.checkpoint_step, beat.checkpoint_at) == (100.0, 3, 2, None)
 
 
@@ -175,14 +175,14 @@ def test_a_figure_of_a_beat_that_is_no_number_is_unknown(tmp_path: Path) -> None
     said = {"rank": 0, "attempt": "0", "step": 4, "loss": "0.5", "mfu": None, "at": float("-inf"), "phase": "train"}
     say(tmp_path, "beats/rank-0.json", {**said, "host": "n1"})
     unknown = dict.fromkeys(("attempt", "loss", "mfu", "at"))
-    assert all_beats(tmp_path) == [{"rank": 0, "step": 4, "phase": "train", "host": "n1", **unknown}]
+    assert rank_heartbeats(tmp_path) == [{"rank": 0, "step": 4, "phase": "train", "host": "n1", **unknown}]
 
 
 @pytest.mark.parametrize("step", [-1, 1e300, "three", None])
 def test_a_step_that_cannot_be_true_is_unknown(tmp_path: Path, step: object) -> None:
     say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": step, "steps": step})
-    beat = Beats().read([("u", tmp_path)], NOW)["u"]
-    assert (beat.step, beat.steps) == (0, None)
+    beat = HeartbeatReader().read([("u", tmp_path)], NOW)["u"]
+    assert (beat.step, beat.total_steps) == (0, None)
 
 
 def queue(name: str, parent: str | None = None, **words: int) -> spec.Queue:
@@ -191,10 +191,10 @@ def queue(name: str, parent: str | None = None, **words: int) -> spec.Queue:
     return spec.Queue.model_validate(body)
 
 
-def running(uid: str, queue: str, gpus: int) -> model.Running:
+def running(uid: str, queue: str, gpus: int) -> model.RunningGang:
     role = model.Role("trainer", gpus, gpus, model.Resources.of({"gpu": 1, "pods": 1}))
     gang = model.Gang(uid, uid, queue, 0, 0.0, (role,))
-    return model.Running(gang, (model.RolePlacement("trainer", "h200", (("n1", gpus),)),), 0.0)
+    return model.RunningGang(gang, (model.RolePlacement("trainer", "h200", (("n1", gpus),)),), 0.0)
 
 
 def amounts(row: dict[str, Any]) -> dict[str, str]:
@@ -205,7 +205,7 @@ def amounts(row: dict[str, Any]) -> dict[str, str]:
 def test_rows_tell_what_a_queue_uses_borrows_and_may_still_take() -> None:
     tree = [queue("b", "root", guaranteed=8, limit=12), queue("a", "root", guaranteed=8, lend=2), queue("root")]
     jobs = (running("j1", "b", 9), running("j2", "a", 3))
-    snapshot = model.Snapshot(0.0, (), (), (), (), jobs, usage=(model.Usage("b", "h200", "gpu", 160.0),))
+    snapshot = model.Snapshot(0.0, (), (), (), (), jobs, usage=(model.DecayedUsage("b", "h200", "gpu", 160.0),))
     rows = queue_rows(tree, snapshot, {"a": 2})
     assert [(row["name"], row["depth"], row["waiting"], row["admitted"]) for row in rows] == [
         ("root", 0, 2, 2), ("a", 1, 2, 1), ("b", 1, 0, 1),
@@ -233,7 +233,7 @@ def test_what_is_available_respects_the_limit_of_a_queue_above() -> None:
 
 def test_room_held_for_a_gang_that_backs_off_is_used() -> None:
     one = running("j1", "a", 3)
-    hold = model.Hold("j1", one.placement, (), 100.0, holder=one.gang)
+    hold = model.Nomination("j1", one.placement, (), 100.0, nominated_gang=one.gang)
     (row,) = queue_rows([queue("a", guaranteed=8)], model.Snapshot(0.0, (), (), (), (), (), (hold,)), {})
     assert (amounts(row)["used"], amounts(row)["available"]) == ("3", "5")
 

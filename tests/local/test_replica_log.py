@@ -9,7 +9,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.errors import NotFound
-from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt, newest_logs
+from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
 
 
 def job(attempt: int, phase: str) -> spec.TrainingJob:
@@ -35,7 +35,7 @@ def job(attempt: int, phase: str) -> spec.TrainingJob:
 def test_more_may_come_until_the_pod_of_the_attempt_has_ended(
     attempt: int, phase: str, pods: list[str], over: bool
 ) -> None:
-    assert is_over(job(attempt, phase), [{"phase": one} for one in pods], 1) is over
+    assert is_complete(job(attempt, phase), [{"phase": one} for one in pods], 1) is over
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_who_follows_a_job_that_goes_on_reads_its_present_attempt(
 def test_the_newest_log_of_every_replica_is_found_whatever_its_role_is_called(tmp_path: Path) -> None:
     for name in ("trainer-0.attempt-9", "trainer-0.attempt-10", "trainer-1.attempt-0", "data-reader-12.attempt-3", "x"):
         (tmp_path / f"{name}.log").touch()
-    assert newest_logs(tmp_path) == {("trainer", 0): 10, ("trainer", 1): 0, ("data-reader", 12): 3}
-    assert newest_logs(tmp_path / "missing") == {}
+    assert newest_log_attempts(tmp_path) == {("trainer", 0): 10, ("trainer", 1): 0, ("data-reader", 12): 3}
+    assert newest_log_attempts(tmp_path / "missing") == {}
 
 
 def test_a_replica_that_was_scaled_away_can_be_read_in_the_attempts_that_had_it(tmp_path: Path) -> None:

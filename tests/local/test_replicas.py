@@ -17,13 +17,13 @@ from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
 from muster.local import replicas, shim, spawning
-from muster.local.endings import is_its_own
+from muster.local.endings import is_pod_error
 from muster.local.home import Home, open_home
-from muster.local.pod_folder import Fresh, PodFolder
+from muster.local.pod_folder import ShimNotStarted, PodFolder
 from muster.local.records import PodRecord
-from muster.local.replicas import Replicas
-from muster.local.spawning import Host
-from muster.local.store import Store, open_store
+from muster.local.replicas import PodSupervisor
+from muster.local.spawning import LaunchContext
+from muster.local.store import SqliteStore, open_store
 
 UID = "0123456789abcdef"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
@@ -35,14 +35,14 @@ class Machine:
     def __init__(self, path: Path) -> None:
         self.home: Home = open_home(path)
         self.boot_id = "boot-1"
-        self.store: Store = open_store(self.home.database)
+        self.store: SqliteStore = open_store(self.home.database)
         self.restart()
 
     def restart(self) -> None:
         self.store.close()
         self.store = open_store(self.home.database)
-        host = Host(self.home, self.boot_id, ENVIRONMENT, 0o022, ("/bin/false",), drain_s=5.0)
-        self.replicas = Replicas(host, self.store, {"n1": ("0", "1", "2", "3")})
+        host = LaunchContext(self.home, self.boot_id, ENVIRONMENT, 0o022, ("/bin/false",), drain_s=5.0)
+        self.replicas = PodSupervisor(host, self.store, {"n1": ("0", "1", "2", "3")})
 
     def add(self, line: str, gpus: int = 0, index: int = 0, grace: int = 60, trace: object = None) -> PodRecord:
         """A pod of the one job, whose template is now `line`: that of pods not yet started, too."""
@@ -66,7 +66,7 @@ class Machine:
 
     def until(self, phase: str, index: int = 0) -> PodRecord:
         def look() -> bool:
-            self.replicas.pass_over()
+            self.replicas.sync()
             return self.pod(index).phase == phase
 
         eventually(look)
@@ -74,7 +74,7 @@ class Machine:
 
     def until_gone(self) -> None:
         def look() -> bool:
-            self.replicas.pass_over()
+            self.replicas.sync()
             return not self.store.pods.get(UID)
 
         eventually(look)
@@ -84,7 +84,7 @@ class Machine:
         return path.read_text() if path.exists() else ""
 
     def folder(self, index: int = 0) -> PodFolder:
-        return PodFolder(self.home.pod(UID, "trainer", index, 0))
+        return PodFolder(self.home.pod_dir(UID, "trainer", index, 0))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_running_replica_is_adopted_and_its_end_found_out(machine: Machine, tm
 
 def test_an_end_that_nobody_saw_is_found_out(machine: Machine) -> None:
     machine.add("exit 3")
-    machine.replicas.pass_over()
+    machine.replicas.sync()
     eventually((machine.folder().path / shim.EXIT).exists)
     machine.restart()
     assert machine.until("Failed").exit_code == 3
@@ -129,7 +129,7 @@ def test_a_daemon_that_dies_just_after_starting_a_shim_does_not_start_it_twice(
     machine: Machine, delay_s: float
 ) -> None:
     machine.add("echo ran; sleep 0.3")
-    machine.replicas.pass_over()  # starts the shim; nobody has seen it run yet
+    machine.replicas.sync()  # starts the shim; nobody has seen it run yet
     time.sleep(delay_s)
     machine.restart()
     assert machine.until("Succeeded").exit_code == 0
@@ -165,7 +165,7 @@ def test_a_shim_that_is_still_on_its_way_when_its_pod_is_deleted_starts_nothing(
     )
     monkeypatch.setattr(spawning, "_SHIM", str(late))
     pod = machine.add("echo ran")
-    machine.replicas.pass_over()  # the shim is on its way ...
+    machine.replicas.sync()  # the shim is on its way ...
     (on_its_way,) = processes_of(machine.home.path)
     eventually(lambda: psutil.Process(on_its_way).status() == psutil.STATUS_STOPPED)
     machine.change(pod, deleting_at=time.time())  # ... and its daemon dies before it has begun
@@ -206,7 +206,7 @@ def test_what_runs_without_a_record_is_ended_at_the_start(machine: Machine) -> N
     with machine.store.transaction():
         machine.store.remove_pod(pod)
     machine.restart()
-    assert machine.replicas.end_orphans() >= 1
+    assert machine.replicas.kill_orphans() >= 1
     eventually(lambda: processes_of(machine.home.path) == [])
 
 
@@ -214,7 +214,7 @@ def test_replicas_of_other_homes_are_no_orphans_of_this_one(machine: Machine, tm
     other = Machine(tmp_path / "other")
     other.add(f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
     other.until("Running")
-    assert machine.replicas.end_orphans() == 0
+    assert machine.replicas.kill_orphans() == 0
     (tmp_path / "go").touch()
     assert other.until("Succeeded").exit_code == 0
     other.store.close()
@@ -225,7 +225,7 @@ def test_a_replica_waits_for_gpus_that_one_who_leaves_still_has(machine: Machine
     machine.until("Running", 0)
     eventually(lambda: machine.log(0))
     machine.add("echo got $CUDA_VISIBLE_DEVICES", gpus=2, index=1)
-    machine.replicas.pass_over()
+    machine.replicas.sync()
     assert machine.pod(1).devices is None
     machine.change(old, deleting_at=time.time())
     machine.until("Succeeded", 1)
@@ -237,7 +237,7 @@ def test_a_disk_without_room_delays_a_replica_and_says_so(machine: Machine) -> N
     full = machine.home.run_dir("default", "job", UID)
     full.parent.mkdir()
     full.write_text("a file where the folder should be")
-    machine.replicas.pass_over()
+    machine.replicas.sync()
     assert machine.pod().phase == "Pending"
     assert [event.reason for event in machine.store.events(UID)] == ["ReplicaNotStarted"]
     full.unlink()
@@ -256,7 +256,7 @@ def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_
     failed = machine.until("Failed", 0)
     assert (failed.exit_code, failed.reason) == (None, "CannotStart")
     assert failed.log_tail == f"cannot be started: [Errno 17] File exists: '{machine.folder(0).path}'\n"
-    assert machine.replicas.take_changed()
+    assert machine.replicas.pop_changed()
     (event,) = machine.store.events(UID)
     assert (event.reason, event.count) == ("ReplicaNotStarted", 3)
     assert machine.until("Succeeded", 1).exit_code == 0
@@ -265,19 +265,19 @@ def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_
 def test_a_name_that_the_file_system_does_not_take_is_of_its_pod_alone_and_no_shim_can_be_there(
     machine: Machine,
 ) -> None:
-    folder = PodFolder(machine.home.pods / UID / ("x" * 300))
-    assert (folder.state(), folder.forbid()) == (Fresh(), True)
+    folder = PodFolder(machine.home.pods_dir / UID / ("x" * 300))
+    assert (folder.state(), folder.prevent_start()) == (ShimNotStarted(), True)
     with pytest.raises(OSError, match="File name too long") as caught:
         folder.write_spec({})
-    assert is_its_own(caught.value, machine.home)
+    assert is_pod_error(caught.value, machine.home)
 
 
 def test_what_other_pods_of_the_home_would_meet_too_is_waited_for(machine: Machine) -> None:
     denied = PermissionError(errno.EACCES, "Permission denied")
-    assert is_its_own(denied, machine.home)
-    machine.home.runs.write_text("a file where the folder should be")
-    assert not is_its_own(denied, machine.home)
-    assert not is_its_own(OSError(errno.ENOSPC, "No space left on device"), machine.home)
+    assert is_pod_error(denied, machine.home)
+    machine.home.runs_dir.write_text("a file where the folder should be")
+    assert not is_pod_error(denied, machine.home)
+    assert not is_pod_error(OSError(errno.ENOSPC, "No space left on device"), machine.home)
 
 
 def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says_why(
@@ -289,14 +289,14 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
     monkeypatch.setattr(spawning, "_SHIM", str(broken))
     monkeypatch.setattr(replicas, "_FIRST_RETRY_S", 1000.0)
     machine.add("echo ran")
-    eventually(lambda: machine.replicas.pass_over() or machine.store.events(UID))
+    eventually(lambda: machine.replicas.sync() or machine.store.events(UID))
     for _ in range(10):
-        machine.replicas.pass_over()
-        assert machine.replicas.living() == 0
+        machine.replicas.sync()
+        assert machine.replicas.live_shim_count() == 0
     (event,) = machine.store.events(UID)
     assert (event.reason, event.count) == ("ReplicaNotStarted", 1)
     assert "its shim ended with 1: no interpreter for you" in event.message
-    due = machine.replicas.due()
+    due = machine.replicas.next_sync_at()
     assert due is not None
     assert due > time.time()
     monkeypatch.setattr(spawning, "_SHIM", good)

@@ -17,7 +17,7 @@ from tests.local.small import ended, eventually, processes_of, shell_job
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.local.client import LocalClient
-from muster.tracing.manifest import manifests
+from muster.tracing.manifest import read_manifests
 from muster.tracing.sharedfolder import SharedFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -56,7 +56,7 @@ def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: Lo
     assert ended(client, "shared").status.phase == "Succeeded"
     traces = eventually(lambda: client.job("shared").status.traces, 200)
     run_dir = client.run_dir("shared")
-    listed = [entry for manifest in manifests(SharedFolder(run_dir)) for entry in manifest.traces]
+    listed = [entry for manifest in read_manifests(SharedFolder(run_dir)) for entry in manifest.traces]
     assert sorted(entry.rank for entry in listed) == [0, 1, 2, 3]
     assert (traces.files, traces.report) == (4, str(run_dir / "report" / "report.html"))
     assert json.loads((run_dir / "report" / "report.json").read_text())["facts"]["name"] == "shared"

@@ -12,7 +12,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.lifecycle import moves
-from muster.local.boot import Parts, assemble
+from muster.local.boot import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
 
@@ -23,14 +23,14 @@ def opened(home: Path) -> Home:
 
 
 @pytest.fixture
-def parts(opened: Home) -> Iterator[Parts]:
+def parts(opened: Home) -> Iterator[DaemonComponents]:
     parts = assemble(opened, "1x8", None)
     yield parts
     parts.reports.stop()
     parts.store.close()
 
 
-def add_ended(parts: Parts, name: str) -> spec.TrainingJob:
+def add_ended(parts: DaemonComponents, name: str) -> spec.TrainingJob:
     """A traced job that is over and has no report yet."""
     (job,) = parts.service.submit([shell_job(name, "true", trace={"startStep": 1, "steps": 1})], dry_run=False)
     status = moves.finish(job.status, "Complete", "Completed", "", time.time())
@@ -39,13 +39,13 @@ def add_ended(parts: Parts, name: str) -> spec.TrainingJob:
     return job
 
 
-def one_round(home: Home, parts: Parts) -> None:
+def one_round(home: Home, parts: DaemonComponents) -> None:
     lock = os.open(home.lock, os.O_RDWR | os.O_CREAT)
-    Daemon(home, parts, 60.0, lock)._round()
+    Daemon(home, parts, 60.0, lock)._run_cycle()
     os.close(lock)
 
 
-def test_a_file_where_the_reports_folder_should_be_is_an_event(opened: Home, parts: Parts) -> None:
+def test_a_file_where_the_reports_folder_should_be_is_an_event(opened: Home, parts: DaemonComponents) -> None:
     job = add_ended(parts, "blocked")
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_a_file_where_the_reports_folder_should_be_is_an_event(opened: Home, par
     assert parts.store.jobs[job.metadata.uid].status.traces == spec.TraceStatus()
 
 
-def test_the_engine_steps_while_reports_cannot_even_say_that_they_failed(opened: Home, parts: Parts) -> None:
+def test_the_engine_steps_while_reports_cannot_even_say_that_they_failed(opened: Home, parts: DaemonComponents) -> None:
     job = add_ended(parts, "traced")
     run_dir = parts.cluster.run_dir(job)
     run_dir.mkdir(parents=True)

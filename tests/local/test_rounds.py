@@ -13,10 +13,10 @@ import pytest
 from tests.local.small import eventually, shell_job
 
 from muster import spec
-from muster.documents import Object
+from muster.documents import AnyObject
 from muster.local import replicas, shim
-from muster.local.aside import AGAIN_S
-from muster.local.boot import Parts, assemble
+from muster.local.aside import QUARANTINE_S
+from muster.local.boot import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
 
@@ -27,22 +27,22 @@ def opened(home: Path) -> Home:
 
 
 @pytest.fixture
-def parts(opened: Home) -> Iterator[Parts]:
+def parts(opened: Home) -> Iterator[DaemonComponents]:
     parts = assemble(opened, "1x8", None)
     yield parts
-    parts.replicas.kill_all()
+    parts.supervisor.kill_all()
     parts.store.close()
 
 
 @pytest.fixture
-def daemon(opened: Home, parts: Parts) -> Iterator[Daemon]:
+def daemon(opened: Home, parts: DaemonComponents) -> Iterator[Daemon]:
     lock = os.open(opened.lock, os.O_RDWR | os.O_CREAT)
     yield Daemon(opened, parts, 60.0, lock)
     os.close(lock)
 
 
 def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once(
-    parts: Parts, daemon: Daemon, tmp_path: Path
+    parts: DaemonComponents, daemon: Daemon, tmp_path: Path
 ) -> None:
     short = shell_job("short", "until [ -e $GO ]; do sleep 0.05; done", env={"GO": str(tmp_path / "go")})
     uid = parts.service.submit([short], dry_run=False)[0].metadata.uid
@@ -54,10 +54,10 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
         act()
         return phase()
 
-    eventually(lambda: phase_after(daemon._round) == "Running")
-    daemon._round()
+    eventually(lambda: phase_after(daemon._run_cycle) == "Running")
+    daemon._run_cycle()
     (folder,) = parts.store.pods[uid].values()
-    end = daemon._home.pod(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
+    end = daemon._home.pod_dir(uid, folder.role, folder.index, folder.attempt) / shim.EXIT
 
     def step() -> SimpleNamespace:
         """Looks at the world before the replica ends, and has its writes carried out after that."""
@@ -65,13 +65,13 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
         eventually(lambda: end.exists() and phase_after(lambda: parts.cluster.apply(())) == "Succeeded")
         return SimpleNamespace(writes=(), waits={}, wake_at=None)
 
-    daemon._engine = SimpleNamespace(step=step, snapshot=parts.news.snapshot)  # type: ignore[assignment]
-    daemon._round()
-    assert daemon._next_round is not None
-    assert daemon._next_round <= time.time()
+    daemon._engine = SimpleNamespace(step=step, snapshot=parts.notifier.snapshot)  # type: ignore[assignment]
+    daemon._run_cycle()
+    assert daemon._next_cycle_at is not None
+    assert daemon._next_cycle_at <= time.time()
 
 
-def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(parts: Parts) -> None:
+def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(parts: DaemonComponents) -> None:
     jobs = []
     for namespace, image in (("red", "torch:2"), ("blue", "")):
         body = shell_job("twin", "true").model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -87,7 +87,7 @@ def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(pa
 
 
 def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_it_has_ended(
-    parts: Parts, daemon: Daemon
+    parts: DaemonComponents, daemon: Daemon
 ) -> None:
     say = """echo '{"step": 22, "at": 1000}' > latest; exit 0"""
     save = f"trap {shlex.quote(say)} TERM; touch up; while :; do sleep 0.1; done"
@@ -96,19 +96,19 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_i
     uid, folder = job.metadata.uid, parts.cluster.run_dir(job) / "checkpoints"
 
     def after_a_round(what: Callable[[], object]) -> object:
-        daemon._round()
+        daemon._run_cycle()
         return what()
 
     eventually(lambda: after_a_round((folder / "up").exists))
-    parts.service.change("default", "saver", {"cancel": True})
+    parts.service.patch("default", "saver", {"cancel": True})
     eventually(lambda: after_a_round(lambda: not parts.store.pods.get(uid)))
-    daemon._round()
+    daemon._run_cycle()
     assert parts.store.jobs[uid].status.last_checkpoint == spec.CheckpointStatus(step=22, at=1000)
-    assert uid not in parts.cluster.observe().beats, "its files are read no more"
+    assert uid not in parts.cluster.observe().heartbeats, "its files are read no more"
 
 
 def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
-    parts: Parts, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "_NO_USE_AFTER_S", 1.0)
     blocked, free = parts.service.submit(
@@ -118,7 +118,7 @@ def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_r
     parts.cluster.run_dir(blocked).write_text("a file where the folder should be")
 
     def phases() -> list[str]:
-        daemon._round()
+        daemon._run_cycle()
         return [parts.store.jobs[job.metadata.uid].status.phase for job in (blocked, free)]
 
     eventually(lambda: phases() == ["Failed", "Succeeded"])
@@ -130,7 +130,7 @@ def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_r
 
 
 def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_the_others_go_on(
-    parts: Parts, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sick, other = parts.service.submit(
         [shell_job("sick", "sleep 600", gpus=5), shell_job("other", "sleep 600", gpus=5)], dry_run=False
@@ -138,14 +138,14 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
     uids = [job.metadata.uid for job in (sick, other)]
 
     def states() -> list[list[str]]:
-        daemon._round()
+        daemon._run_cycle()
         return [[pod.phase for pod in parts.store.pods.get(uid, {}).values()] for uid in uids]
 
     eventually(lambda: states() == [["Running"], []])
     parts.service.submit([shell_job("small", "true", gpus=1)], dry_run=False)
     put = parts.store.put
 
-    def refusing(item: Object) -> None:
+    def refusing(item: AnyObject) -> None:
         if item.metadata.uid == uids[0]:
             raise ValueError("year 33658 is out of range")
         put(item)
@@ -156,7 +156,7 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
     )
 
     def small() -> str:
-        daemon._round()
+        daemon._run_cycle()
         return next(job.status.phase for job in parts.store.jobs.values() if job.metadata.name == "small")
 
     eventually(lambda: small() == "Succeeded")
@@ -164,5 +164,5 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
     (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "SetAside"]
     assert event.message.endswith("cannot be written down: ValueError: year 33658 is out of range")
     monkeypatch.setattr(parts.store, "put", put)
-    monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + AGAIN_S)
+    monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + QUARANTINE_S)
     eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.phase == "Cancelled")

@@ -15,7 +15,7 @@ import pytest
 from tests.local.small import eventually
 
 from muster.local import shim
-from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, Vanished
+from muster.local.pod_folder import ShimExited, ShimNotStarted, ShimRunning, PodFolder, ShimLost
 
 
 def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) -> PodFolder:
@@ -37,9 +37,9 @@ def start(pod: PodFolder) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-I", "-S", shim.__file__, str(pod.path)], start_new_session=True)
 
 
-def end_of(pod: PodFolder) -> Ended:
+def end_of(pod: PodFolder) -> ShimExited:
     state = pod.state()
-    assert isinstance(state, Ended)
+    assert isinstance(state, ShimExited)
     return state
 
 
@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 0), ("exit 42", 42), ("kill -9 $$", 137), ("kill -11 $$", 139)])
 def test_the_exit_code_is_that_of_the_replica_and_128_more_than_a_signal(tmp_path: Path, line: str, code: int) -> None:
     pod = write_spec(tmp_path / "pod", line)
-    assert pod.state() == Fresh()
+    assert pod.state() == ShimNotStarted()
     assert start(pod).wait(100) == 0
     assert end_of(pod).exit_code == code
 
@@ -148,12 +148,12 @@ def test_a_shim_that_is_killed_takes_its_replica_along_and_is_seen_to_have_vanis
     process = start(pod)
     main = int(eventually(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text()))
     state = pod.state()
-    assert isinstance(state, Live)
+    assert isinstance(state, ShimRunning)
     assert state.pid == process.pid
     process.kill()
     process.wait(100)
     eventually(lambda: not alive(main))
-    assert pod.state() == Vanished("this-boot")
+    assert pod.state() == ShimLost("this-boot")
 
 
 def test_the_collector_starts_with_the_replica_and_is_drained_before_the_end(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_the_end_is_written_on_a_full_disk(tmp_path: Path) -> None:
 def test_a_shim_without_room_starts_nothing_and_may_be_tried_again(tmp_path: Path) -> None:
     pod = write_spec(tmp_path / "pod", "echo ran")
     (tmp_path / "pod" / shim.SPEC).unlink()
-    assert start(pod).wait(100) == shim.NO_ROOM
-    assert pod.state() == Fresh()
+    assert start(pod).wait(100) == shim.NO_SPACE
+    assert pod.state() == ShimNotStarted()
     assert not (tmp_path / "log").exists()
 
 

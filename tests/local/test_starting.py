@@ -34,7 +34,7 @@ def test_a_client_hears_of_a_bad_variable_by_name(home: Path, monkeypatch: pytes
 
 def test_whatever_keeps_a_daemon_from_starting_is_told_and_logged(home: Path) -> None:
     opened = open_home(home)
-    opened.stopped.mkdir()  # cannot be unlinked
+    opened.stopped_marker.mkdir()  # cannot be unlinked
     with pytest.raises(DaemonError, match=r"cannot start: IsADirectoryError: .*; see daemon\.log") as failure:
         start_daemon(opened)
     assert failure.value.reason == "CannotStart"

@@ -12,10 +12,10 @@ from tests.local.small import shell_job
 from muster import spec
 from muster.errors import ClusterError
 from muster.local import store
-from muster.local.first_objects import ensure_first_objects
-from muster.local.records import Event, PodRecord
-from muster.local.shape import parse_shape, pretended_nodes
-from muster.local.store import MOST_EVENTS, Store, open_store
+from muster.local.first_objects import ensure_default_objects
+from muster.local.records import EventRecord, PodRecord
+from muster.local.shape import parse_shape, virtual_nodes
+from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
 from muster.model import Resources
 from muster.snapshot import pod_request
 
@@ -39,7 +39,7 @@ def pod(uid: str = "u1") -> PodRecord:
     )
 
 
-def contents(store: Store) -> tuple[object, ...]:
+def contents(store: SqliteStore) -> tuple[object, ...]:
     return (
         store.jobs,
         store.queues,
@@ -51,16 +51,16 @@ def contents(store: Store) -> tuple[object, ...]:
 
 def test_what_was_written_is_there_after_opening_again(path: Path) -> None:
     store = open_store(path)
-    ensure_first_objects(store, pretended_nodes(parse_shape("2x8")), 1.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("2x8")), 1.0)
     with store.transaction():
         store.put(job())
         store.put_pod(pod())
-        store.add_event(Event("u1", 3.0, "Normal", "Admitted", "1 pod"))
+        store.add_event(EventRecord("u1", 3.0, "Normal", "Admitted", "1 pod"))
     before = contents(store)
     store.close()
     again = open_store(path)
     assert contents(again) == before
-    assert again.events("u1") == [Event("u1", 3.0, "Normal", "Admitted", "1 pod")]
+    assert again.events("u1") == [EventRecord("u1", 3.0, "Normal", "Admitted", "1 pod")]
     assert again.queues["default"].spec.resources[0].guaranteed == {"pods": "220"}
 
 
@@ -77,16 +77,16 @@ def test_pods_of_a_database_from_before_they_kept_their_request_are_given_it(pat
     connection.close()
     pods = open_store(path).pods["u1"]
     wanted = job().spec.roles[0].template.spec
-    assert pods[pod().name].view().request == pod_request(wanted)
-    assert pods[gone.name].view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
+    assert pods[pod().name].to_view().request == pod_request(wanted)
+    assert pods[gone.name].to_view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
 
 
-def change_much_and_fail(store: Store) -> None:
+def change_much_and_fail(store: SqliteStore) -> None:
     with store.transaction():
         store.put(store.jobs["u1"].model_copy(update={"status": spec.TrainingJobStatus(phase="Running")}))
         store.put(job("u2"))
         store.remove_pod(pod())
-        store.set("name", "value")
+        store.put_setting("name", "value")
         raise RuntimeError("halfway")
 
 
@@ -123,7 +123,7 @@ def test_removing_a_job_takes_its_events_along(path: Path) -> None:
     store = open_store(path)
     with store.transaction():
         store.put(job())
-        store.add_event(Event("u1", 3.0, "Normal", "Admitted", "1 pod"))
+        store.add_event(EventRecord("u1", 3.0, "Normal", "Admitted", "1 pod"))
     with store.transaction():
         store.remove(store.jobs["u1"])
     assert (store.jobs, store.events("u1")) == ({}, [])
@@ -133,13 +133,13 @@ def test_the_same_event_again_is_counted_and_old_ones_make_room(path: Path) -> N
     store = open_store(path)
     with store.transaction():
         for at in (1.0, 2.0, 3.0):
-            store.add_event(Event("u1", at, "Warning", "Late", "again"))
-    assert store.events("u1") == [Event("u1", 3.0, "Warning", "Late", "again", count=3)]
+            store.add_event(EventRecord("u1", at, "Warning", "Late", "again"))
+    assert store.events("u1") == [EventRecord("u1", 3.0, "Warning", "Late", "again", count=3)]
     with store.transaction():
-        for number in range(MOST_EVENTS + 50):
-            store.add_event(Event("u1", number, "Normal", "Step", str(number)))
-    assert len(store.events("u1")) == MOST_EVENTS
-    assert store.events("u1")[-1].message == str(MOST_EVENTS + 49)
+        for number in range(MAX_EVENTS_PER_JOB + 50):
+            store.add_event(EventRecord("u1", number, "Normal", "Step", str(number)))
+    assert len(store.events("u1")) == MAX_EVENTS_PER_JOB
+    assert store.events("u1")[-1].message == str(MAX_EVENTS_PER_JOB + 49)
 
 
 def test_a_database_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_a_database_that_gets_newer_after_the_first_look_is_refused_and_left_as_
 
 def test_the_first_queue_follows_the_nodes_until_someone_changes_it(path: Path) -> None:
     store = open_store(path)
-    ensure_first_objects(store, pretended_nodes(parse_shape("1x8")), 1.0)
-    ensure_first_objects(store, pretended_nodes(parse_shape("3x8")), 2.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("1x8")), 1.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("3x8")), 2.0)
     assert store.queues["default"].spec.resources[0].guaranteed == {"pods": "330"}
     assert store.queues["default"].metadata.generation == 2
     mine = store.queues["default"].model_copy(update={"spec": spec.QueueSpec(weight=2.0)})
     with store.transaction():
         store.put(mine)
-    ensure_first_objects(store, pretended_nodes(parse_shape("5x8")), 3.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("5x8")), 3.0)
     assert store.queues["default"].spec == spec.QueueSpec(weight=2.0)
     with store.transaction():
         store.remove(store.queues["default"])
-    ensure_first_objects(store, pretended_nodes(parse_shape("5x8")), 4.0)
+    ensure_default_objects(store, virtual_nodes(parse_shape("5x8")), 4.0)
     assert "default" not in store.queues

@@ -8,7 +8,7 @@ import pytest
 from tests.local.small import eventually, phase_of, shell_job
 
 from muster.errors import NotFound
-from muster.excerpt import Excerpt
+from muster.excerpt import LogOptions
 from muster.local.client import LocalClient
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_whoever_watches_is_told_that_the_job_was_deleted(own: LocalClient, line
 
 
 def test_a_followed_log_ends(own: LocalClient) -> None:
-    lines = own.log_lines("llama", "default", "trainer", 0, Excerpt(follow=True))
+    lines = own.log_lines("llama", "default", "trainer", 0, LogOptions(follow=True))
     assert next(lines) == "first"
     replace(own, "echo second; exec sleep 600")
     assert list(lines) == []

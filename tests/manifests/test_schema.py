@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import BaseModel
-from tools.manifests import main, stale
+from tools.manifests import main, stale_files
 
-from muster.manifests import KINDS, Kind, crd, files
+from muster.manifests import KINDS, CustomResource, crd, files
 from muster.manifests.schema import Schema
-from muster.spec import Observed, Open, Strict
+from muster.spec import StatusModel, ExtensibleModel, StrictModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APPLY_LIMIT = 262_144  # bytes of the annotation in which client-side apply keeps what it applied
@@ -22,7 +22,7 @@ APPLY_LIMIT = 262_144  # bytes of the annotation in which client-side apply keep
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
-def schema_of(kind: Kind) -> Schema:
+def schema_of(kind: CustomResource) -> Schema:
     (version,) = crd(kind)["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     return schema
@@ -35,10 +35,10 @@ def nodes(schema: Schema) -> Iterator[Schema]:
             yield from nodes(child)
 
 
-def models(kind: Kind) -> list[type[BaseModel]]:
+def models(kind: CustomResource) -> list[type[BaseModel]]:
     """What the kind's spec and status are made of."""
     parts = kind.model.model_json_schema()["$defs"].keys() - {"ObjectMeta"}
-    return [model for base in (Strict, Open) for model in below(base) if model.__name__ in parts]
+    return [model for base in (StrictModel, ExtensibleModel) for model in below(base) if model.__name__ in parts]
 
 
 def below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -48,7 +48,7 @@ def below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 @every_kind
-def test_every_field_of_the_models_is_in_the_schema_with_what_it_means(kind: Kind) -> None:
+def test_every_field_of_the_models_is_in_the_schema_with_what_it_means(kind: CustomResource) -> None:
     shapes = [node for node in nodes(schema_of(kind)) if "properties" in node]
     assert models(kind)
     for model in models(kind):
@@ -59,7 +59,7 @@ def test_every_field_of_the_models_is_in_the_schema_with_what_it_means(kind: Kin
 
 
 @every_kind
-def test_the_schema_is_structural(kind: Kind) -> None:
+def test_the_schema_is_structural(kind: CustomResource) -> None:
     for node in nodes(schema_of(kind)):
         assert ("type" in node) != node.get("x-kubernetes-int-or-string", False)
         assert not {"$ref", "title", "$defs", "const", "oneOf", "allOf"} & node.keys()
@@ -70,7 +70,7 @@ def test_the_schema_is_structural(kind: Kind) -> None:
 
 
 @every_kind
-def test_a_status_has_no_defaults_and_drops_what_it_does_not_declare(kind: Kind) -> None:
+def test_a_status_has_no_defaults_and_drops_what_it_does_not_declare(kind: CustomResource) -> None:
     for node in nodes(schema_of(kind)["properties"]["status"]):
         assert "default" not in node
         assert "x-kubernetes-preserve-unknown-fields" not in node
@@ -86,11 +86,11 @@ def test_unknown_fields_are_kept_in_pod_templates_and_where_kubernetes_objects_a
     assert [node["description"] for node in nodes(flavors) if node.get("x-kubernetes-preserve-unknown-fields")] == [
         "A taint of nodes that the pod accepts."
     ]
-    assert not issubclass(Observed, Strict)
+    assert not issubclass(StatusModel, StrictModel)
 
 
 @every_kind
-def test_rules_look_only_where_lists_and_maps_are_bounded(kind: Kind) -> None:
+def test_rules_look_only_where_lists_and_maps_are_bounded(kind: CustomResource) -> None:
     """The API server refuses a CRD whose rules could cost too much; a bound that is forgotten shows here first."""
 
     def unbounded(node: Schema, path: str) -> Iterator[str]:
@@ -108,7 +108,7 @@ def test_rules_look_only_where_lists_and_maps_are_bounded(kind: Kind) -> None:
 
 
 @every_kind
-def test_plain_kubectl_apply_has_room_for_the_crd(kind: Kind) -> None:
+def test_plain_kubectl_apply_has_room_for_the_crd(kind: CustomResource) -> None:
     assert len(json.dumps(crd(kind))) < APPLY_LIMIT / 4
 
 
@@ -122,7 +122,7 @@ def test_the_same_crds_are_in_the_chart_and_in_the_plain_file() -> None:
 
 
 @every_kind
-def test_the_reference_page_has_every_field_and_every_rule(kind: Kind) -> None:
+def test_the_reference_page_has_every_field_and_every_rule(kind: CustomResource) -> None:
     page = files()["docs/api.md"]
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
 
@@ -144,7 +144,7 @@ def test_the_reference_page_has_every_field_and_every_rule(kind: Kind) -> None:
 
 
 def test_what_is_committed_is_what_the_models_say() -> None:
-    assert stale(ROOT) == []
+    assert stale_files(ROOT) == []
 
 
 def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,4 +161,4 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
     ]
     assert (tmp_path / "docs" / "api.md").read_text() == "old"
     assert main(tmp_path, []) == 0
-    assert stale(tmp_path) == []
+    assert stale_files(tmp_path) == []

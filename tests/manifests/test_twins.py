@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from tests.manifests.objects import BAD, GOOD, Bad, Object
 
 from muster.documents import KINDS
-from muster.manifests import AMOUNTS, LABELS, RULES
-from muster.spec import Open, Strict
+from muster.manifests import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES
+from muster.spec import ExtensibleModel, StrictModel
 
 
 def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -21,7 +21,7 @@ def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 VALIDATORS = sorted(
     (model.__name__, name)
-    for model in {*models(Strict), *models(Open)}
+    for model in {*models(StrictModel), *models(ExtensibleModel)}
     for name in (
         *model.__pydantic_decorators__.model_validators,
         *model.__pydantic_decorators__.field_validators,
@@ -30,7 +30,7 @@ VALIDATORS = sorted(
 )
 TOO_DEEP = [("PodTemplate", "_can_be_followed_down"), ("TrainingJob", "_can_be_followed_down")]
 """No rule of an API server counts levels: the operator tells in the job's status."""
-TWINS = {(model.__name__, rule.validator) for model, rules in RULES.items() for rule in rules if rule.validator}
+TWINS = {(model.__name__, rule.validator) for model, rules in VALIDATION_RULES.items() for rule in rules if rule.validator}
 
 
 @pytest.mark.parametrize("item", GOOD, ids=str)
@@ -50,8 +50,8 @@ def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
 
 
 def test_every_map_of_labels_is_checked() -> None:
-    assert [rule.validator for rule in LABELS] == ["Labels"]
+    assert [rule.validator for rule in LABEL_RULES] == ["Labels"]
 
 
 def test_every_amount_has_a_bound() -> None:
-    assert [rule.validator for rule in AMOUNTS] == ["Quantities", "Quantities"]
+    assert [rule.validator for rule in QUANTITY_RULES] == ["Quantities", "Quantities"]

@@ -10,7 +10,7 @@ import msgspec
 from muster import spec
 from muster.cluster import CreatePod
 from muster.lifecycle import pod_name
-from muster_operator.sight.shapes import Job, Node, Pod
+from muster_operator.sight.shapes import RawTrainingJob, V1Node, V1Pod
 
 T = TypeVar("T")
 
@@ -39,9 +39,9 @@ def job(name: str = "llama", **fields: Any) -> spec.TrainingJob:
     return spec.TrainingJob.model_validate(job_document(name, **fields))
 
 
-def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> Job:
+def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> RawTrainingJob:
     """The same, as a watch brings it."""
-    return read(Job, job_document(name, version, **fields))
+    return read(RawTrainingJob, job_document(name, version, **fields))
 
 
 def template(**of_spec: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def pod_seen(
     owner: str = "",
     seat: tuple[int, int] = (0, 0),
     **status: Any,
-) -> Pod:
+) -> V1Pod:
     """A pod on a node that asks for one GPU. `owner` is the uid of the TrainingJob it belongs to, `seat` its index and
     attempt there, from which its name follows unless it has another."""
     name = name or (name_of(owner, *seat) if owner else "p")
@@ -89,14 +89,14 @@ def pod_seen(
         reference = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "uid": owner, "controller": True}
         meta["ownerReferences"] = [{**reference, "name": owner.removeprefix("uid-")}]
     wanted = template()["spec"] | ({"nodeName": node} if node else {})
-    return read(Pod, {"metadata": meta, "spec": wanted, "status": {"phase": "Running", **status}})
+    return read(V1Pod, {"metadata": meta, "spec": wanted, "status": {"phase": "Running", **status}})
 
 
-def node_seen(name: str = "n1", version: int = 1, *, ready: str = "True", **of_spec: Any) -> Node:
+def node_seen(name: str = "n1", version: int = 1, *, ready: str = "True", **of_spec: Any) -> V1Node:
     """A node with 8 GPUs and 100 pod slots."""
     condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2026-11-21T10:00:00Z"}
     return read(
-        Node,
+        V1Node,
         {
             "metadata": {"name": name, "resourceVersion": str(version), "labels": {"rack": "r1"}},
             "spec": of_spec,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from muster_operator.kube.reflector import Sink, _key
-from muster_operator.sight.known_job import KnownJob, Verdict
+from muster_operator.kube.reflector import ResourceEventHandler, _object_key
+from muster_operator.sight.known_job import CachedJob, DryRunResult
 from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.templates import Template
-from muster_operator.sight.world import Sight
+from muster_operator.sight.templates import CachedTemplate
+from muster_operator.sight.world import ClusterCache
 
 T = TypeVar("T")
 
@@ -17,18 +17,18 @@ T = TypeVar("T")
 class Knowing:
     """Knows a verdict of every template, unless told to wait."""
 
-    def __init__(self, answer: Verdict | None = Verdict()) -> None:  # noqa: B008 - it is a value
+    def __init__(self, answer: DryRunResult | None = DryRunResult()) -> None:  # noqa: B008 - it is a value
         self.answer = answer
         self.asked: list[str] = []
         self.old = False
 
-    def verdict(self, namespace: str, template: Template) -> Verdict | None:
+    def verdict(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
         return self.answer
 
-    def is_fresh(self, namespace: str, template: Template) -> bool:
+    def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return self.answer is not None and not self.old
 
-    def ask(self, job: KnownJob) -> None:
+    def ask(self, job: CachedJob) -> None:
         self.asked.append(job.uid)
 
 
@@ -45,21 +45,21 @@ class Changes:
         return self.count - before
 
 
-def sight(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[Sight, Changes]:
+def sight(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES) -> tuple[ClusterCache, Changes]:
     changes = Changes()
-    seen = Sight(knowing or Knowing(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes)
+    seen = ClusterCache(knowing or Knowing(), changes, clock=lambda: 1000.0, most_template_bytes=most_template_bytes)
     return seen, changes
 
 
-def tell(seen: Sight) -> None:
+def tell(seen: ClusterCache) -> None:
     """There is something new to know about the templates of all jobs."""
     for job in list(seen.jobs.all()):
         for one in job.templates.values():
-            seen.jobs.learned(job.namespace, one.digest)
+            seen.jobs.on_dry_run_result(job.namespace, one.digest)
 
 
-def relist(sink: Sink[T], objects: Sequence[T], version: int) -> None:
+def relist(sink: ResourceEventHandler[T], objects: Sequence[T], version: int) -> None:
     """A list of this version shows these and no others."""
     for item in objects:
-        sink.put(item)
-    sink.keep_only({_key(item) for item in objects}, version)
+        sink.on_upsert(item)
+    sink.on_list({_object_key(item) for item in objects}, version)

@@ -15,22 +15,22 @@ from tests.operator.objects import job_document, node_seen, read
 from tests.operator.seeing import sight
 
 from muster.engine import Engine
-from muster_operator.accounts import Accounts
-from muster_operator.documents import TemplateDocuments
-from muster_operator.doubts import Doubts
+from muster_operator.accounts import JobMetrics
+from muster_operator.documents import PodTemplateReader
+from muster_operator.doubts import UncertainWrites
 from muster_operator.dryrun import DryRuns
-from muster_operator.kube.api import Api, Limits
-from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.api import ApiServerClient, ApiRateLimits
+from muster_operator.kube.connect import ApiServerEndpoint
 from muster_operator.labels import IN_USE
-from muster_operator.manifests.pods import PodChoices
-from muster_operator.metrics import Metrics
-from muster_operator.outbox import Outbox
-from muster_operator.run import Leader, Term
-from muster_operator.sight.known_job import Verdict
-from muster_operator.sight.shapes import Document, Job
+from muster_operator.manifests.pods import PodConfig
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.outbox import EventRecorder
+from muster_operator.run import Leader, LeaderTerm
+from muster_operator.sight.known_job import DryRunResult
+from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
 from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.world import Sight
-from muster_operator.writer import Writer
+from muster_operator.sight.world import ClusterCache
+from muster_operator.writer import DecisionWriter
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -78,20 +78,20 @@ class Answers(Protocol):
         """The answer to one request."""
 
 
-Story = Callable[[Api], Awaitable[None]]
+Story = Callable[[ApiServerClient], Awaitable[None]]
 
 
-async def tried(rounds: Rounds, dry_runs: DryRuns) -> Verdict | None:
+async def tried(rounds: Rounds, dry_runs: DryRuns) -> DryRunResult | None:
     """What a dry run says now of the pods of a job."""
     rounds.submit("llama", 5)
-    job, learned = rounds.sight.jobs.known("uid-llama"), asyncio.Event()
+    job, learned = rounds.sight.jobs.get("uid-llama"), asyncio.Event()
     assert job is not None
     (template,) = job.templates.values()
-    dry_runs.learned = lambda namespace, digest: learned.set()
-    dry_runs.ask(job)
+    dry_runs.on_result = lambda namespace, digest: learned.set()
+    dry_runs.request(job)
     async with asyncio.timeout(60):
         await learned.wait()
-    return dry_runs.verdict("team", template)
+    return dry_runs.result("team", template)
 
 
 def serve(server: Answers, story: Story) -> None:
@@ -106,9 +106,9 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
+    endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
     try:
-        async with Api(endpoint, Limits(), may_write=may_write) as api:
+        async with ApiServerClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
             await story(api)
     finally:
         await runner.cleanup()
@@ -117,43 +117,43 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 class Rounds:
     """A leader and what it sees: two nodes, a queue, a flavor."""
 
-    def __init__(self, api: Api, most_template_bytes: int = MOST_BYTES) -> None:
-        self.sight: Sight = sight(most_template_bytes=most_template_bytes)[0]
+    def __init__(self, api: ApiServerClient, most_template_bytes: int = MOST_BYTES) -> None:
+        self.sight: ClusterCache = sight(most_template_bytes=most_template_bytes)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.sight._clock = lambda: at
-        self.sight.nodes.put(node_seen("n1"))
-        self.sight.nodes.put(node_seen("n2", 2))
+        self.sight.nodes.on_upsert(node_seen("n1"))
+        self.sight.nodes.on_upsert(node_seen("n2", 2))
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f"}]}
         meta = {"name": "research", "resourceVersion": "3", "finalizers": [IN_USE]}
-        self.sight.queues.put(read(Document, {"metadata": meta, "spec": quota}))
-        self.sight.flavors.put(read(Document, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}}))
-        metrics, choices = Metrics(), PodChoices()
-        self.dry_runs = DryRuns(api, choices, TemplateDocuments(api, self.sight.templates))
-        self.outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
-        self.writer = Writer(api, self.sight, self.dry_runs, Doubts(api, self.sight), self.outbox, choices, "me")
-        accounts = Accounts(metrics, self.sight.jobs.shown, time.time)
+        self.sight.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
+        self.sight.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}}))
+        metrics, choices = OperatorMetrics(), PodConfig()
+        self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.sight.templates))
+        self.outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
+        self.writer = DecisionWriter(api, self.sight, self.dry_runs, UncertainWrites(api, self.sight), self.outbox, choices, "me")
+        accounts = JobMetrics(metrics, self.sight.jobs.visible, time.time)
         self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
-        self.writer.refusals.clock = self.leader.rush._clock = lambda: 0.0  # pauses and rushes end with seconds
-        self.term = self.leader.term = Term(Engine(None))
+        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # pauses and rushes end with seconds
+        self.term = self.leader.term = LeaderTerm(Engine(None))
 
     async def round(self) -> float:
         """One round; its pause."""
-        return await self.leader._round(self.term)
+        return await self.leader._run_cycle(self.term)
 
     def submit(self, name: str, version: int, status: dict[str, Any] | None = None, **spec: Any) -> None:
         """A job as a watch brings it."""
         document = job_document(name, version, **spec)
-        self.sight.jobs.put(read(Job, document if status is None else {**document, "status": status}))
+        self.sight.jobs.on_upsert(read(RawTrainingJob, document if status is None else {**document, "status": status}))
 
     def phase(self, name: str) -> str:
         """As it was last acknowledged."""
-        known = self.sight.jobs.known(f"uid-{name}")
+        known = self.sight.jobs.get(f"uid-{name}")
         assert known is not None
         return known.job.status.phase
 
     def told(self) -> list[tuple[str, str]]:
         """Events that wait to be sent: about whom, and their reasons."""
-        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox.waiting()]
+        return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox.pending()]
 
 
 def admitted(pods: int = 2) -> dict[str, Any]:

@@ -11,32 +11,32 @@ from tests.operator.objects import job_document, node_seen, pod_seen, read
 from tests.operator.seeing import sight
 
 from muster import spec
-from muster.cluster import World
+from muster.cluster import ObservedState
 from muster.engine import Engine
-from muster.model import LARGEST, Admit, Resources
-from muster_operator.dryrun import judged
-from muster_operator.sight.amounts import amounts, asks_for
-from muster_operator.sight.shapes import Document, Job, Pod, PodSpec
+from muster.model import MAX_AMOUNT, Admit, Resources
+from muster_operator.dryrun import compare_pod
+from muster_operator.sight.amounts import parse_resources, effective_request
+from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
 
 SIZES = ("5E", "7Ei", "9223372036854775807", "1e40", "1E", "3", "0", "500m", "1n", ".5", "-1", "much", "", "1e1000")
 
 
-def asking(name: str, *requests: str, version: int = 1, **of_spec: Any) -> Pod:
+def asking(name: str, *requests: str, version: int = 1, **of_spec: Any) -> V1Pod:
     """Somebody's pod of so many containers on node n1."""
     pod = pod_seen(name, version)
     containers = [{"name": f"c{i}", "resources": {"requests": {"memory": one}}} for i, one in enumerate(requests)]
-    pod.spec = read(PodSpec, {"containers": containers, "nodeName": "n1", **of_spec})
+    pod.spec = read(V1PodSpec, {"containers": containers, "nodeName": "n1", **of_spec})
     return pod
 
 
-def foreign(world: World) -> int:
-    return world.nodes[0].foreign.get("memory")
+def foreign(world: ObservedState) -> int:
+    return world.nodes[0].unmanaged_usage.get("memory")
 
 
 @pytest.mark.parametrize("size", ["5E", "9223372036854775807", "1e40"])
 def test_a_pod_that_asks_for_more_than_anything_can_be_takes_all_there_can_be(size: str) -> None:
-    assert asks_for(asking("a", size).spec).get("memory") == LARGEST
-    assert amounts({"memory": size}) == Resources.of({"memory": LARGEST})
+    assert effective_request(asking("a", size).spec).get("memory") == MAX_AMOUNT
+    assert parse_resources({"memory": size}) == Resources.of({"memory": MAX_AMOUNT})
 
 
 @given(
@@ -52,22 +52,22 @@ def test_every_pod_asks_for_something_that_can_be_counted(
     fields: dict[str, Any] = {"initContainers": init, "overhead": {"memory": overhead}}
     for of_spec in (fields, fields | {"resources": {"limits": {"memory": whole}}}):
         pod = asking("a", *main, **of_spec)
-        asked = asks_for(pod.spec)
+        asked = effective_request(pod.spec)
         assert asked.get("pods") == 1
-        assert all(0 <= amount <= LARGEST for _, amount in asked)
+        assert all(0 <= amount <= MAX_AMOUNT for _, amount in asked)
 
 
 def test_pods_that_ask_for_more_than_can_be_counted_fill_their_node_and_give_it_back_one_by_one() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
+    seen.nodes.on_upsert(node_seen())
     for version, name in enumerate(("a", "b", "c"), 1):
-        seen.pods.put(asking(name, "4E", version=version))
-    assert foreign(seen.observe()) == LARGEST
-    seen.pods.drop(asking("a", "4E", version=4))
-    assert foreign(seen.observe()) == LARGEST
-    seen.pods.drop(asking("b", "4E", version=5))
+        seen.pods.on_upsert(asking(name, "4E", version=version))
+    assert foreign(seen.observe()) == MAX_AMOUNT
+    seen.pods.on_delete(asking("a", "4E", version=4))
+    assert foreign(seen.observe()) == MAX_AMOUNT
+    seen.pods.on_delete(asking("b", "4E", version=5))
     assert foreign(seen.observe()) == 4 * 10**18
-    seen.pods.drop(asking("c", "4E", version=6))
+    seen.pods.on_delete(asking("c", "4E", version=6))
     assert foreign(seen.observe()) == 0
 
 
@@ -76,14 +76,14 @@ def test_others_are_placed_beside_a_node_that_such_pods_fill() -> None:
     for name in ("n1", "n2"):
         node = node_seen(name)
         node.status.allocatable["memory"] = "64Gi"
-        seen.nodes.put(node)
+        seen.nodes.on_upsert(node)
     for version, name in enumerate(("a", "b", "c"), 1):
-        seen.pods.put(asking(name, "4E", version=version))
+        seen.pods.on_upsert(asking(name, "4E", version=version))
     wanted = {"namespaceSelector": {}, "resources": [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "16"}}]}
-    seen.queues.put(read(Document, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted}))
-    seen.flavors.put(read(Document, {"metadata": {"name": "any", "resourceVersion": "1"}}))
-    seen.jobs.put(read(Job, asks_for_memory(job_document())))
-    round_ = Engine(None).decide(seen.observe())
+    seen.queues.on_upsert(read(RawCustomObject, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted}))
+    seen.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
+    seen.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
+    round_ = Engine(None).reconcile(seen.observe())
     (admitted,) = [one for one in round_.decisions if isinstance(one, Admit)]
     assert [part.nodes for part in admitted.placement] == [(("n2", 2),)]
 
@@ -96,7 +96,7 @@ def asks_for_memory(job: dict[str, Any]) -> dict[str, Any]:
 def test_a_pod_that_the_api_server_makes_larger_than_anything_is_refused_with_its_amount() -> None:
     written = spec.PodSpec.model_validate({"containers": [{}]})
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
-    verdict = judged(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
+    verdict = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
     assert verdict.refusal == (
         "as the API server completes the template, one pod asks for memory 8E, more than anything can have"
     )

@@ -14,26 +14,26 @@ from tests.operator.seeing import Knowing
 
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name
-from muster.tracing.endpoint import Address, Endpoint, Subject
+from muster.tracing.endpoint import ListenAddress, HeartbeatServer, HeartbeatSource
 from muster.tracing.sharedfolder import SharedFolder
 from muster_operator.collectors import rounds
-from muster_operator.collectors.asking import Answer, Outcome, Target
-from muster_operator.collectors.rounds import Asking
-from muster_operator.collectors.tokens import Tokens, token_of
-from muster_operator.keys import Key
-from muster_operator.kube.api import Api
-from muster_operator.lasting import Pauses
-from muster_operator.manifests.collector import CollectorChoices
-from muster_operator.metrics import Metrics
-from muster_operator.sight.shapes import Container, Job
-from muster_operator.sight.world import Collectors, Sight
+from muster_operator.collectors.asking import HeartbeatResponse, PollResult, HeartbeatTarget
+from muster_operator.collectors.rounds import HeartbeatPoller
+from muster_operator.collectors.tokens import CollectorTokens, derive_token
+from muster_operator.keys import SharedKey
+from muster_operator.kube.api import ApiServerClient
+from muster_operator.lasting import Backoff
+from muster_operator.manifests.collector import CollectorSidecarConfig
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.sight.shapes import V1Container, RawTrainingJob
+from muster_operator.sight.world import CollectorSettings, ClusterCache
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)
-CHOICES = CollectorChoices(image="x")
+CHOICES = CollectorSidecarConfig(image="x")
 
 
-def seen_job(version: int = 1, **status: Any) -> Job:
+def seen_job(version: int = 1, **status: Any) -> RawTrainingJob:
     admitted = {
         "type": "Admitted",
         "status": "True",
@@ -41,7 +41,7 @@ def seen_job(version: int = 1, **status: Any) -> Job:
         "lastTransitionTime": "2026-11-21T10:00:00Z",
     }
     document = job_document(version=version, stallTimeoutSeconds=60)
-    return read(Job, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
+    return read(RawTrainingJob, {**document, "status": {"conditions": [admitted], "phase": "Running", **status}})
 
 
 class Stage:
@@ -50,18 +50,18 @@ class Stage:
     def __init__(self, address: str) -> None:
         self.told: list[RecordEvent] = []
         self.woken = 0
-        self.sight = Sight(Knowing(), lambda: None, collectors=Collectors(CHOICES, 0.05))
-        self.sight.jobs.put(seen_job())
+        self.sight = ClusterCache(Knowing(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
+        self.sight.jobs.on_upsert(seen_job())
         self.pod(address)
-        tokens = Tokens(cast(Api, None), CHOICES, Key(cast(Api, None), "muster-system", "key", "a key"))
+        tokens = CollectorTokens(cast(ApiServerClient, None), CHOICES, SharedKey(cast(ApiServerClient, None), "muster-system", "key", "a key"))
         tokens.key._bytes = KEY  # as if it had been read
-        self.metrics = Metrics()
-        self.asking = Asking(self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake)
+        self.metrics = OperatorMetrics()
+        self.asking = HeartbeatPoller(self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake)
 
     def pod(self, address: str, version: int = 1, **status: Any) -> None:
         pod = pod_seen(POD, version, owner=UID, podIP=address, **status)
-        pod.spec.init_containers = [Container(name="muster-collector")]
-        self.sight.pods.put(pod)
+        pod.spec.init_containers = [V1Container(name="muster-collector")]
+        self.sight.pods.on_upsert(pod)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -86,27 +86,27 @@ class Stage:
             looked += 1
             return acts
 
-        self.asking.acts = may_act
+        self.asking.is_leading = may_act
         self.until(lambda: looked > times)
 
     def count(self, outcome: str) -> float:
-        return self.metrics.beats.value((outcome,))
+        return self.metrics.heartbeats.value((outcome,))
 
 
 def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beats").mkdir()
     (tmp_path / "beats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
-    subject = Subject(SharedFolder(tmp_path), UID, POD)
-    endpoint = Endpoint(Address("127.0.0.1", 0), token_of(KEY, UID), subject, print)
+    subject = HeartbeatSource(SharedFolder(tmp_path), UID, POD)
+    endpoint = HeartbeatServer(ListenAddress("127.0.0.1", 0), derive_token(KEY, UID), subject, print)
     endpoint.start()
     try:
-        port = endpoint.port(20.0)
+        port = endpoint.wait_for_port(20.0)
         monkeypatch.setattr(rounds, "collector_port", lambda *pod, on_host_network: port)
         stage = Stage("127.0.0.1")
         stage.until(lambda: stage.count("ok") >= 3)
     finally:
         endpoint.stop()
-    assert stage.sight.observe().beats[UID].step == 7
+    assert stage.sight.observe().heartbeats[UID].step == 7
     assert (stage.woken, stage.told) == (1, [])
 
 
@@ -118,9 +118,9 @@ def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch
     (event,) = stage.told
     assert (event.reason, event.type) == ("CollectorSilent", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
-    assert stage.metrics.silent_collectors.value() == 1.0
+    assert stage.metrics.unreachable_collectors.value() == 1.0
     world = stage.sight.observe()
-    assert world.beats[UID].step_at == world.now
+    assert world.heartbeats[UID].step_changed_at == world.now
 
 
 @pytest.mark.parametrize(
@@ -144,17 +144,17 @@ def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPat
         raise RecursionError
 
     monkeypatch.setattr(rounds, "ask_all", fails)
-    monkeypatch.setattr(rounds, "Pauses", lambda: Pauses((0.0, 0.0)))
+    monkeypatch.setattr(rounds, "Pauses", lambda: Backoff((0.0, 0.0)))
     stage = Stage("127.0.0.1")
-    stage.until(lambda: stage.metrics.failures.value(("collectors",)) >= 3)
+    stage.until(lambda: stage.metrics.component_failures.value(("collectors",)) >= 3)
 
 
 def test_an_answer_that_nobody_can_take_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage("127.0.0.1")
-    answer = Answer(now=time.time(), job_uid=UID, pod=POD, beat={"step": 3, "at": time.time()})
-    asked = Target(UID, POD, "127.0.0.1", 1, "", durable=True)
-    odd = Outcome(Target("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(Answer, "no answer"))
-    monkeypatch.setattr(rounds, "ask_all", lambda *sweep: [odd, Outcome(asked, answer)])
+    answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
+    asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
+    odd = PollResult(HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer"))
+    monkeypatch.setattr(rounds, "ask_all", lambda *sweep: [odd, PollResult(asked, answer)])
     stage.until(lambda: stage.woken > 0)
-    assert stage.sight.observe().beats[UID].step == 3
-    assert stage.metrics.failures.value(("collectors",)) >= 1
+    assert stage.sight.observe().heartbeats[UID].step == 3
+    assert stage.metrics.component_failures.value(("collectors",)) >= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.cluster import ObjectWrites, WriteStatus
 from muster.spec import TrainingJobStatus
-from muster_operator.backlog import Backlog, Rush
+from muster_operator.backlog import DeferredStatusQueue, WriteThrottle
 
 
 def part(uid: str, version: str = "1") -> ObjectWrites:
@@ -12,7 +12,7 @@ def part(uid: str, version: str = "1") -> ObjectWrites:
 
 
 def test_the_oldest_are_taken_first_and_only_once() -> None:
-    backlog = Backlog()
+    backlog = DeferredStatusQueue()
     backlog.add([part("a"), part("b"), part("c")])
     assert backlog.take(2) == (part("a"), part("b"))
     assert backlog.take(2) == (part("c"),)
@@ -20,16 +20,16 @@ def test_the_oldest_are_taken_first_and_only_once() -> None:
 
 
 def test_a_newer_write_of_a_job_replaces_the_one_that_waits() -> None:
-    backlog = Backlog()
+    backlog = DeferredStatusQueue()
     backlog.add([part("a", "1"), part("b")])
     backlog.add([part("a", "2")])
     assert backlog.take(9) == (part("b"), part("a", "2"))
 
 
 def test_a_job_that_is_written_otherwise_has_nothing_to_be_written_later() -> None:
-    backlog = Backlog()
+    backlog = DeferredStatusQueue()
     backlog.add([part("a"), part("b")])
-    backlog.void([part("a", "2")])
+    backlog.discard([part("a", "2")])
     assert len(backlog) == 1
     assert backlog.clear() == {"b"}
     assert len(backlog) == 0
@@ -40,11 +40,11 @@ class Queue:
 
     def __init__(self) -> None:
         self.now, self.waits, self.served = 0.0, True, 0
-        self.rush = Rush(lambda: self.waits, lambda: self.served, lambda: self.now)
+        self.rush = WriteThrottle(lambda: self.waits, lambda: self.served, lambda: self.now)
 
     def at(self, now: float, served: int) -> bool:
         self.now, self.served = now, served
-        return self.rush.on()
+        return self.rush.is_active()
 
 
 def test_a_rush_lasts_while_somebody_waits_and_others_are_served() -> None:
@@ -58,20 +58,20 @@ def test_in_a_rush_those_who_can_wait_get_nothing_for_a_minute_and_then_a_tenth_
     queue = Queue()
     for second in range(61):
         assert queue.at(float(second), second)
-        assert queue.rush.presses() == (second < 60)
-        queue.rush.wrote(1000)
+        assert queue.rush.blocks_deferred_writes() == (second < 60)
+        queue.rush.record_writes(1000)
         if second < 60:
-            assert queue.rush.spares(5) == 0
-    assert queue.rush.spares(1000) == 100 + 10, "of one second's thousand, and ten for the second"
-    queue.rush.wrote(25)
-    assert [queue.rush.spares(64) for _ in range(2)] == [2, 0]
+            assert queue.rush.take_budget(5) == 0
+    assert queue.rush.take_budget(1000) == 100 + 10, "of one second's thousand, and ten for the second"
+    queue.rush.record_writes(25)
+    assert [queue.rush.take_budget(64) for _ in range(2)] == [2, 0]
     queue.waits = False
     assert not queue.at(81.0, 81)
-    assert queue.rush.spares(64) == 64, "it is over"
+    assert queue.rush.take_budget(64) == 64, "it is over"
     queue.waits = True
     assert queue.at(82.0, 81)
-    assert queue.rush.presses()
-    assert queue.rush.spares(64) == 0
+    assert queue.rush.blocks_deferred_writes()
+    assert queue.rush.take_budget(64) == 0
 
 
 def test_in_a_rush_that_lasts_ten_a_second_are_written_though_nothing_else_is() -> None:
@@ -80,7 +80,7 @@ def test_in_a_rush_that_lasts_ten_a_second_are_written_though_nothing_else_is() 
     written = 0
     for second in range(200):
         assert queue.at(float(second), second)
-        written += queue.rush.spares(64)
+        written += queue.rush.take_budget(64)
     assert 1350 <= written <= 1400
 
 

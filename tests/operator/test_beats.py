@@ -8,89 +8,89 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.cluster import Beat
+from muster.cluster import Heartbeat
 from muster.spec import CheckpointStatus, ProgressStatus
-from muster_operator.sight.beats import Beats, Said
+from muster_operator.sight.beats import HeartbeatCache, HeartbeatReport
 
 PATIENCE_S = 50.0
 NOW = 1_000_000.0
 
 
-def said(pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any) -> Said:
+def said(pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any) -> HeartbeatReport:
     checkpoint = {name: of_beat.pop(f"latest_{name}") for name in ("step", "at") if f"latest_{name}" in of_beat}
-    return Said(pod, now, {"at": at, "step": 5, **of_beat}, checkpoint, durable)
+    return HeartbeatReport(pod, now, {"at": at, "step": 5, **of_beat}, checkpoint, durable)
 
 
 def test_what_did_not_change_is_no_news_and_keeps_its_identity() -> None:
-    beats = Beats(PATIENCE_S)
-    assert beats.heard("u", said(), NOW)
-    first = beats.shown((), NOW)["u"]
-    assert first == Beat(at=NOW, step=5, step_at=NOW)
-    assert not beats.heard("u", said(now=NOW + 15), NOW + 15)
-    assert beats.shown((), NOW + 15)["u"] is first
+    beats = HeartbeatCache(PATIENCE_S)
+    assert beats.on_response("u", said(), NOW)
+    first = beats.observed((), NOW)["u"]
+    assert first == Heartbeat(at=NOW, step=5, step_changed_at=NOW)
+    assert not beats.on_response("u", said(now=NOW + 15), NOW + 15)
+    assert beats.observed((), NOW + 15)["u"] is first
 
 
 def test_time_runs_from_when_the_step_last_changed() -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", said(), NOW)
-    beats.heard("u", said(now=NOW + 20, at=NOW + 20), NOW + 20)
-    assert beats.shown([("u", "p0")], NOW + 20)["u"] == Beat(at=NOW + 20, step=5, step_at=NOW)
-    beats.heard("u", said(now=NOW + 30, at=NOW + 30, step=6), NOW + 30)
-    assert beats.shown([("u", "p0")], NOW + 30)["u"].step_at == NOW + 30
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", said(), NOW)
+    beats.on_response("u", said(now=NOW + 20, at=NOW + 20), NOW + 20)
+    assert beats.observed([("u", "p0")], NOW + 20)["u"] == Heartbeat(at=NOW + 20, step=5, step_changed_at=NOW)
+    beats.on_response("u", said(now=NOW + 30, at=NOW + 30, step=6), NOW + 30)
+    assert beats.observed([("u", "p0")], NOW + 30)["u"].step_changed_at == NOW + 30
 
 
 def test_while_nobody_answers_a_job_counts_as_moving() -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", said(), NOW)
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", said(), NOW)
     watched = [("u", "p0"), ("never", "p1")]
-    assert beats.shown(watched, NOW + PATIENCE_S)["u"].step_at == NOW
+    assert beats.observed(watched, NOW + PATIENCE_S)["u"].step_changed_at == NOW
     late = NOW + PATIENCE_S + 1
-    shown = beats.shown(watched, late)
-    assert (shown["u"].step, shown["u"].at, shown["u"].step_at) == (5, NOW, late)
-    assert shown["never"].step_at == late
-    beats.heard("u", said(now=late), late)
-    assert beats.shown(watched, late)["u"].step_at == NOW  # it did answer, and has not moved
+    shown = beats.observed(watched, late)
+    assert (shown["u"].step, shown["u"].at, shown["u"].step_changed_at) == (5, NOW, late)
+    assert shown["never"].step_changed_at == late
+    beats.on_response("u", said(now=late), late)
+    assert beats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, and has not moved
 
 
 def test_a_new_pod_has_not_answered_yet_whatever_the_one_before_said() -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", said("old"), NOW)
-    assert beats.shown([("u", "new")], NOW + 1)["u"].step_at == NOW + 1
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", said("old"), NOW)
+    assert beats.observed([("u", "new")], NOW + 1)["u"].step_changed_at == NOW + 1
 
 
 def test_a_job_that_nobody_watches_is_shown_as_it_was_heard() -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", said(), NOW)
-    assert beats.shown((), NOW + 10 * PATIENCE_S)["u"].step_at == NOW
-    beats.keep_only(())
-    assert beats.shown((), NOW) == {}
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", said(), NOW)
+    assert beats.observed((), NOW + 10 * PATIENCE_S)["u"].step_changed_at == NOW
+    beats.retain(())
+    assert beats.observed((), NOW) == {}
 
 
 def test_checkpoints_that_go_with_the_pod_are_none() -> None:
-    beats = Beats(PATIENCE_S)
+    beats = HeartbeatCache(PATIENCE_S)
     answer: dict[str, Any] = {"latest_step": 4, "latest_at": NOW - 5, "checkpoint_step": 4, "checkpoint_at": NOW - 5}
-    beats.heard("kept", said(**answer), NOW)
-    beats.heard("lost", said(durable=False, **answer), NOW)
-    shown = beats.shown((), NOW)
+    beats.on_response("kept", said(**answer), NOW)
+    beats.on_response("lost", said(durable=False, **answer), NOW)
+    shown = beats.observed((), NOW)
     assert (shown["kept"].checkpoint_step, shown["kept"].checkpoint_at) == (4, NOW - 5)
     assert (shown["lost"].checkpoint_step, shown["lost"].checkpoint_at) == (None, None)
-    assert not beats.heard("lost", said(durable=False, now=NOW + 15, **answer), NOW + 15)
+    assert not beats.on_response("lost", said(durable=False, now=NOW + 15, **answer), NOW + 15)
 
 
 def test_times_of_a_clock_that_is_wrong_are_told_by_ours_and_stay_the_same() -> None:
-    beats = Beats(PATIENCE_S)
+    beats = HeartbeatCache(PATIENCE_S)
     slow = NOW - 3600.0
-    beats.heard("u", said(now=slow + 0.2, at=slow - 10), NOW)
-    first = beats.shown((), NOW)["u"]
+    beats.on_response("u", said(now=slow + 0.2, at=slow - 10), NOW)
+    first = beats.observed((), NOW)["u"]
     assert first.at == NOW - 10
-    beats.heard("u", said(now=slow + 15.4, at=slow - 10), NOW + 15)  # the way there took longer this time
-    assert beats.shown((), NOW + 15)["u"] is first
+    beats.on_response("u", said(now=slow + 15.4, at=slow - 10), NOW + 15)  # the way there took longer this time
+    assert beats.observed((), NOW + 15)["u"] is first
 
 
 def test_a_small_difference_of_clocks_changes_nothing() -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", said(now=NOW + 3, at=NOW + 2), NOW)
-    assert beats.shown((), NOW)["u"].at == NOW + 2
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", said(now=NOW + 3, at=NOW + 2), NOW)
+    assert beats.observed((), NOW)["u"].at == NOW + 2
 
 
 ANYTHING = (
@@ -112,14 +112,14 @@ LATEST = st.dictionaries(st.sampled_from(("step", "at")), ANYTHING)
 def test_whatever_is_said_can_be_written_into_a_status(
     beat: dict[str, Any], checkpoint: dict[str, Any], clock: float
 ) -> None:
-    beats = Beats(PATIENCE_S)
-    beats.heard("u", Said("p", clock, beat, checkpoint, durable=True), NOW)
-    found = beats.shown([("u", "p")], NOW).get("u")
+    beats = HeartbeatCache(PATIENCE_S)
+    beats.on_response("u", HeartbeatReport("p", clock, beat, checkpoint, durable=True), NOW)
+    found = beats.observed([("u", "p")], NOW).get("u")
     if found is None:
         return
     assert 0 <= found.step <= 2**53
     assert 0 <= found.at <= NOW + 5
-    progress = ProgressStatus(step=found.step, steps=found.steps, loss=found.loss, at=found.at)
+    progress = ProgressStatus(step=found.step, steps=found.total_steps, loss=found.loss, at=found.at)
     assert math.isfinite(progress.loss or 0.0)
     progress.model_dump_json()
     if found.checkpoint_at is not None and found.checkpoint_step is not None:

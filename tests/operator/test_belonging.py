@@ -8,61 +8,61 @@ import pytest
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
 from tests.operator.seeing import sight
 
-from muster.cluster import PodView, World
+from muster.cluster import PodView, ObservedState
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
-from muster_operator.sight.shapes import Pod
-from muster_operator.sight.world import Sight
+from muster_operator.sight.shapes import V1Pod
+from muster_operator.sight.world import ClusterCache
 
 UID = "uid-llama"
 STAYS = {"nvidia.com/gpu": 1, "pods": 1}
 
 
-def taken(world: World) -> dict[str, int]:
+def taken(world: ObservedState) -> dict[str, int]:
     """What foreign pods take of the node."""
-    return dict(world.nodes[0].foreign.items)
+    return dict(world.nodes[0].unmanaged_usage.items)
 
 
-def ours(world: World) -> list[str]:
+def ours(world: ObservedState) -> list[str]:
     pods: tuple[PodView, ...] = world.pods.get(UID, ())
     return [pod.name for pod in pods]
 
 
-def elsewhere() -> Pod:
+def elsewhere() -> V1Pod:
     """Another namespace has a pod that is in all else a pod of the job."""
     pod = pod_seen(owner=UID, seat=(0, 999))
     pod.metadata.namespace = "strangers"
     return pod
 
 
-def of_another_name() -> Pod:
+def of_another_name() -> V1Pod:
     return pod_seen("llama-trainer-0-fffff", owner=UID)
 
 
-def that_says_it_is_another_attempt() -> Pod:
+def that_says_it_is_another_attempt() -> V1Pod:
     pod = pod_seen(owner=UID)
     pod.metadata.labels[ATTEMPT] = "999"
     return pod
 
 
-def that_says_it_is_another_role() -> Pod:
+def that_says_it_is_another_role() -> V1Pod:
     pod = pod_seen(owner=UID)
     pod.metadata.labels[ROLE] = "worker"
     return pod
 
 
-def below_zero() -> Pod:
+def below_zero() -> V1Pod:
     pod = pod_seen(name_of(UID, -1), owner=UID)
     pod.metadata.labels[INDEX] = "-1"
     return pod
 
 
-def of_another_job_of_that_uid() -> Pod:
+def of_another_job_of_that_uid() -> V1Pod:
     pod = pod_seen("other-trainer-0-" + name_of(UID)[-5:], owner=UID)
     pod.metadata.owner_references[0].name = "other"
     return pod
 
 
-def of_two_owners() -> Pod:
+def of_two_owners() -> V1Pod:
     pod = pod_seen(owner=UID)
     pod.metadata.owner_references[0].controller = False
     return pod
@@ -80,96 +80,96 @@ STRANGERS = [
 
 
 @pytest.fixture
-def seen() -> Sight:
+def seen() -> ClusterCache:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
+    seen.nodes.on_upsert(node_seen())
     return seen
 
 
 @pytest.mark.parametrize("make", STRANGERS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("pods_first", [True, False], ids=["listed before the job", "listed after the job"])
 def test_a_pod_that_only_says_so_is_no_pod_of_a_job_and_uses_its_nodes_room(
-    make: Callable[[], Pod], pods_first: bool, seen: Sight
+    make: Callable[[], V1Pod], pods_first: bool, seen: ClusterCache
 ) -> None:
     pod = make()
     if pods_first:
-        seen.pods.put(pod)
-    seen.jobs.put(job_seen())
+        seen.pods.on_upsert(pod)
+    seen.jobs.on_upsert(job_seen())
     if not pods_first:
-        seen.pods.put(pod)
+        seen.pods.on_upsert(pod)
     world = seen.observe()
     assert (ours(world), taken(world)) == ([], STAYS)
-    assert seen.pods.of_job(UID, pod.metadata.name) is None
-    assert seen.pods.speaker(UID, "trainer") is None
-    assert not seen.pods.any_of(UID, ("Running",))
-    seen.jobs.drop(job_seen(version=2))
+    assert seen.pods.get(UID, pod.metadata.name) is None
+    assert seen.pods.lead_pod(UID, "trainer") is None
+    assert not seen.pods.has_pod_in_phase(UID, ("Running",))
+    seen.jobs.on_delete(job_seen(version=2))
     assert taken(seen.observe()) == STAYS
     pod.metadata.resource_version = "3"
-    seen.pods.drop(pod)
+    seen.pods.on_delete(pod)
     assert taken(seen.observe()) == {}
 
 
 def test_a_strangers_pod_beside_ours_of_the_same_name_takes_nothing_from_it_and_leaves_it_when_it_goes(
-    seen: Sight,
+    seen: ClusterCache,
 ) -> None:
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     mine, theirs = pod_seen(owner=UID), pod_seen(owner=UID)
     theirs.metadata.namespace, theirs.metadata.uid = "strangers", "uid-theirs"
     for pod in (theirs, mine):
-        seen.pods.put(pod)
+        seen.pods.on_upsert(pod)
     world = seen.observe()
     assert (ours(world), taken(world)) == ([name_of()], STAYS)
     theirs.metadata.resource_version = mine.metadata.resource_version = "2"
-    seen.pods.drop(theirs)
+    seen.pods.on_delete(theirs)
     world = seen.observe()
     assert (ours(world), taken(world)) == ([name_of()], {})
-    seen.pods.drop(mine)
+    seen.pods.on_delete(mine)
     world = seen.observe()
     assert (ours(world), taken(world)) == ([], {})
 
 
-def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(seen: Sight) -> None:
+def test_two_pods_of_one_name_in_two_namespaces_that_name_one_owner_come_and_go(seen: ClusterCache) -> None:
     pods = [pod_seen(owner="uid-nobody") for _ in ("b", "c")]
     for version, (pod, namespace) in enumerate(zip(pods, ("b", "c"), strict=True), 1):
         pod.metadata.namespace, pod.metadata.uid = namespace, f"uid-{namespace}"
         pod.metadata.resource_version = str(version)
-        seen.pods.put(pod)
+        seen.pods.on_upsert(pod)
     assert taken(seen.observe()) == {"nvidia.com/gpu": 2, "pods": 2}
     for version, pod in enumerate(pods, 3):
         pod.metadata.resource_version = str(version)
-        seen.pods.drop(pod)
+        seen.pods.on_delete(pod)
     assert taken(seen.observe()) == {}
 
 
-def test_a_pod_of_ours_whose_labels_somebody_edits_is_foreign_from_then_on(seen: Sight) -> None:
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen(owner=UID))
+def test_a_pod_of_ours_whose_labels_somebody_edits_is_foreign_from_then_on(seen: ClusterCache) -> None:
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen(owner=UID))
     assert ours(seen.observe()) == [name_of()]
     edited = pod_seen(version=2, owner=UID)
     edited.metadata.labels[ATTEMPT] = "1"
-    seen.pods.put(edited)
+    seen.pods.on_upsert(edited)
     world = seen.observe()
     assert (ours(world), taken(world)) == ([], STAYS)
-    seen.pods.put(pod_seen(version=3, owner=UID))
+    seen.pods.on_upsert(pod_seen(version=3, owner=UID))
     world = seen.observe()
     assert (ours(world), taken(world)) == ([name_of()], {})
 
 
 def test_strangers_neither_wake_anybody_nor_wait_for_the_scheduler() -> None:
     seen, changes = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     pod = elsewhere()
     pod.spec.node_name = ""
-    assert changes.during(lambda: seen.pods.put(pod)) == 0
-    assert not seen.pods.unbound()
+    assert changes.during(lambda: seen.pods.on_upsert(pod)) == 0
+    assert not seen.pods.has_unbound()
 
 
-def test_pods_of_a_deleted_job_are_foreign_and_a_new_job_of_its_name_has_none_of_them(seen: Sight) -> None:
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen(owner=UID))
-    seen.jobs.drop(job_seen(version=2))
+def test_pods_of_a_deleted_job_are_foreign_and_a_new_job_of_its_name_has_none_of_them(seen: ClusterCache) -> None:
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen(owner=UID))
+    seen.jobs.on_delete(job_seen(version=2))
     again = job_seen(version=3)
     again.metadata.uid = "uid-again"
-    seen.jobs.put(again)
+    seen.jobs.on_upsert(again)
     world = seen.observe()
     assert (world.pods, taken(world)) == ({}, STAYS)

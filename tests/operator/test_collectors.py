@@ -9,35 +9,35 @@ from tests.operator.objects import create, job, job_seen, pod_seen, template
 
 from muster.errors import InvalidSpec
 from muster_operator.manifests.collector import (
-    PORT,
-    CollectorChoices,
+    COLLECTOR_PORT,
+    CollectorSidecarConfig,
     collector_port,
     has_collector,
-    lead,
+    lead_role,
     secret_manifest,
     secret_name,
 )
-from muster_operator.manifests.pods import PodChoices, pod_manifest
-from muster_operator.manifests.run_folder import JOB_FOLDER, keeps_run_folder
-from muster_operator.settings import parse
-from muster_operator.sight.jobs import Jobs
-from muster_operator.sight.known_job import Verdict
-from muster_operator.sight.known_pod import known_pod
-from muster_operator.sight.specs import Specs
-from muster_operator.sight.templates import Template
+from muster_operator.manifests.pods import PodConfig, pod_manifest
+from muster_operator.manifests.run_folder import JOB_FOLDER, has_durable_run_folder
+from muster_operator.settings import parse_flags
+from muster_operator.sight.jobs import JobCache
+from muster_operator.sight.known_job import DryRunResult
+from muster_operator.sight.known_pod import cached_pod
+from muster_operator.sight.specs import SpecCache
+from muster_operator.sight.templates import CachedTemplate
 
-IMAGE = CollectorChoices(image="registry.example.com/trainer:1")
-STORE = CollectorChoices(image="x", store="s3://traces/muster/", store_secret="keys")
+IMAGE = CollectorSidecarConfig(image="registry.example.com/trainer:1")
+STORE = CollectorSidecarConfig(image="x", store="s3://traces/muster/", store_secret="keys")
 TRACE = {"startStep": 2, "steps": 3}
 CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
 
 
 def manifest(
-    wanted: dict[str, Any] | None = None, choices: CollectorChoices = IMAGE, index: int = 0, **fields: Any
+    wanted: dict[str, Any] | None = None, choices: CollectorSidecarConfig = IMAGE, index: int = 0, **fields: Any
 ) -> dict[str, Any]:
     wanted = wanted or template()
     roles = [{"name": "trainer", "replicas": 2, "template": wanted}]
-    made = pod_manifest(job(roles=roles, **fields), wanted, create(index=index), (), PodChoices(collector=choices))
+    made = pod_manifest(job(roles=roles, **fields), wanted, create(index=index), (), PodConfig(collector=choices))
     spec: dict[str, Any] = made["spec"]
     return spec
 
@@ -52,7 +52,7 @@ def run_mounts(container: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in container["volumeMounts"] if not one["name"].startswith("muster-collector-")]
 
 
-def with_sidecar(choices: CollectorChoices = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any) -> list[int]:
+def with_sidecar(choices: CollectorSidecarConfig = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any) -> list[int]:
     role = {"name": "trainer", "replicas": 2, "template": wanted or template()}
     one = job(roles=[role], **fields)
     return [index for index in range(2) if has_collector(one.spec, "trainer", index, choices)]
@@ -82,7 +82,7 @@ def test_every_pod_of_a_traced_job_has_one_and_else_the_pod_that_speaks_for_the_
 
 
 def test_without_an_image_nobody_has_one() -> None:
-    assert with_sidecar(CollectorChoices(), trace=TRACE, stallTimeoutSeconds=60) == []
+    assert with_sidecar(CollectorSidecarConfig(), trace=TRACE, stallTimeoutSeconds=60) == []
 
 
 def test_pod_0_of_the_first_essential_role_speaks_for_the_job() -> None:
@@ -92,7 +92,7 @@ def test_pod_0_of_the_first_essential_role_speaks_for_the_job() -> None:
         {"name": "judge", "template": template()},
     ]
     one = job(roles=roles, stallTimeoutSeconds=60)
-    assert lead(one.spec).name == "trainer"
+    assert lead_role(one.spec).name == "trainer"
     assert [role.name for role in one.spec.roles if has_collector(one.spec, role.name, 0, IMAGE)] == ["trainer"]
 
 
@@ -107,7 +107,7 @@ def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
     mounts = ({"name": "scratch", "mountPath": "/data"}, {"name": "disk", "mountPath": "/data/runs"})
     for run_dir, is_kept in (("/data/runs/$(MUSTER_JOB)", True), ("/data/x", False), ("/other", False)):
         one = job(roles=[{"name": "r", "template": elsewhere(run_dir, *mounts, volumes=(disk, scratch))}])
-        assert keeps_run_folder(one.spec.roles[0]) is is_kept
+        assert has_durable_run_folder(one.spec.roles[0]) is is_kept
 
 
 # ---- what it is
@@ -116,7 +116,7 @@ def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
 def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are() -> None:
     own = {"name": "set-up", "image": "x"}
     wanted = template(initContainers=[own])
-    without = manifest(wanted, CollectorChoices(), trace=TRACE)
+    without = manifest(wanted, CollectorSidecarConfig(), trace=TRACE)
     pod = manifest(wanted, trace=TRACE)
     assert [one["name"] for one in pod["initContainers"]] == ["set-up", "muster-collector"]
     added = {"initContainers": pod["initContainers"][:-1], "volumes": pod["volumes"][:-1]}
@@ -134,7 +134,7 @@ def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_o
         "--role=$(MUSTER_ROLE)",
         "--index=$(MUSTER_REPLICA)",
         "--address=$(MUSTER_POD_IP)",
-        f"--port={PORT}",
+        f"--port={COLLECTOR_PORT}",
         "--token-file=/var/run/secrets/muster.dev/muster-collector-token/token",
         "--ending=/dev/termination-log",
         "--open-spool",
@@ -265,8 +265,8 @@ def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
     own = {"name": "muster-collector", "image": "x"}
     assert "initContainers: 'muster-collector' is the name of the sidecar" in clash(template(initContainers=[own]))
     wanted = template()
-    wanted["spec"]["containers"][0]["ports"] = [{"containerPort": PORT}]
-    assert f"containers: 'main' has port {PORT}" in clash(wanted)
+    wanted["spec"]["containers"][0]["ports"] = [{"containerPort": COLLECTOR_PORT}]
+    assert f"containers: 'main' has port {COLLECTOR_PORT}" in clash(wanted)
     assert manifest(template(initContainers=[own]))["initContainers"][0]["name"] == "muster-collector"  # it needs none
 
 
@@ -304,36 +304,36 @@ class Asked:
     def __init__(self) -> None:
         self.digests: list[str] = []
 
-    def verdict(self, namespace: str, template: Template) -> Verdict | None:
+    def verdict(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
         self.digests.append(template.digest)
         return None
 
-    def is_fresh(self, namespace: str, template: Template) -> bool:
+    def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return False
 
     def ask(self, job: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize(("choices", "seconds", "kinds"), [(IMAGE, 60, 2), (CollectorChoices(), None, 1)])
+@pytest.mark.parametrize(("choices", "seconds", "kinds"), [(IMAGE, 60, 2), (CollectorSidecarConfig(), None, 1)])
 def test_pods_with_a_collector_are_tried_for_themselves_and_stalls_count_only_where_there_are_beats(
-    choices: CollectorChoices, seconds: int | None, kinds: int
+    choices: CollectorSidecarConfig, seconds: int | None, kinds: int
 ) -> None:
     asked = Asked()
-    jobs = Jobs(asked, lambda uid, shown: None, lambda: None, Specs(choices))
-    jobs.put(job_seen("plain", 1))
-    jobs.put(job_seen("watched", 2, stallTimeoutSeconds=60))
+    jobs = JobCache(asked, lambda uid, shown: None, lambda: None, SpecCache(choices))
+    jobs.on_upsert(job_seen("plain", 1))
+    jobs.on_upsert(job_seen("watched", 2, stallTimeoutSeconds=60))
     assert len(set(asked.digests)) == kinds
-    known = jobs.known("uid-watched")
+    known = jobs.get("uid-watched")
     assert known is not None
     assert known.job.spec.stall_timeout_seconds == seconds
 
 
 def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
     seen = pod_seen(owner="uid-llama", podIP="10.1.2.3")
-    assert (known_pod(seen, None).ip, known_pod(seen, None).collector) == ("10.1.2.3", False)
+    assert (cached_pod(seen, None).ip, cached_pod(seen, None).has_collector) == ("10.1.2.3", False)
     seen.spec.init_containers = [type(seen.spec.containers[0])(name="muster-collector")]
-    assert known_pod(seen, None).collector
+    assert cached_pod(seen, None).has_collector
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
 )
 def test_wrong_flags_are_refused(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(flags)
+        parse_flags(flags)
     said = capsys.readouterr().err
     assert why in said
     assert "word" not in said

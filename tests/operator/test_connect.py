@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from muster.errors import ClusterError
-from muster_operator.kube.connect import connect
+from muster_operator.kube.connect import load_endpoint
 
 
 def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **more: Any) -> str:
@@ -29,19 +29,19 @@ def written(folder: Path, cluster: dict[str, Any], user: dict[str, Any], **more:
 
 
 def test_a_token_becomes_the_header(tmp_path: Path) -> None:
-    endpoint = connect(written(tmp_path, {"server": "http://host:1/"}, {"token": "secret"}))
+    endpoint = load_endpoint(written(tmp_path, {"server": "http://host:1/"}, {"token": "secret"}))
     assert (endpoint.url, endpoint.tls, endpoint.authorization()) == ("http://host:1", None, "Bearer secret")
 
 
 def test_a_file_with_the_token_is_found_beside_the_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
-    endpoint = connect(written(tmp_path, {"server": "http://host:1"}, {"tokenFile": "token"}))
+    endpoint = load_endpoint(written(tmp_path, {"server": "http://host:1"}, {"tokenFile": "token"}))
     assert endpoint.authorization() == "Bearer secret"
 
 
 def test_certificates_are_checked_unless_it_says_not_to(tmp_path: Path) -> None:
-    strict = connect(written(tmp_path, {"server": "https://host", "tls-server-name": "other"}, {}))
-    lax = connect(written(tmp_path, {"server": "https://host", "insecure-skip-tls-verify": True}, {}))
+    strict = load_endpoint(written(tmp_path, {"server": "https://host", "tls-server-name": "other"}, {}))
+    lax = load_endpoint(written(tmp_path, {"server": "https://host", "insecure-skip-tls-verify": True}, {}))
     assert strict.tls is not None
     assert lax.tls is not None
     assert (strict.tls.verify_mode, strict.server_name) == (ssl.CERT_REQUIRED, "other")
@@ -52,7 +52,7 @@ def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) ->
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "interactiveMode": "Never"}
     said = '{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"made"}}'
     user = {"exec": {**plugin, "args": ["-c", f"echo '{said}'"]}}
-    endpoint = connect(written(tmp_path, {"server": "http://host:1"}, user))
+    endpoint = load_endpoint(written(tmp_path, {"server": "http://host:1"}, user))
     assert endpoint.authorization() == "Bearer made"
 
 
@@ -66,7 +66,7 @@ def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) ->
 )
 def test_what_is_wrong_with_a_kubeconfig_is_said(tmp_path: Path, more: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        connect(written(tmp_path, {"server": "http://host"}, {}, **more))
+        load_endpoint(written(tmp_path, {"server": "http://host"}, {}, **more))
     assert complaint in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -74,11 +74,11 @@ def test_what_is_wrong_with_a_kubeconfig_is_said(tmp_path: Path, more: dict[str,
 def test_without_a_file_and_outside_of_a_pod_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="pass --kubeconfig FILE"):
-        connect(None)
+        load_endpoint(None)
 
 
 def test_without_the_official_client_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     path = written(tmp_path, {"server": "http://host:1"}, {"exec": {"command": "true"}})
     with pytest.raises(ClusterError, match=r"muster\[kubernetes\]"):
-        connect(path)
+        load_endpoint(path)

@@ -11,10 +11,10 @@ from tests.operator.objects import job_document, job_seen, read
 from tests.operator.seeing import Knowing, relist, sight, tell
 from tests.operator.serving import Rounds, Server, serve
 
-from muster_operator.kube.api import Api
-from muster_operator.sight.known_job import Verdict
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.world import Sight
+from muster_operator.kube.api import ApiServerClient
+from muster_operator.sight.known_job import DryRunResult
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.world import ClusterCache
 
 
 def written(version: int, uid: str) -> dict[str, Any]:
@@ -23,17 +23,17 @@ def written(version: int, uid: str) -> dict[str, Any]:
     return document
 
 
-def replaced() -> tuple[Sight, Knowing]:
+def replaced() -> tuple[ClusterCache, Knowing]:
     """Two lists, between which somebody replaced the job; nobody knows yet what its pods ask for."""
     knowing = Knowing(None)
     seen, _ = sight(knowing)
-    relist(seen.jobs, [read(Job, written(5, "old"))], 5)
-    relist(seen.jobs, [read(Job, written(9, "new"))], 9)
+    relist(seen.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
+    relist(seen.jobs, [read(RawTrainingJob, written(9, "new"))], 9)
     return seen, knowing
 
 
-def shown(seen: Sight) -> list[str]:
-    return [job.metadata.uid for job in seen.jobs.shown()]
+def shown(seen: ClusterCache) -> list[str]:
+    return [job.metadata.uid for job in seen.jobs.visible()]
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -44,7 +44,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def test_it_is_shown_once_its_templates_are_known() -> None:
     seen, knowing = replaced()
-    knowing.answer = Verdict()
+    knowing.answer = DryRunResult()
     tell(seen)
     assert shown(seen) == ["new"]
 
@@ -52,9 +52,9 @@ def test_it_is_shown_once_its_templates_are_known() -> None:
 def test_others_of_its_templates_are_shown_though_it_is_gone() -> None:
     seen, knowing = replaced()
     for number in range(8):
-        seen.jobs.put(job_seen(f"other{number}", 10 + number))
-    seen.jobs.drop(read(Job, written(30, "new")))
-    knowing.answer = Verdict()
+        seen.jobs.on_upsert(job_seen(f"other{number}", 10 + number))
+    seen.jobs.on_delete(read(RawTrainingJob, written(30, "new")))
+    knowing.answer = DryRunResult()
     tell(seen)
     assert sorted(shown(seen)) == [f"uid-other{number}" for number in range(8)]
 
@@ -73,18 +73,18 @@ class Replaced(Server):
 def test_it_is_tried_and_shown_where_a_read_finds_it_after_a_conflict() -> None:
     server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds, ages = Rounds(api), [0.0]
         jobs = rounds.sight.jobs
-        rounds.dry_runs.learned, rounds.dry_runs.clock = jobs.learned, lambda: ages[0]
-        jobs._learned = rounds.dry_runs
+        rounds.dry_runs.on_result, rounds.dry_runs.clock = jobs.on_dry_run_result, lambda: ages[0]
+        jobs._requirements = rounds.dry_runs
         rounds.submit("llama", 5)
         await until(lambda: shown(rounds.sight) == ["uid-llama"])
         server.there = written(900, "new")
         await rounds.round()  # 409: it was deleted and created anew
         ages[0] = 1e6  # what was learned of its template is old by now
         await rounds.round()
-        assert jobs.known("new") is not None
+        assert jobs.get("new") is not None
         await until(lambda: shown(rounds.sight) == ["new"])
 
     serve(server, story)

@@ -14,13 +14,13 @@ from tests.operator.seeing import relist, sight
 from tests.operator.serving import Rounds, Server, serve, tried
 
 from muster import spec
-from muster.documents.shorn import decoded
+from muster.documents.shorn import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api
-from muster_operator.outbox import Letter
-from muster_operator.sight.known_job import KnownJob, Verdict
-from muster_operator.sight.shapes import Document, Job
-from muster_operator.sight.written import written
+from muster_operator.kube.api import ApiServerClient
+from muster_operator.outbox import PendingEvent
+from muster_operator.sight.known_job import CachedJob, DryRunResult
+from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
+from muster_operator.sight.written import written_metadata
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
 
@@ -29,27 +29,27 @@ def deep(levels: int) -> str:
     return '{"x":' * levels + "0" + "}" * levels
 
 
-def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None) -> Job:
+def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None) -> RawTrainingJob:
     """As a watch brings it."""
     document = job_document("deep", version) | ({} if status is None else {"status": status})
     document["spec"]["roles"][0]["template"]["spec"]["odd"] = "ODD"
     text = json.dumps(document).replace('"ODD"', deep(levels)).encode()
-    return decoded(msgspec.json.Decoder(Job).decode, text)
+    return decode_truncated(msgspec.json.Decoder(RawTrainingJob).decode, text)
 
 
 @pytest.mark.parametrize("levels", [59, 240, 940, 960, 980, 1500, 9990])
 def test_a_job_that_is_too_deep_is_told_of_by_field_and_hides_nobody_else(levels: int) -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen("other"))
-    seen.jobs.put(deep_job(levels))
+    seen.jobs.on_upsert(job_seen("other"))
+    seen.jobs.on_upsert(deep_job(levels))
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
-    assert seen.jobs.broken["team/deep"].complaint.startswith(TOLD)
-    seen.jobs.put(job_seen("deep", 2))
+    assert seen.jobs.invalid["team/deep"].error.startswith(TOLD)
+    seen.jobs.on_upsert(job_seen("deep", 2))
     assert sorted(job.metadata.name for job in seen.observe().jobs) == ["deep", "other"]
-    assert seen.jobs.broken == {}
-    seen.jobs.put(deep_job(levels, 3))
-    seen.jobs.drop(deep_job(levels, 4))
-    assert seen.jobs.broken == {}
+    assert seen.jobs.invalid == {}
+    seen.jobs.on_upsert(deep_job(levels, 3))
+    seen.jobs.on_delete(deep_job(levels, 4))
+    assert seen.jobs.invalid == {}
 
 
 def test_a_job_with_room_keeps_it_when_it_is_edited_into_something_too_deep() -> None:
@@ -61,8 +61,8 @@ def test_a_job_with_room_keeps_it_when_it_is_edited_into_something_too_deep() ->
     }
     status = {"conditions": [admitted], "phase": "Running"}
     seen, _ = sight()
-    seen.jobs.put(read(Job, {**job_document("deep"), "status": status}))
-    seen.jobs.put(deep_job(5000, 2, status))
+    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("deep"), "status": status}))
+    seen.jobs.on_upsert(deep_job(5000, 2, status))
     (job,) = seen.observe().jobs
     assert job.status.phase == "Running"
     assert len(job.spec.roles) == 1
@@ -72,11 +72,11 @@ def test_a_job_with_room_keeps_it_when_it_is_edited_into_something_too_deep() ->
 def test_a_flavor_or_a_queue_that_is_too_deep_is_told_of(levels: int) -> None:
     text = '{"metadata":{"name":"odd","resourceVersion":"5"},"spec":%s}'
     seen, _ = sight()
-    shape = msgspec.json.Decoder(Document)
+    shape = msgspec.json.Decoder(RawCustomObject)
     tolerations = text % f'{{"tolerations":[{{"key":"k","odd":{deep(levels)}}}]}}'
-    seen.flavors.put(decoded(shape.decode, tolerations.encode()))
-    seen.queues.put(decoded(shape.decode, (text % f'{{"odd":{deep(levels)}}}').encode()))
-    told = seen.observe().unreadable
+    seen.flavors.on_upsert(decode_truncated(shape.decode, tolerations.encode()))
+    seen.queues.on_upsert(decode_truncated(shape.decode, (text % f'{{"odd":{deep(levels)}}}').encode()))
+    told = seen.observe().decode_errors
     assert told.flavors["odd"].startswith("spec.tolerations[0].odd.x")
     assert "64 levels" in told.flavors["odd"]
     assert told.queues["odd"].startswith("spec.odd: unknown field")
@@ -84,9 +84,9 @@ def test_a_flavor_or_a_queue_that_is_too_deep_is_told_of(levels: int) -> None:
 
 def test_the_answer_to_a_write_of_something_deep_tells_its_version() -> None:
     answer = '{"metadata":{"managedFields":[%s],"name":"deep","resourceVersion":"12"}}' % deep(9990)  # noqa: UP031
-    assert written(answer.encode()).version == 12
+    assert written_metadata(answer.encode()).version == 12
     with pytest.raises(ClusterError, match="no object"):
-        written(b"<html>")
+        written_metadata(b"<html>")
 
 
 def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_else(
@@ -95,7 +95,7 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
     seen, _ = sight()
     read_one = seen.jobs._reader.read
 
-    def fails(item: Job, before: KnownJob | None) -> KnownJob:
+    def fails(item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
         if item.metadata.name == "odd":
             raise KeyError("a bug")
         return read_one(item, before)
@@ -103,27 +103,27 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
     monkeypatch.setattr(seen.jobs._reader, "read", fails)
     relist(seen.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
-    assert seen.jobs.broken["team/odd"].complaint == "this version of the operator fails to read it: KeyError: 'a bug'"
+    assert seen.jobs.invalid["team/odd"].error == "this version of the operator fails to read it: KeyError: 'a bug'"
 
 
 def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting() -> None:
     server = Server()
 
-    def tells(known: KnownJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+    def tells(known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
         if known.job.metadata.name == "odd":
             raise OverflowError("a bug")
         return status
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.writer.tells = tells
+        rounds.writer.mutate_status = tells
         rounds.submit("odd", 5)
         rounds.submit("good", 6)
         await rounds.round()
         assert (rounds.phase("odd"), rounds.phase("good")) == ("Pending", "Admitted")
         assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
-        assert rounds.writer.refusals.pause_s("uid-odd") > 0
-        rounds.writer.tells = lambda known, status: status
+        assert rounds.writer.retry_limiter.backoff_s("uid-odd") > 0
+        rounds.writer.mutate_status = lambda known, status: status
         rounds.term.engine.recheck({"uid-odd"})
         await rounds.round()
         assert rounds.phase("odd") == "Admitted"
@@ -132,13 +132,13 @@ def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting()
 
 
 def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         ask = partial(tried, rounds, rounds.dry_runs)
         with monkeypatch.context() as patched:
             patched.setattr("muster_operator.dryrun.pod_manifest", fails)
-            assert await ask() == Verdict(refusal="its pods cannot be tried: RecursionError: a bug")
-        assert await ask() == Verdict()
+            assert await ask() == DryRunResult(refusal="its pods cannot be tried: RecursionError: a bug")
+        assert await ask() == DryRunResult()
 
     def fails(*what: Any) -> Any:
         raise RecursionError("a bug")
@@ -149,10 +149,10 @@ def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monke
 def test_an_event_that_cannot_be_written_down_holds_up_no_other() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.outbox.add(Letter("team", {"note": "\ud800"}))
-        rounds.outbox.add(Letter("team", {"metadata": {"name": "good"}}))
+        rounds.outbox.enqueue(PendingEvent("team", {"note": "\ud800"}))
+        rounds.outbox.enqueue(PendingEvent("team", {"metadata": {"name": "good"}}))
         sending = asyncio.create_task(rounds.outbox.run())
         async with asyncio.timeout(60):
             while server.count("POST /apis/events.k8s.io/v1/namespaces/team/events/good") == 0:

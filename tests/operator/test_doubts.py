@@ -14,17 +14,17 @@ from tests.operator.seeing import sight
 from tests.operator.serving import serving
 
 from muster.errors import ClusterError
-from muster_operator.accounts import Accounts
-from muster_operator.documents import TemplateDocuments
-from muster_operator.doubts import Doubts
+from muster_operator.accounts import JobMetrics
+from muster_operator.documents import PodTemplateReader
+from muster_operator.doubts import UncertainWrites
 from muster_operator.dryrun import DryRuns
-from muster_operator.kube.api import Api, ApiError, Fenced
-from muster_operator.manifests.pods import PodChoices
-from muster_operator.metrics import Metrics
-from muster_operator.outbox import Outbox
+from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
+from muster_operator.manifests.pods import PodConfig
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.outbox import EventRecorder
 from muster_operator.run import Leader
-from muster_operator.sight.world import Sight
-from muster_operator.writer import Writer
+from muster_operator.sight.world import ClusterCache
+from muster_operator.writer import DecisionWriter
 
 POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
@@ -57,13 +57,13 @@ class Server:
         return web.json_response({"code": code, "reason": "AlreadyExists"}, status=code)
 
 
-Story = Callable[[Doubts, Api, Sight], Awaitable[None]]
+Story = Callable[[UncertainWrites, ApiServerClient, ClusterCache], Awaitable[None]]
 
 
 def play(server: Server, story: Story) -> None:
-    async def told(api: Api) -> None:
+    async def told(api: ApiServerClient) -> None:
         seen, _ = sight()
-        await story(Doubts(api, seen, lambda: server.now), api, seen)
+        await story(UncertainWrites(api, seen, lambda: server.now), api, seen)
 
     asyncio.run(serving(server, told, lambda: server.may_write))
 
@@ -80,13 +80,13 @@ def pod_document() -> dict[str, Any]:
 def test_a_pod_whose_creation_had_no_answer_is_created_again_and_seen_before_anything_else() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await doubts.settle()
-        seen.jobs.put(job_seen())
-        assert seen.pods.of_job("uid-llama", POD.rpartition("/")[2]) is not None
-        await doubts.settle()
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await doubts.resolve_all()
+        seen.jobs.on_upsert(job_seen())
+        assert seen.pods.get("uid-llama", POD.rpartition("/")[2]) is not None
+        await doubts.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "POST", "GET"]
@@ -95,10 +95,10 @@ def test_a_pod_whose_creation_had_no_answer_is_created_again_and_seen_before_any
 def test_a_status_that_was_written_without_an_answer_is_seen_before_anything_else() -> None:
     server = Server({**job_document(version=7), "status": {"attempt": 2}}, lost=1)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await doubts.settle()
+            await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await doubts.resolve_all()
         (job,) = seen.observe().jobs
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
@@ -110,10 +110,10 @@ def test_a_status_that_was_written_without_an_answer_is_seen_before_anything_els
 def test_after_a_refusal_or_a_failure_the_object_is_read(code: int) -> None:
     server = Server(job_document(version=7), code=code)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ApiError):
-            await doubts.watch_over(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await doubts.settle()
+            await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await doubts.resolve_all()
         assert [job.metadata.resource_version for job in seen.observe().jobs] == ["7"]
 
     play(server, story)
@@ -123,14 +123,14 @@ def test_after_a_refusal_or_a_failure_the_object_is_read(code: int) -> None:
 def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
     server = Server(lost=4)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         for _ in range(3):
             with pytest.raises(ClusterError):
-                await doubts.settle()
-        await doubts.settle()  # the pod was gone again meanwhile
-        await doubts.settle()
+                await doubts.resolve_all()
+        await doubts.resolve_all()  # the pod was gone again meanwhile
+        await doubts.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST"] * 5 + ["GET"]
@@ -139,11 +139,11 @@ def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
 def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read() -> None:
     server = Server(pod_document(), lost=1)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
         server.now = 70.0
-        await doubts.settle()
+        await doubts.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "GET"]
@@ -152,16 +152,16 @@ def test_once_an_api_server_must_have_given_a_request_up_its_object_is_only_read
 def test_what_is_not_wanted_any_more_is_only_read() -> None:
     server = Server(lost=1)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
-        seen.jobs.put(job_seen())
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
+        seen.jobs.on_upsert(job_seen())
         with pytest.raises(ClusterError):
-            await doubts.watch_over(
+            await doubts.perform(
                 POD,
                 lambda: api.post("/api/v1/namespaces/team/pods", b"{}"),
-                lambda: seen.jobs.known("uid-llama") is not None,
+                lambda: seen.jobs.get("uid-llama") is not None,
             )
-        seen.jobs.drop(job_seen(version=2))
-        await doubts.settle()
+        seen.jobs.on_delete(job_seen(version=2))
+        await doubts.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST", "GET"]
@@ -170,18 +170,18 @@ def test_what_is_not_wanted_any_more_is_only_read() -> None:
 def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
     server = Server(lost=3)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        metrics, choices = Metrics(), PodChoices("")
-        outbox = Outbox(api, lambda: False, metrics.dropped_events.add)
-        writer = Writer(
-            api, seen, DryRuns(api, choices, TemplateDocuments(api, seen.templates)), doubts, outbox, choices, "me"
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        metrics, choices = OperatorMetrics(), PodConfig("")
+        outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
+        writer = DecisionWriter(
+            api, seen, DryRuns(api, choices, PodTemplateReader(api, seen.templates)), doubts, outbox, choices, "me"
         )
-        leader = Leader(seen, writer, metrics, Accounts(metrics, seen.jobs.shown, time.time), lambda: True)
-        leading = asyncio.create_task(leader.lead())
+        leader = Leader(seen, writer, metrics, JobMetrics(metrics, seen.jobs.visible, time.time), lambda: True)
+        leading = asyncio.create_task(leader.run_term())
         async with asyncio.timeout(60):
-            while leader.term is None or leader.term.last is None:
+            while leader.term is None or leader.term.last_cycle is None:
                 assert not leading.done()
                 await asyncio.sleep(0.01)
         assert server.calls == [*["POST"] * 4, "GET"]
@@ -193,14 +193,14 @@ def test_a_leader_decides_nothing_before_there_is_an_answer() -> None:
 def test_a_write_that_was_not_begun_and_one_of_an_earlier_time_of_leading_are_no_doubts() -> None:
     server = Server(lost=1)
 
-    async def story(doubts: Doubts, api: Api, seen: Sight) -> None:
+    async def story(doubts: UncertainWrites, api: ApiServerClient, seen: ClusterCache) -> None:
         with pytest.raises(ClusterError):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        doubts.forget()
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        doubts.clear()
         server.may_write = False
         with pytest.raises(Fenced):
-            await doubts.watch_over(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
-        await doubts.settle()
+            await doubts.perform(POD, lambda: api.post("/api/v1/namespaces/team/pods", b"{}"))
+        await doubts.resolve_all()
 
     play(server, story)
     assert server.calls == ["POST"]

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.objects import pod_seen
 from tests.operator.serving import Rounds, Server, admitted, serve
 
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 
 OWNER = "uid-llama"
 ENDED_AT = "2026-11-21T10:00:07Z"
@@ -23,17 +23,17 @@ async def going_on(rounds: Rounds) -> None:
 def waits(rounds: Rounds, version: int) -> None:
     """A job in attempt 1, of whose attempt 0 a failed pod is left."""
     rounds.submit("llama", 7, {**admitted(), "attempt": 1})
-    rounds.sight.pods.put(pod_seen("", version, owner=OWNER, phase="Failed"))
+    rounds.sight.pods.on_upsert(pod_seen("", version, owner=OWNER, phase="Failed"))
 
 
 def test_a_pod_that_somebody_else_deleted_first_keeps_no_attempt_from_starting() -> None:
     server = Server(refuses=[("DELETE", "pods/llama-trainer-0", 404)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         waits(rounds, 8)
         await rounds.round()
-        rounds.sight.pods.drop(pod_seen("", 9, owner=OWNER, phase="Failed"))
+        rounds.sight.pods.on_delete(pod_seen("", 9, owner=OWNER, phase="Failed"))
         await going_on(rounds)
         assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
 
@@ -44,18 +44,18 @@ def test_a_pod_that_somebody_else_deleted_first_keeps_no_attempt_from_starting()
 def test_news_of_a_pod_from_before_we_deleted_it_brings_it_not_back(round_between: bool) -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         waits(rounds, 8)
         await rounds.round()
         unready = [{"type": "Ready", "status": "False"}]
-        rounds.sight.pods.put(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
+        rounds.sight.pods.on_upsert(pod_seen("", 9, owner=OWNER, phase="Failed", conditions=unready))
         if round_between:
             await rounds.round()
         last = pod_seen("", server.version + 5, owner=OWNER, phase="Failed")
         last.metadata.deletion_timestamp = ENDED_AT
-        rounds.sight.pods.put(last)
-        rounds.sight.pods.drop(last)
+        rounds.sight.pods.on_upsert(last)
+        rounds.sight.pods.on_delete(last)
         await going_on(rounds)
         assert {view.attempt for view in rounds.sight.observe().pods[OWNER]} == {1}
         assert server.count("DELETE") == 1

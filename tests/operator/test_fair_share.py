@@ -9,14 +9,14 @@ import pytest
 from tests.operator.objects import pod_seen, read
 from tests.operator.serving import Rounds, Server, admitted, serve
 
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.labels import IN_USE
-from muster_operator.sight.shapes import Document
+from muster_operator.sight.shapes import RawCustomObject
 
 GPU = "nvidia.com/gpu"
 
 
-def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> Document:
+def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> RawCustomObject:
     """With a guarantee, so that usage is counted; nothing fades while a test lasts."""
     meta = {"name": name, "uid": uid, "resourceVersion": str(version), "finalizers": [IN_USE]}
     quota = {
@@ -24,13 +24,13 @@ def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> Docume
         "halfLifeSeconds": 10**7,
         "resources": [{"flavor": "f", "guaranteed": {GPU: "8"}}],
     }
-    return read(Document, {"metadata": meta, "spec": quota | fields})
+    return read(RawCustomObject, {"metadata": meta, "spec": quota | fields})
 
 
 class Counted:
     """A leader whose clock is set by hand, and a job that takes two GPUs of the queue `research`."""
 
-    def __init__(self, api: Api, server: Server) -> None:
+    def __init__(self, api: ApiServerClient, server: Server) -> None:
         self.server = server
         self.rounds = Rounds(api)
         self.began = self.now = self.rounds.sight._clock()
@@ -40,14 +40,14 @@ class Counted:
         self.rounds.submit("llama", 7, {**admitted(), "admittedAt": "2026-11-21T10:00:10Z"})
         ready = [{"type": "Ready", "status": "True"}]
         for index in (0, 1):
-            self.rounds.sight.pods.put(
+            self.rounds.sight.pods.on_upsert(
                 pod_seen(owner="uid-llama", version=8 + index, seat=(index, 0), conditions=ready)
             )
 
     def see(self, name: str, uid: str = "1", **fields: Any) -> None:
         """A watch brings the queue as somebody wrote it just now."""
         self.server.version += 1
-        self.queues.put(queue_seen(name, self.server.version, uid, **fields))
+        self.queues.on_upsert(queue_seen(name, self.server.version, uid, **fields))
 
     async def after(self, elapsed_s: float) -> None:
         self.now += elapsed_s
@@ -68,7 +68,7 @@ class Counted:
 def play(story: Callable[[Counted], Any]) -> None:
     server = Server()
 
-    async def told(api: Api) -> None:
+    async def told(api: ApiServerClient) -> None:
         counted = Counted(api, server)
         await counted.after(0.0)
         await counted.after(70.0)
@@ -102,7 +102,7 @@ def test_an_edit_of_the_queue_does_not_stop_the_count_of_what_runs() -> None:
 def test_a_queue_that_was_deleted_and_created_anew_begins_anew(told_of_the_end: bool) -> None:
     async def story(counted: Counted) -> None:
         if told_of_the_end:
-            counted.queues.drop(queue_seen("research", counted.server.version))
+            counted.queues.on_delete(queue_seen("research", counted.server.version))
         counted.see("research", uid="2")
         await counted.after(10.0)
         assert counted.written == {}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from aiohttp import web
 
-from muster_operator.kube.api import Api, Fenced, Limits
-from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.api import ApiServerClient, Fenced, ApiRateLimits
+from muster_operator.kube.connect import ApiServerEndpoint
 
 
 def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -31,9 +31,9 @@ async def _calls(answers: Iterator[bool], params: Iterable[dict[str, str]]) -> t
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    endpoint = Endpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
+    endpoint = ApiServerEndpoint(f"http://127.0.0.1:{runner.addresses[0][1]}", None, None, lambda: None)
     try:
-        async with Api(endpoint, Limits(), may_write=lambda: next(answers)) as api:
+        async with ApiServerClient(endpoint, ApiRateLimits(), may_write=lambda: next(answers)) as api:
             for query in params:
                 try:
                     await api.post("/api/v1/pods", b"{}", query)

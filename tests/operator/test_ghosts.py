@@ -12,10 +12,10 @@ from tests.operator.seeing import sight
 from tests.operator.serving import Server, serve
 
 from muster.errors import ClusterError
-from muster_operator.doubts import Doubts
-from muster_operator.kube.api import Api, ApiError
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.world import Sight
+from muster_operator.doubts import UncertainWrites
+from muster_operator.kube.api import ApiServerClient, ApiError
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.world import ClusterCache
 
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 
@@ -23,28 +23,28 @@ JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 class Late(Server):
     """Shows the job of version 5; `then` happens before that answer is handled."""
 
-    seen: Sight
+    seen: ClusterCache
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method != "GET":
             return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
         answer: dict[str, Any] = {"items": [job_document("llama", 5)]}
-        self.seen.jobs.drop(read(Job, job_document("llama", 7)))
-        self.seen.jobs.progress(7)
+        self.seen.jobs.on_delete(read(RawTrainingJob, job_document("llama", 7)))
+        self.seen.jobs.on_bookmark(7)
         return web.json_response(text=json.dumps(answer))
 
 
 def test_a_job_that_the_watch_shows_deleted_before_the_answer_to_a_read_is_gone() -> None:
     server = Late()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         server.seen, _ = sight()
-        server.seen.jobs.put(read(Job, job_document("llama", 5)))
-        server.seen.jobs.progress(5)
-        doubts = Doubts(api, server.seen)
+        server.seen.jobs.on_upsert(read(RawTrainingJob, job_document("llama", 5)))
+        server.seen.jobs.on_bookmark(5)
+        doubts = UncertainWrites(api, server.seen)
         with pytest.raises(ApiError):
-            await doubts.watch_over(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
-        await doubts.settle()
+            await doubts.perform(JOB, lambda: api.patch(f"{JOB}/status", b"{}"))
+        await doubts.resolve_all()
         assert server.seen.observe().jobs == ()
 
     serve(server, story)
@@ -53,21 +53,21 @@ def test_a_job_that_the_watch_shows_deleted_before_the_answer_to_a_read_is_gone(
 def test_a_pod_that_the_watch_shows_deleted_is_found_no_more_and_one_it_has_not_reached_is() -> None:
     seen, _ = sight()
     pod = pod_seen("p", 5)
-    seen.pods.found(pod)
-    assert len(seen.pods._shelf) == 1
-    seen.pods.drop(pod_seen("p", 7))
-    seen.pods.progress(7)
-    seen.pods.found(pod)
-    assert len(seen.pods._shelf) == 0
-    seen.pods.found(pod_seen("p", 8))
-    assert len(seen.pods._shelf) == 1
+    seen.pods.on_read(pod)
+    assert len(seen.pods._cache) == 1
+    seen.pods.on_delete(pod_seen("p", 7))
+    seen.pods.on_bookmark(7)
+    seen.pods.on_read(pod)
+    assert len(seen.pods._cache) == 0
+    seen.pods.on_read(pod_seen("p", 8))
+    assert len(seen.pods._cache) == 1
 
 
 def test_a_write_that_is_turned_away_leaves_its_object_in_doubt() -> None:
     server = Server([("PATCH", "status", 401)])
 
-    async def story(api: Api) -> None:
-        doubts, answers = Doubts(api, sight()[0]), iter([ClusterError("no answer")])
+    async def story(api: ApiServerClient) -> None:
+        doubts, answers = UncertainWrites(api, sight()[0]), iter([ClusterError("no answer")])
 
         async def write() -> bytes:
             for error in answers:
@@ -75,13 +75,13 @@ def test_a_write_that_is_turned_away_leaves_its_object_in_doubt() -> None:
             return await api.patch(f"{JOB}/status", b"{}")
 
         with pytest.raises(ClusterError, match="no answer"):
-            await doubts.watch_over(JOB, write)
+            await doubts.perform(JOB, write)
         for _ in range(2):
             with pytest.raises(ApiError):
-                await doubts.settle()
+                await doubts.resolve_all()
         assert server.count("GET") == 0
         server.refuses.clear()
-        await doubts.settle()
+        await doubts.resolve_all()
         assert server.count("GET") == 1
 
     serve(server, story)

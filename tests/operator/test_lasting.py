@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster_operator import lasting
-from muster_operator.lasting import Pauses
+from muster_operator.lasting import Backoff
 
 
 class Clock:
@@ -19,18 +19,18 @@ class Clock:
 
 def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> None:
     clock = Clock()
-    pauses = Pauses((1.0, 8.0), clock)
+    pauses = Backoff((1.0, 8.0), clock)
     found = []
     for _ in range(6):
-        found.append(pauses.next())
+        found.append(pauses.next_s())
         clock.now += found[-1]
     assert found == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     clock.now += 301.0
-    assert pauses.next() == 1.0
+    assert pauses.next_s() == 1.0
 
 
 def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "Pauses", lambda: Pauses((0.0, 0.0)))
+    monkeypatch.setattr(lasting, "Pauses", lambda: Backoff((0.0, 0.0)))
     begun = 0
     told: list[str] = []
     done = asyncio.Event()
@@ -44,7 +44,7 @@ def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: 
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.create_task(lasting.lasting("lead", part, told.append))
+        task = asyncio.create_task(lasting.supervise("lead", part, told.append))
         async with asyncio.timeout(30):
             await done.wait()
         assert not task.done()

@@ -13,16 +13,16 @@ from tests.operator.serving import Server, serve, serving
 
 from muster import spec
 from muster.engine import Engine
-from muster_operator.__main__ import Operator, PartEnded
-from muster_operator.accounts import Accounts
-from muster_operator.kube.api import Api, Limits
-from muster_operator.kube.connect import Endpoint
+from muster_operator.__main__ import Operator, ComponentExited
+from muster_operator.accounts import JobMetrics
+from muster_operator.kube.api import ApiServerClient, ApiRateLimits
+from muster_operator.kube.connect import ApiServerEndpoint
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import Claim, Election, Lease, LeaseTimes, steady
+from muster_operator.kube.lease import LeaseCandidate, LeaderElector, Lease, LeaseTimes, boot_clock
 from muster_operator.kube.resources import PODS
-from muster_operator.metrics import Metrics
-from muster_operator.run import Term
-from muster_operator.settings import Settings, parse
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.run import LeaderTerm
+from muster_operator.settings import Settings, parse_flags
 
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
 TIMES = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, retry_s=0.02)
@@ -76,13 +76,13 @@ class Cluster(Server):
 
 def settings() -> Settings:
     flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
-    return parse(flags)
+    return parse_flags(flags)
 
 
-def operator(api: Api) -> tuple[Operator, Election, Claim]:
-    claim = Claim("me", TIMES)
-    election = Election(api, "ns", "muster-operator", claim)
-    return Operator(settings(), api, Fence(election), Metrics()), election, claim
+def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector, LeaseCandidate]:
+    claim = LeaseCandidate("me", TIMES)
+    election = LeaderElector(api, "ns", "muster-operator", claim)
+    return Operator(settings(), api, Fence(election), OperatorMetrics()), election, claim
 
 
 async def until(holds: Any) -> None:
@@ -96,15 +96,15 @@ def test_an_operator_whose_watch_ends_gives_the_lease_back_and_ends() -> None:
         cluster = Cluster()
         cluster.lists.set()
 
-        async def play(api: Api) -> None:
+        async def play(api: ApiServerClient) -> None:
             one, _, _ = operator(api)
             running = asyncio.create_task(one.run(asyncio.Event()))
             await until(lambda: one._leader.term is not None)
             assert cluster.holder == "me"
-            watch = next(task for task, of in zip(one._watching._tasks, one._watching._reflectors, strict=True)
+            watch = next(task for task, of in zip(one._informers._tasks, one._informers._reflectors, strict=True)
                          if of.resource is PODS)  # fmt: skip
             watch.cancel()
-            with pytest.raises(PartEnded, match="the watch of pods ended"):
+            with pytest.raises(ComponentExited, match="the watch of pods ended"):
                 async with asyncio.timeout(60):
                     await running
             assert cluster.holder == ""
@@ -118,7 +118,7 @@ def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_
     async def story() -> None:
         cluster = Cluster()
 
-        async def play(api: Api) -> None:
+        async def play(api: ApiServerClient) -> None:
             (one, election, _), stop = operator(api), asyncio.Event()
             running = asyncio.create_task(one.run(stop))
             await until(lambda: cluster.holder == "me" and cluster.calls.count("LIST pods") >= 2)
@@ -144,22 +144,22 @@ def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_
 
 def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_later_one() -> None:
     now = [0.0]
-    api = Api(Endpoint("http://127.0.0.1:1", None, None, lambda: None), Limits())
-    claim = Claim("me", LeaseTimes())
-    election = Election(api, "ns", "lease", claim, lambda: now[0])
+    api = ApiServerClient(ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits())
+    claim = LeaseCandidate("me", LeaseTimes())
+    election = LeaderElector(api, "ns", "lease", claim, lambda: now[0])
     fence = Fence(election)
-    first = claim.next(NOBODYS, "10:00:00")
-    claim.renewed(first, 0.0, 0.0)
+    first = claim.next_lease(NOBODYS, "10:00:00")
+    claim.on_renewed(first, 0.0, 0.0)
     assert not fence(), "nothing was listed yet"
     fence.enter(election.acquired)
     assert fence()
     now[0] = 11.0
     assert not fence()
-    second = claim.next(first, "10:00:11")  # nobody else had it
-    claim.renewed(second, 11.0, 11.0)
+    second = claim.next_lease(first, "10:00:11")  # nobody else had it
+    claim.on_renewed(second, 11.0, 11.0)
     assert fence()
-    third = claim.next(NOBODYS, "10:00:20")  # another one had it, and gave it back
-    claim.renewed(third, 20.0, 20.0)
+    third = claim.next_lease(NOBODYS, "10:00:20")  # another one had it, and gave it back
+    claim.on_renewed(third, 20.0, 20.0)
     now[0] = 20.0
     assert election.may_write()
     assert not fence()
@@ -170,14 +170,14 @@ def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_late
 @pytest.mark.parametrize(("duration_s", "deadline_s"), [(2.5, 2.4), (1.4, 1.3), (15.0, 10.0)])
 def test_nobody_takes_the_lease_before_its_holder_stops_writing(duration_s: float, deadline_s: float) -> None:
     flags = ["--lease-seconds", str(duration_s), "--renew-deadline-seconds", str(deadline_s)]
-    times = parse([*flags, "--renew-every-seconds", "0.5"]).lease_times
+    times = parse_flags([*flags, "--renew-every-seconds", "0.5"]).lease_times
     assert times is not None
-    holder, other = Claim("a", times), Claim("b", times)
-    lease = holder.next(NOBODYS, "now")
-    holder.renewed(lease, 0.0, 0.0)
-    other.saw(lease, 0.0)
+    holder, other = LeaseCandidate("a", times), LeaseCandidate("b", times)
+    lease = holder.next_lease(NOBODYS, "now")
+    holder.on_renewed(lease, 0.0, 0.0)
+    other.observe(lease, 0.0)
     for tenths in range(200):
-        assert not (holder.holds(tenths / 10) and other.may_take(tenths / 10))
+        assert not (holder.holds(tenths / 10) and other.may_acquire(tenths / 10))
 
 
 def test_an_operator_that_stands_by_counts_no_jobs() -> None:
@@ -187,17 +187,17 @@ def test_an_operator_that_stands_by_counts_no_jobs() -> None:
     condition = {"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": since}
     status = spec.TrainingJobStatus.model_validate({"conditions": [condition], "placement": [place]})
     running = job().model_copy(update={"status": status})
-    metrics = Metrics()
-    accounts = Accounts(metrics, lambda: [running], lambda: now[0])
-    accounts.scrape()
+    metrics = OperatorMetrics()
+    accounts = JobMetrics(metrics, lambda: [running], lambda: now[0])
+    accounts.refresh()
     now[0] = 110.0
-    accounts.scrape()
+    accounts.refresh()
     counted = metrics.gpu_s.value(("research", "team", "nvidia.com/gpu"))
     assert counted == 20.0
-    accounts.rest()
+    accounts.reset()
     now[0] = 500.0
     assert "muster_queue_jobs{" not in metrics.text()
-    accounts.scrape()
+    accounts.refresh()
     assert metrics.gpu_s.value(("research", "team", "nvidia.com/gpu")) == counted
 
 
@@ -205,13 +205,13 @@ def test_an_operator_that_stands_by_counts_no_jobs() -> None:
 def test_gauges_of_jobs_are_told_by_who_leads(leads: bool) -> None:
     cluster = Cluster()
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         one, election, claim = operator(api)
-        one._accounts._jobs = lambda: [job()]
+        one._job_metrics._jobs = lambda: [job()]
         if leads:
-            claim.renewed(claim.next(NOBODYS, "now"), steady(), steady())
+            claim.on_renewed(claim.next_lease(NOBODYS, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
-            one._leader.term = Term(Engine(None))
+            one._leader.term = LeaderTerm(Engine(None))
         text = one._metrics.text()
         assert ("muster_queue_jobs{" in text, "\nmuster_leading 1\n" in text) == (leads, leads)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_operator.kube.bucket import TokenBucket
-from muster_operator.kube.lease import Claim, Lease, LeaseTimes
+from muster_operator.kube.lease import LeaseCandidate, Lease, LeaseTimes
 
 TIMES = LeaseTimes(duration_s=15.0, renew_deadline_s=10.0, retry_s=2.0)
 
@@ -23,15 +23,15 @@ def held_by(holder: str, renewed: str = "t0") -> Lease:
 
 def test_a_burst_goes_at_once_and_what_follows_waits_for_its_turn() -> None:
     bucket = TokenBucket(per_s=10.0, burst=3)
-    assert [bucket.take(0.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.2]
+    assert [bucket.reserve(0.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.2]
 
 
 def test_tokens_come_back_but_never_more_than_the_burst() -> None:
     bucket = TokenBucket(per_s=10.0, burst=3)
     for _ in range(3):
-        bucket.take(0.0)
-    assert bucket.spare(0.1) == 1.0
-    assert bucket.spare(60.0) == 3.0
+        bucket.reserve(0.0)
+    assert bucket.available(0.1) == 1.0
+    assert bucket.available(60.0) == 3.0
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=200), st.integers(1, 50), st.floats(0.5, 100))
@@ -41,85 +41,85 @@ def test_in_no_window_more_is_sent_than_the_burst_and_the_rate_allow(
     bucket, now, sent = TokenBucket(per_s, burst), 0.0, []
     for gap in gaps:
         now += gap
-        sent.append(now + bucket.take(now))
+        sent.append(now + bucket.reserve(now))
     for first in range(len(sent)):
         for last in range(first, len(sent)):
             assert last - first + 1 <= burst + per_s * (sent[last] - sent[first]) + 1 + 1e-6
 
 
 def test_a_free_lease_may_be_taken_and_one_that_is_held_may_not() -> None:
-    claim = Claim("us", TIMES)
-    assert not claim.may_take(0.0)  # it was never looked at
-    claim.saw(lease(), 0.0)
-    assert claim.may_take(0.0)
-    claim.saw(held_by("them"), 0.0)
-    assert not claim.may_take(14.9)
+    claim = LeaseCandidate("us", TIMES)
+    assert not claim.may_acquire(0.0)  # it was never looked at
+    claim.observe(lease(), 0.0)
+    assert claim.may_acquire(0.0)
+    claim.observe(held_by("them"), 0.0)
+    assert not claim.may_acquire(14.9)
 
 
 def test_a_lease_is_the_same_as_long_as_nobody_else_has_held_it() -> None:
-    claim = Claim("us", TIMES)
-    claim.saw(lease(), 0.0)
-    first = claim.next(lease(), "t1")
-    claim.renewed(first, 0.0, 0.1)
-    claim.gave_up()
-    late = claim.next(first, "t2")
-    claim.renewed(late, 60.0, 60.1)
+    claim = LeaseCandidate("us", TIMES)
+    claim.observe(lease(), 0.0)
+    first = claim.next_lease(lease(), "t1")
+    claim.on_renewed(first, 0.0, 0.1)
+    claim.stop()
+    late = claim.next_lease(first, "t2")
+    claim.on_renewed(late, 60.0, 60.1)
     assert claim.acquired == first.spec.acquire_time == "t1"
-    back = claim.next(held_by("them"), "t3")
-    claim.renewed(back, 90.0, 90.1)
+    back = claim.next_lease(held_by("them"), "t3")
+    claim.on_renewed(back, 90.0, 90.1)
     assert claim.acquired == "t3"
 
 
 def test_a_lease_is_taken_over_once_it_did_not_change_for_its_whole_duration() -> None:
-    claim = Claim("us", TIMES)
-    claim.saw(held_by("them", "t0"), 100.0)
-    claim.saw(held_by("them", "t1"), 110.0)  # it was renewed: the time counts from now
-    claim.saw(held_by("them", "t1"), 120.0)
-    assert not claim.may_take(124.9)
-    assert claim.may_take(125.0)
+    claim = LeaseCandidate("us", TIMES)
+    claim.observe(held_by("them", "t0"), 100.0)
+    claim.observe(held_by("them", "t1"), 110.0)  # it was renewed: the time counts from now
+    claim.observe(held_by("them", "t1"), 120.0)
+    assert not claim.may_acquire(124.9)
+    assert claim.may_acquire(125.0)
 
 
 def test_the_holder_counts_from_when_it_began_to_renew_and_stops_before_others_may_begin() -> None:
-    claim = Claim("us", TIMES)
-    claim.saw(lease(), 0.0)
-    claim.renewed(held_by("us"), began_at=100.0, now=103.0)
+    claim = LeaseCandidate("us", TIMES)
+    claim.observe(lease(), 0.0)
+    claim.on_renewed(held_by("us"), began_at=100.0, now=103.0)
     assert claim.holds(109.9)
     assert not claim.holds(110.0)
 
 
 def test_who_sees_another_holder_stops_at_once() -> None:
-    claim = Claim("us", TIMES)
-    claim.renewed(held_by("us"), began_at=100.0, now=100.0)
-    claim.saw(held_by("them"), 101.0)
+    claim = LeaseCandidate("us", TIMES)
+    claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
+    claim.observe(held_by("them"), 101.0)
     assert not claim.holds(101.0)
 
 
 def test_who_gave_up_does_not_act_whatever_the_lease_says() -> None:
-    claim = Claim("us", TIMES)
-    claim.renewed(held_by("us"), began_at=100.0, now=100.0)
-    claim.gave_up()
+    claim = LeaseCandidate("us", TIMES)
+    claim.on_renewed(held_by("us"), began_at=100.0, now=100.0)
+    claim.stop()
     assert not claim.holds(100.0)
 
 
 def test_a_change_of_hands_is_counted_and_a_renewal_is_not() -> None:
-    claim = Claim("us", TIMES)
-    taken = claim.next(lease(holderIdentity="them", leaseTransitions=4, acquireTime="t0"), "t9")
+    claim = LeaseCandidate("us", TIMES)
+    taken = claim.next_lease(lease(holderIdentity="them", leaseTransitions=4, acquireTime="t0"), "t9")
     assert (taken.spec.holder_identity, taken.spec.lease_transitions, taken.spec.acquire_time) == ("us", 5, "t9")
-    renewed = claim.next(taken, "t10")
+    renewed = claim.next_lease(taken, "t10")
     assert (renewed.spec.lease_transitions, renewed.spec.acquire_time, renewed.spec.renew_time) == (5, "t9", "t10")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.floats(0.01, 20.0), st.floats(0.0, 12.0)), max_size=60))
 def test_two_claims_never_hold_at_once(steps: list[tuple[str, float, float]]) -> None:
     """Each step: some time passes, then one of the two looks and, if it may, writes; its answer is late by `lag`."""
-    claims = {name: Claim(name, TIMES) for name in "ab"}
+    claims = {name: LeaseCandidate(name, TIMES) for name in "ab"}
     current, now, writes = lease(), 0.0, 0
     for name, gap, lag in steps:
         now += gap
         claim = claims[name]
-        claim.saw(current, now)
-        if claim.may_take(now):
+        claim.observe(current, now)
+        if claim.may_acquire(now):
             writes += 1
-            current = claim.next(current, f"t{writes}")
-            claim.renewed(current, began_at=now, now=now + lag)
+            current = claim.next_lease(current, f"t{writes}")
+            claim.on_renewed(current, began_at=now, now=now + lag)
         assert sum(one.holds(now) for one in claims.values()) <= 1

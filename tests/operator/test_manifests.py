@@ -11,8 +11,8 @@ from tests.operator.objects import create, job, template
 from muster import spec
 from muster.cluster import RecordEvent
 from muster_operator.manifests.events import event_manifest
-from muster_operator.manifests.names import host_name, meeting_port, service_name
-from muster_operator.manifests.pods import PodChoices, pinned, pod_manifest
+from muster_operator.manifests.names import host_name, rendezvous_port, service_name
+from muster_operator.manifests.pods import PodConfig, pin_to_node, pod_manifest
 from muster_operator.manifests.services import needs_service, service_manifest
 from muster_operator.manifests.status import status_patch
 
@@ -21,7 +21,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def manifest(wanted: dict[str, Any] | None = None, tolerations: Any = (), **fields: Any) -> dict[str, Any]:
-    return pod_manifest(job(**fields), wanted or template(), create(), tolerations, PodChoices("muster"))
+    return pod_manifest(job(**fields), wanted or template(), create(), tolerations, PodConfig("muster"))
 
 
 def environment(pod: dict[str, Any], container: int = 0, kind: str = "containers") -> dict[str, str]:
@@ -60,7 +60,7 @@ def test_the_pin_stands_in_every_term_and_leaves_the_rest_of_the_affinity_alone(
             "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}],
         },
     }
-    result = pinned(affinity, "n7")
+    result = pin_to_node(affinity, "n7")
     assert result["podAffinity"] == {"x": 1}
     assert result["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"] == [{"weight": 1}]
     assert result["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
@@ -167,7 +167,7 @@ def test_the_installations_priority_class_is_used() -> None:
 
 
 def test_pods_on_the_hosts_network_meet_at_another_port_in_every_attempt() -> None:
-    ports = {meeting_port("u", "r", attempt, on_host_network=True) for attempt in range(20)}
+    ports = {rendezvous_port("u", "r", attempt, on_host_network=True) for attempt in range(20)}
     assert len(ports) > 15
     assert all(20_000 <= port < 30_000 for port in ports)
 

@@ -16,22 +16,22 @@ from tests.operator.objects import job_document, read
 from tests.operator.seeing import sight
 from tests.operator.serving import Rounds, Server, serve
 
-from muster.spec.bounds import MAX_BYTES, MAX_VALUES
-from muster_operator.kube.api import Api
+from muster.spec.bounds import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.sight.recent import Recent
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.world import Sight
+from muster_operator.sight.recent import LRUCache
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.world import ClusterCache
 
 MIB = 2**20
 
 
-def with_pod(name: str, version: int = 1, **fields: Any) -> Job:
+def with_pod(name: str, version: int = 1, **fields: Any) -> RawTrainingJob:
     """A job whose pods have these fields more."""
     document = job_document(name, version)
     document["spec"]["roles"][0]["template"]["spec"] |= fields
-    return read(Job, document)
+    return read(RawTrainingJob, document)
 
 
 def held_mib(act: Callable[[], object]) -> float:
@@ -49,36 +49,36 @@ def held_mib(act: Callable[[], object]) -> float:
         tracemalloc.stop()
 
 
-def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> Sight:
+def seen_with(count: int, make: Callable[[int], dict[str, Any]]) -> ClusterCache:
     seen, _ = sight()
     for number in range(count):
-        seen.jobs.put(with_pod(f"j{number}", number + 1, **make(number)))
+        seen.jobs.on_upsert(with_pod(f"j{number}", number + 1, **make(number)))
     return seen
 
 
 def test_a_job_with_more_values_than_any_true_one_is_refused_and_takes_next_to_nothing() -> None:
     seen, _ = sight()
 
-    def put() -> Sight:
+    def put() -> ClusterCache:
         for number in range(5):
-            seen.jobs.put(with_pod(f"j{number}", number + 1, odd=[number, [[{}] * 300] * 1000]))
+            seen.jobs.on_upsert(with_pod(f"j{number}", number + 1, odd=[number, [[{}] * 300] * 1000]))
         return seen
 
     assert held_mib(put) < 1
     assert seen.observe().jobs == ()
-    told = seen.jobs.broken["team/j0"].complaint
+    told = seen.jobs.invalid["team/j0"].error
     assert told.startswith("spec.roles: all roles and their pod templates must have at most 5,000 values")
 
 
 LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
-    "empty objects": lambda number: {"odd": [number, [{}] * (MAX_VALUES - 100)]},
-    "objects inside objects": lambda number: {"odd": [number, [{"a": {"b": {}}}] * ((MAX_VALUES - 100) // 3)]},
+    "empty objects": lambda number: {"odd": [number, [{}] * (MAX_ROLES_VALUES - 100)]},
+    "objects inside objects": lambda number: {"odd": [number, [{"a": {"b": {}}}] * ((MAX_ROLES_VALUES - 100) // 3)]},
     "variables": lambda number: {
-        "containers": [{"env": [{"name": f"A{i}", "value": str(number)} for i in range((MAX_VALUES - 100) // 3)]}]
+        "containers": [{"env": [{"name": f"A{i}", "value": str(number)} for i in range((MAX_ROLES_VALUES - 100) // 3)]}]
     },
-    "volumes": lambda number: {"volumes": [{"name": f"v{number}-{i}"} for i in range((MAX_VALUES - 100) // 2)]},
+    "volumes": lambda number: {"volumes": [{"name": f"v{number}-{i}"} for i in range((MAX_ROLES_VALUES - 100) // 2)]},
     "volumes of the run folder": lambda number: {
-        "volumes": [{"name": "muster-run", "a": number} for i in range((MAX_VALUES - 100) // 3)]
+        "volumes": [{"name": "muster-run", "a": number} for i in range((MAX_ROLES_VALUES - 100) // 3)]
     },
 }
 
@@ -91,15 +91,15 @@ def test_of_a_large_template_little_is_held_beside_its_text(make: Callable[[int]
 
 
 def test_jobs_with_one_template_share_its_text() -> None:
-    text = "x" * (MAX_BYTES - 1000)
+    text = "x" * (MAX_ROLES_BYTES - 1000)
     seen_with(1, lambda number: {"containers": [{"args": ["y"]}]})
 
-    def put() -> Sight:
+    def put() -> ClusterCache:
         seen, _ = sight()
         for number in range(100):
             document = job_document(f"j{number}", number + 1, priority=number)  # their specs differ
             document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [text]
-            seen.jobs.put(read(Job, document))
+            seen.jobs.on_upsert(read(RawTrainingJob, document))
         return seen
 
     assert held_mib(put) < 3
@@ -123,23 +123,23 @@ def compact(document: Any) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def as_served(document: dict[str, Any]) -> Job:
-    return msgspec.json.decode(compact(document), type=Job)
+def as_served(document: dict[str, Any]) -> RawTrainingJob:
+    return msgspec.json.decode(compact(document), type=RawTrainingJob)
 
 
 def forget(rounds: Rounds) -> None:
     """As if many others had been read since."""
     templates = rounds.sight.templates
-    templates._texts, templates._decoded = Recent(), Recent()
+    templates._texts, templates._decoded = LRUCache(), LRUCache()
 
 
 def test_a_template_whose_text_had_to_go_is_read_again_once_for_all_pods_of_a_gang() -> None:
     document = job_document("llama", 5)
     server = Cluster(document)
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.sight.jobs.put(as_served(document))
+        rounds.sight.jobs.on_upsert(as_served(document))
         forget(rounds)
         await rounds.round()
         assert rounds.phase("llama") == "Admitted"
@@ -155,13 +155,13 @@ def test_no_pod_is_made_of_another_template_than_was_decided_about() -> None:
     edited["spec"]["roles"][0]["template"]["spec"]["containers"][0]["image"] = "other"
     server = Cluster(edited)
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.sight.jobs.put(as_served(document))
+        rounds.sight.jobs.on_upsert(as_served(document))
         forget(rounds)
         await rounds.round()
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
-        assert rounds.writer.refusals.pause_s("uid-llama") > 0
+        assert rounds.writer.retry_limiter.backoff_s("uid-llama") > 0
 
     serve(server, story)
 
@@ -170,8 +170,8 @@ def test_an_edit_of_what_is_not_held_of_a_template_makes_another_template() -> N
     seen, _ = sight()
     digests = set()
     for version, image in enumerate(("a", "b"), 1):
-        seen.jobs.put(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
-        known = seen.jobs.known("uid-llama")
+        seen.jobs.on_upsert(with_pod("llama", version, containers=[{"name": "main", "image": image}]))
+        known = seen.jobs.get("uid-llama")
         assert known is not None
         digests.add(known.templates["trainer"].digest)
     assert [len(digest) for digest in digests] == [64, 64]
@@ -193,8 +193,8 @@ def test_a_list_is_handed_over_page_by_page() -> None:
 
     seen, _ = sight()
 
-    async def story(api: Api) -> None:
-        reflector = Reflector(api, TRAINING_JOBS, Job, seen.jobs, page=2)
+    async def story(api: ApiServerClient) -> None:
+        reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen.jobs, page_size=2)
         running = asyncio.create_task(reflector.run())
         async with asyncio.timeout(60):
             await reflector.synced.wait()

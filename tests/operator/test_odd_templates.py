@@ -19,15 +19,15 @@ from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster.snapshot import to_roles
-from muster_operator.dryrun import judged
-from muster_operator.manifests.collector import CollectorChoices, run_location
-from muster_operator.manifests.pods import PodChoices, pod_manifest
-from muster_operator.manifests.run_folder import keeps_run_folder
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.specs import Specs
-from muster_operator.sight.templates import Templates
+from muster_operator.dryrun import compare_pod
+from muster_operator.manifests.collector import CollectorSidecarConfig, run_location
+from muster_operator.manifests.pods import PodConfig, pod_manifest
+from muster_operator.manifests.run_folder import has_durable_run_folder
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.specs import SpecCache
+from muster_operator.sight.templates import TemplateCache
 
-COLLECTORS = CollectorChoices(image="collector", store="s3://runs", store_secret="keys")
+COLLECTORS = CollectorSidecarConfig(image="collector", store="s3://runs", store_secret="keys")
 Path = tuple[str | int, ...]
 
 TEMPLATE: dict[str, Any] = {
@@ -108,24 +108,24 @@ def with_value(path: Path, value: Any) -> dict[str, Any]:
     return whole
 
 
-def made_of(template: Any, collectors: CollectorChoices, **fields: Any) -> dict[str, Any]:
+def made_of(template: Any, collectors: CollectorSidecarConfig, **fields: Any) -> dict[str, Any]:
     """Everything that is read of a template, up to its pod. Raises ValidationError and InvalidSpec only."""
     roles = [{"name": "trainer", "replicas": 2, "template": template}]
     document = job_document(**{"roles": roles, **fields})
-    templates = Templates()
-    wanted = Specs(collectors, templates).read(json.dumps(document["spec"]).encode(), b"digest")
+    templates = TemplateCache()
+    wanted = SpecCache(collectors, templates).read(json.dumps(document["spec"]).encode(), b"digest")
     job = spec.TrainingJob.model_construct(
         metadata=spec.ObjectMeta.model_validate(document["metadata"]), spec=wanted.spec
     )
     (role,) = wanted.spec.roles
     to_roles(wanted.spec)
-    keeps_run_folder(role)
-    run_location(job, CollectorChoices(image=collectors.image))
+    has_durable_run_folder(role)
+    run_location(job, CollectorSidecarConfig(image=collectors.image))
     pod: CreatePod = create(index=0)
     written = templates.document(wanted.templates["trainer"])
     assert written is not None
-    manifest = pod_manifest(job, written, pod, (), PodChoices(collector=collectors))
-    judged(role.template.spec, json.loads(msgspec.json.encode(manifest))["spec"])
+    manifest = pod_manifest(job, written, pod, (), PodConfig(collector=collectors))
+    compare_pod(role.template.spec, json.loads(msgspec.json.encode(manifest))["spec"])
     return manifest
 
 
@@ -137,7 +137,7 @@ def test_any_value_at_any_place_makes_a_pod_or_a_sentence(path: Path, value: Any
     )
     told = ""
     try:
-        made_of(with_value(path, value), COLLECTORS if collected else CollectorChoices(), **fields)
+        made_of(with_value(path, value), COLLECTORS if collected else CollectorSidecarConfig(), **fields)
     except (ValidationError, InvalidSpec) as refusal:
         told = str(refusal)
     assert not told.startswith("no pod can be made"), "what is read and not declared"
@@ -159,7 +159,7 @@ def test_any_value_at_any_place_makes_a_pod_or_a_sentence(path: Path, value: Any
 def test_a_field_of_the_wrong_form_is_refused_by_its_name(field: str, value: Any, *, collected: bool) -> None:
     template = with_value(("spec", "containers", 0, field), value)
     with pytest.raises(ValidationError) as caught:
-        made_of(template, COLLECTORS if collected else CollectorChoices())
+        made_of(template, COLLECTORS if collected else CollectorSidecarConfig())
     assert f"containers.0.{field}" in str(caught.value)
 
 
@@ -167,10 +167,10 @@ def test_a_job_with_such_a_template_says_so_and_others_are_seen() -> None:
     seen, _ = sight()
     odd = job_document("odd")
     odd["spec"]["roles"][0]["template"]["spec"]["containers"][0]["volumeMounts"] = ["x"]
-    seen.jobs.put(read(Job, odd))
-    seen.jobs.put(job_seen("other", 2))
-    (broken,) = seen.jobs.broken.values()
-    assert broken.complaint.startswith("spec.roles[0].template.spec.containers[0].volumeMounts[0]: ")
+    seen.jobs.on_upsert(read(RawTrainingJob, odd))
+    seen.jobs.on_upsert(job_seen("other", 2))
+    (broken,) = seen.jobs.invalid.values()
+    assert broken.error.startswith("spec.roles[0].template.spec.containers[0].volumeMounts[0]: ")
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
 
 
@@ -179,4 +179,4 @@ def test_whatever_goes_wrong_while_a_pod_is_made_is_a_refusal() -> None:
     job = spec.TrainingJob.model_validate(document)
     unchecked = {"spec": {"containers": [{"volumeMounts": ["x"]}]}}
     with pytest.raises(InvalidSpec, match="no pod can be made of the template: AttributeError"):
-        pod_manifest(job, unchecked, create(), (), PodChoices())
+        pod_manifest(job, unchecked, create(), (), PodConfig())

@@ -9,43 +9,43 @@ from aiohttp import web
 from tests.operator.serving import Rounds, Server, serve, serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError, Fenced, Limits
-from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.api import ApiServerClient, ApiError, Fenced, ApiRateLimits
+from muster_operator.kube.connect import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
 
 
 def test_outages_are_over_once_all_resources_were_listed_since() -> None:
     outages = Outages()
     for resource in ("pods", "nodes"):
-        outages.listed(resource, outages.lists(resource))
-    assert outages.current()
-    began = outages.lists("pods")
-    assert outages.missing() == ["pods"]
-    outages.lost()
-    outages.listed("pods", began)
-    assert outages.missing() == ["pods", "nodes"], "that list is older than the outage"
-    outages.listed("nodes", outages.lists("nodes"))
-    assert not outages.current()
-    outages.listed("pods", outages.lists("pods"))
-    assert outages.current()
+        outages.list_completed(resource, outages.list_started(resource))
+    assert outages.is_synced()
+    began = outages.list_started("pods")
+    assert outages.unsynced() == ["pods"]
+    outages.record_unreachable()
+    outages.list_completed("pods", began)
+    assert outages.unsynced() == ["pods", "nodes"], "that list is older than the outage"
+    outages.list_completed("nodes", outages.list_started("nodes"))
+    assert not outages.is_synced()
+    outages.list_completed("pods", outages.list_started("pods"))
+    assert outages.is_synced()
 
 
 def test_a_server_that_cannot_be_reached_is_an_outage_and_one_that_refuses_is_none() -> None:
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         with pytest.raises(ApiError):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
         assert api.outages.count == 0
-        async with Api(
-            Endpoint("http://127.0.0.1:1", None, None, lambda: None), Limits(), outages=api.outages
+        async with ApiServerClient(
+            ApiServerEndpoint("http://127.0.0.1:1", None, None, lambda: None), ApiRateLimits(), outages=api.outages
         ) as other:
             with pytest.raises(ClusterError):
-                await other.read("/api/v1/pods")
+                await other.get("/api/v1/pods")
             assert (api.outages.count, api.outages.reachable.is_set()) == (1, False)
             with pytest.raises(ClusterError):
                 async with other.stream("/api/v1/pods", {}, 60.0):
                     pass
             assert api.outages.count == 2
-        await api.read("/api/v1/pods")
+        await api.get("/api/v1/pods")
         assert api.outages.reachable.is_set()
 
     serve(Server(refuses=[("POST", "pods", 500)]), story)
@@ -59,9 +59,9 @@ def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(60)
             return web.Response()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         with pytest.raises(ClusterError):
-            await api.read("/api/v1/pods")
+            await api.get("/api/v1/pods")
         assert api.outages.count == 0
 
     asyncio.run(serving(Slow(), story))
@@ -70,16 +70,16 @@ def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPa
 def test_a_write_that_was_asked_for_before_an_outage_is_not_begun_after_it() -> None:
     class Busy:
         calls = 0
-        api: Api
+        api: ApiServerClient
 
         async def answer(self, request: web.Request) -> web.StreamResponse:
             self.calls += 1
-            self.api.outages.lost()
+            self.api.outages.record_unreachable()
             return web.json_response({}, status=503, headers={"Retry-After": "0"})
 
     busy = Busy()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         busy.api = api
         with pytest.raises(Fenced):
             await api.post("/api/v1/namespaces/team/pods", b"{}")
@@ -89,19 +89,19 @@ def test_a_write_that_was_asked_for_before_an_outage_is_not_begun_after_it() -> 
 
 
 def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        began = api.outages.lists("trainingjobs")
-        rounds.leader.changed.set()  # which a round that begins clears
-        leading = asyncio.create_task(rounds.leader.lead())
+        began = api.outages.list_started("trainingjobs")
+        rounds.leader.wakeup.set()  # which a round that begins clears
+        leading = asyncio.create_task(rounds.leader.run_term())
         async with asyncio.timeout(60):
             while rounds.leader.term is None:  # noqa: ASYNC110 - a condition of another part
                 await asyncio.sleep(0)
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert rounds.leader.changed.is_set()
-            api.outages.listed("trainingjobs", began)
-            while not rounds.leader._metrics.rounds.value(()):  # noqa: ASYNC110 - likewise
+            assert rounds.leader.wakeup.is_set()
+            api.outages.list_completed("trainingjobs", began)
+            while not rounds.leader._metrics.cycles.value(()):  # noqa: ASYNC110 - likewise
                 await asyncio.sleep(0.01)
         leading.cancel()
 
@@ -116,7 +116,7 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
             nonlocal ended
             try:
                 async with asyncio.timeout(None) as scope:
-                    with outages.ends(scope):
+                    with outages.cancel_on_outage(scope):
                         opened.set()
                         await asyncio.Event().wait()
             except TimeoutError:
@@ -125,7 +125,7 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
         watching = asyncio.create_task(watch())
         await opened.wait()
         for _ in range(20):  # a call fails in every turn of the event loop until the watch has ended, and later
-            outages.lost()
+            outages.record_unreachable()
             await asyncio.sleep(0)
         await watching
         assert (ended, outages.count) == (True, 20)
@@ -136,27 +136,27 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
 def test_outages_that_follow_one_another_are_followed_by_lists_after_pauses_that_grow() -> None:
     now = 0.0
     outages = Outages(lambda: now)
-    outages.listed("pods", outages.lists("pods"))
+    outages.list_completed("pods", outages.list_started("pods"))
     pauses = []
     for _ in range(12):
-        outages.lost()
-        outages.lost()
-        pauses.append(outages.list_in_s())
+        outages.record_unreachable()
+        outages.record_unreachable()
+        pauses.append(outages.list_delay_s())
         now += pauses[-1]
-        assert outages.list_in_s() == pytest.approx(0.0)
-        outages.listed("pods", outages.lists("pods"))
+        assert outages.list_delay_s() == pytest.approx(0.0)
+        outages.list_completed("pods", outages.list_started("pods"))
     assert pauses[:4] == pytest.approx([0.0, 0.2, 0.4, 0.8])
     assert pauses[-1] == pytest.approx(15.0)
     now += 60.0
-    outages.lost()
-    assert outages.list_in_s() == 0.0, "the last one was long ago"
+    outages.record_unreachable()
+    assert outages.list_delay_s() == 0.0, "the last one was long ago"
 
 
 def test_an_outage_before_anything_was_listed_delays_no_list() -> None:
     outages = Outages(lambda: 0.0)
     for _ in range(5):
-        outages.lost()
-    outages.lists("pods")
+        outages.record_unreachable()
+    outages.list_started("pods")
     for _ in range(5):
-        outages.lost()
-    assert outages.list_in_s() == 0.0
+        outages.record_unreachable()
+    assert outages.list_delay_s() == 0.0

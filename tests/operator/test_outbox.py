@@ -14,28 +14,28 @@ from tests.operator.serving import Rounds, Server, serve
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster_operator import outbox
-from muster_operator.kube.api import Api, ApiError, Fenced
-from muster_operator.outbox import Letter, Outbox
+from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
+from muster_operator.outbox import PendingEvent, EventRecorder
 
 
-def letter(name: str, about: str = "", instead: str = "") -> Letter:
-    return Letter("team", {"name": name, "type": "Normal"}, about, instead)
+def letter(name: str, about: str = "", instead: str = "") -> PendingEvent:
+    return PendingEvent("team", {"name": name, "type": "Normal"}, about, instead)
 
 
-def warning(name: str, about: str = "", instead: str = "") -> Letter:
-    return Letter("team", {"name": name, "type": "Warning"}, about, instead)
+def warning(name: str, about: str = "", instead: str = "") -> PendingEvent:
+    return PendingEvent("team", {"name": name, "type": "Warning"}, about, instead)
 
 
-def taken(box: Outbox) -> Any:
+def taken(box: EventRecorder) -> Any:
     following = box._next()
     return following and following[1].manifest["name"]
 
 
-def waiting(box: Outbox) -> list[Any]:
-    return [one.manifest["name"] for one in box.waiting()]
+def waiting(box: EventRecorder) -> list[Any]:
+    return [one.manifest["name"] for one in box.pending()]
 
 
-def play(box: Outbox, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
+def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
     """Send all that waits; rests take no time."""
 
     async def sleep(seconds: float) -> None:
@@ -54,58 +54,58 @@ def play(box: Outbox, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], 
 
 
 def test_one_that_tells_more_is_sent_in_place_of_the_one_that_waits() -> None:
-    box = Outbox(cast(Api, None), lambda: True, lambda: None)
-    box.add(letter("a admitted", "a Admitted"))
-    box.add(letter("b admitted", "b Admitted"))
-    box.add(letter("a completed", "a Completed", "a Admitted"))
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    box.enqueue(letter("a admitted", "a Admitted"))
+    box.enqueue(letter("b admitted", "b Admitted"))
+    box.enqueue(letter("a completed", "a Completed", "a Admitted"))
     assert waiting(box) == ["b admitted", "a completed"]
     assert taken(box) == "b admitted"
-    box.add(letter("b completed", "b Completed", "b Admitted"))
+    box.enqueue(letter("b completed", "b Completed", "b Admitted"))
     assert waiting(box) == ["a completed", "b completed"], "what is sent already is not missed"
 
 
 def test_when_too_many_wait_the_oldest_are_dropped_and_counted() -> None:
     dropped: list[int] = []
-    box = Outbox(cast(Api, None), lambda: True, lambda: dropped.append(1))
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(1))
     for number in range(20_003):
-        box.add(letter(str(number), f"{number} Admitted"))
-    assert (len(dropped), waiting(box)[0], len(box.waiting())) == (3, "3", 20_000)
-    box.add(letter("late", "", "0 Admitted"))
-    assert len(box.waiting()) == 20_000
+        box.enqueue(letter(str(number), f"{number} Admitted"))
+    assert (len(dropped), waiting(box)[0], len(box.pending())) == (3, "3", 20_000)
+    box.enqueue(letter("late", "", "0 Admitted"))
+    assert len(box.pending()) == 20_000
 
 
 def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
-    box = Outbox(cast(Api, None), lambda: True, lambda: None)
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     for one in (letter("a"), warning("b"), letter("c"), warning("d")):
-        box.add(one)
+        box.enqueue(one)
     assert waiting(box) == ["b", "d", "a", "c"]
     assert taken(box) == "b"
     for number in range(20_000):
-        box.add(letter(str(number)))
+        box.enqueue(letter(str(number)))
     assert (waiting(box)[:2], len(box)) == (["d", "1"], 20_000)
     for number in range(20_001):
-        box.add(warning(f"w{number}"))
+        box.enqueue(warning(f"w{number}"))
     assert (waiting(box)[0], waiting(box)[-1], len(box)) == ("w1", "w20000", 20_000)
-    box.add(letter("late"))
+    box.enqueue(letter("late"))
     assert (waiting(box)[0], "late" in waiting(box)) == ("w1", False), "none is dropped for one that is no warning"
 
 
 def test_every_fourth_is_no_warning_so_that_the_others_are_sent_as_well() -> None:
-    box = Outbox(cast(Api, None), lambda: True, lambda: None)
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
     for number in range(9):
-        box.add(warning(f"w{number}"))
-        box.add(letter(str(number)))
+        box.enqueue(warning(f"w{number}"))
+        box.enqueue(letter(str(number)))
     assert [taken(box) for _ in range(9)] == ["w0", "w1", "w2", "0", "w3", "w4", "w5", "1", "w6"]
 
 
 def test_what_waited_for_too_long_is_dropped_and_counted_but_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    box = Outbox(cast(Api, None), lambda: True, lambda: dropped.append(now[0]))
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
-        box.add(letter(f"told {at}"))
-        box.add(warning(f"warned {at}"))
+        box.enqueue(letter(f"told {at}"))
+        box.enqueue(warning(f"warned {at}"))
     now[0] = 950.0
     assert [taken(box) for _ in range(4)] == ["warned 0.0", "warned 100.0", "told 100.0", None]
     assert dropped == [950.0]
@@ -125,17 +125,17 @@ def test_while_there_is_no_answer_everything_waits_and_what_is_refused_is_droppe
                 raise answer
             sent.append(json.loads(body)["name"])
 
-    box = Outbox(cast(Api, Server()), lambda: False, lambda: dropped.append(1))
+    box = EventRecorder(cast(ApiServerClient, Server()), lambda: False, lambda: dropped.append(1))
     for one in (warning("a"), letter("b"), letter("c")):
-        box.add(one)
+        box.enqueue(one)
     play(box, monkeypatch, rests.append)
     assert (sent, len(dropped), rests[:2]) == (["b", "c"], 1, [2.0, 2.0])
 
 
 def test_a_warning_that_a_later_event_makes_worthless_is_not_sent() -> None:
-    box = Outbox(cast(Api, None), lambda: True, lambda: None)
-    box.add(warning("a admitted", "a Admitted"))
-    box.add(letter("a completed", "a Completed", "a Admitted"))
+    box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: None)
+    box.enqueue(warning("a admitted", "a Admitted"))
+    box.enqueue(letter("a completed", "a Completed", "a Admitted"))
     assert waiting(box) == ["a completed"]
 
 
@@ -146,9 +146,9 @@ def test_the_slower_they_are_answered_the_fewer_are_sent(monkeypatch: pytest.Mon
         async def post(self, path: str, body: bytes, *, accept: str) -> None:
             clock[0] += next(takes)
 
-    box = Outbox(cast(Api, Slow()), lambda: False, lambda: None)
+    box = EventRecorder(cast(ApiServerClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
-        box.add(letter(str(number)))
+        box.enqueue(letter(str(number)))
     monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     play(box, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
@@ -157,7 +157,7 @@ def test_the_slower_they_are_answered_the_fewer_are_sent(monkeypatch: pytest.Mon
 def test_of_a_job_that_is_complete_nobody_is_told_any_more_that_it_was_admitted_but_of_one_that_failed() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         for number, (name, end) in enumerate({"good": "Completed", "bad": "Failed"}.items()):
             rounds.submit(name, 5 + number)

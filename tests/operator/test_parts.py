@@ -6,11 +6,11 @@ import pytest
 from tests.operator.objects import job
 
 from muster import spec
-from muster_operator.accounts import Accounts
-from muster_operator.finalizers import wanted
+from muster_operator.accounts import JobMetrics
+from muster_operator.finalizers import desired_finalizers
 from muster_operator.labels import IN_USE
-from muster_operator.metrics import Histogram, Metric, Metrics
-from muster_operator.settings import parse
+from muster_operator.metrics import Histogram, Metric, OperatorMetrics
+from muster_operator.settings import parse_flags
 
 
 def queue(*finalizers: str, leaving: bool = False) -> spec.Queue:
@@ -20,11 +20,11 @@ def queue(*finalizers: str, leaving: bool = False) -> spec.Queue:
 
 def test_a_queue_is_kept_while_jobs_name_it_and_let_go_then() -> None:
     nobody, somebody = frozenset[str](), frozenset({"q"})
-    assert wanted(queue("other"), nobody) == ["other", IN_USE]
-    assert wanted(queue(IN_USE), nobody) is None
-    assert wanted(queue(IN_USE, leaving=True), somebody) is None
-    assert wanted(queue("other", IN_USE, leaving=True), nobody) == ["other"]
-    assert wanted(queue("other", leaving=True), nobody) is None
+    assert desired_finalizers(queue("other"), nobody) == ["other", IN_USE]
+    assert desired_finalizers(queue(IN_USE), nobody) is None
+    assert desired_finalizers(queue(IN_USE, leaving=True), somebody) is None
+    assert desired_finalizers(queue("other", IN_USE, leaving=True), nobody) == ["other"]
+    assert desired_finalizers(queue("other", leaving=True), nobody) is None
 
 
 def test_metrics_are_written_as_prometheus_reads_them() -> None:
@@ -59,11 +59,11 @@ def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
     )
     waiting = job()
     running = waiting.model_copy(update={"status": status})
-    metrics, jobs = Metrics(), [running]
-    accounts = Accounts(metrics, lambda: jobs, lambda: now[0])
-    accounts.wrote(waiting, status)
+    metrics, jobs = OperatorMetrics(), [running]
+    accounts = JobMetrics(metrics, lambda: jobs, lambda: now[0])
+    accounts.on_status_written(waiting, status)
     now[0] = 110.0
-    accounts.scrape()
+    accounts.refresh()
     cell = ("research", "team", "nvidia.com/gpu")
     assert metrics.gpu_s.value(cell) == 20.0
     assert metrics.admitted.value(("research",)) == 1.0
@@ -71,8 +71,8 @@ def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
     assert 'muster_queue_jobs{queue="research",phase="Admitted"} 1' in metrics.text()
     jobs.clear()
     now[0] = 115.0
-    accounts.scrape()
-    accounts.scrape()
+    accounts.refresh()
+    accounts.refresh()
     assert metrics.gpu_s.value(cell) == 30.0
     assert 'phase="Admitted"' not in metrics.text()
 
@@ -90,9 +90,9 @@ def test_a_flag_that_cannot_be_right_is_refused_with_what_would_be(
     flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        parse(flags)
+        parse_flags(flags)
     assert complaint in capsys.readouterr().err
 
 
 def test_two_operators_on_one_host_have_names_of_their_own() -> None:
-    assert parse([]).identity != parse([]).identity
+    assert parse_flags([]).identity != parse_flags([]).identity

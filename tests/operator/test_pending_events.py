@@ -6,37 +6,37 @@ from collections.abc import Awaitable, Callable
 
 from tests.operator.serving import Rounds, Server, serve
 
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 
 
 class Waiting:
     """A job whose reason the test writes, on a clock of the test's own."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiServerClient) -> None:
         self.now = 0.0
         self.rounds = Rounds(api)
-        self.pending = self.rounds.writer.pending
+        self.pending = self.rounds.writer.pending_reasons
         self.pending.clock = lambda: self.now
         self.rounds.submit("llama", 5, queue="missing")
 
     def write(self, reason: str, phase: str = "Pending") -> None:
         """The job has another status."""
-        known = self.rounds.sight.jobs.known("uid-llama")
+        known = self.rounds.sight.jobs.get("uid-llama")
         assert known is not None
         before = known.job.status
         status = before.model_copy(update={"phase": phase, "reason": reason})
-        self.rounds.sight.jobs.wrote("uid-llama", status, int(known.job.metadata.resource_version or 0) + 1)
-        self.pending.wrote("uid-llama", before, status)
+        self.rounds.sight.jobs.on_status_written("uid-llama", status, int(known.job.metadata.resource_version or 0) + 1)
+        self.pending.on_status_written("uid-llama", before, status)
 
     def events(self, at: float) -> list[str]:
         """Notes of the Events there are once it is `at` and a round has looked."""
         self.now = at
-        self.pending.settle()
-        return [one.manifest["note"] for one in self.rounds.outbox.waiting()]
+        self.pending.record_due()
+        return [one.manifest["note"] for one in self.rounds.outbox.pending()]
 
 
 def play(story: Callable[[Waiting], Awaitable[None]]) -> None:
-    async def told(api: Api) -> None:
+    async def told(api: ApiServerClient) -> None:
         await story(Waiting(api))
 
     serve(Server(), told)
@@ -54,7 +54,7 @@ def test_a_job_that_waits_for_half_a_minute_has_one_event_that_says_why() -> Non
         waiting.now = 30.0
         await rounds.round()
         assert rounds.told() == [("llama", "Pending")]
-        assert rounds.outbox.waiting()[0].manifest["note"].startswith("QueueNotFound: ")
+        assert rounds.outbox.pending()[0].manifest["note"].startswith("QueueNotFound: ")
         waiting.now = 90.0
         await rounds.round()
         assert len(rounds.told()) == 1
@@ -89,7 +89,7 @@ def test_a_job_that_is_admitted_before_has_no_such_event() -> None:
 def test_a_reason_that_was_written_in_an_earlier_term_has_no_event_in_a_later_one() -> None:
     async def story(waiting: Waiting) -> None:
         waiting.write("A")
-        waiting.pending.begin()
+        waiting.pending.reset()
         assert waiting.events(at=60.0) == []
 
     play(story)

@@ -13,13 +13,13 @@ from tests.operator.seeing import sight
 
 from muster import spec
 from muster_operator.manifests.collector import NO_COLLECTORS
-from muster_operator.sight.recent import Recent
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.specs import Specs
+from muster_operator.sight.recent import LRUCache
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.specs import SpecCache
 
 
 def test_what_was_not_asked_for_the_longest_goes_first() -> None:
-    kept = Recent[str, int](most=2)
+    kept = LRUCache[str, int](max_entries=2)
     kept.put("a", 1, 1)
     kept.put("b", 2, 1)
     assert kept.get("a") == 1
@@ -28,14 +28,14 @@ def test_what_was_not_asked_for_the_longest_goes_first() -> None:
 
 
 def test_one_that_is_too_large_for_everything_is_not_kept() -> None:
-    kept = Recent[str, int](most_bytes=10)
+    kept = LRUCache[str, int](max_bytes=10)
     kept.put("a", 1, 11)
     assert (kept.get("a"), len(kept), kept.bytes) == (None, 0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_neither_bound_is_ever_passed(puts: list[tuple[int, int]]) -> None:
-    kept, sizes = Recent[int, int](most=3, most_bytes=60), dict[int, int]()
+    kept, sizes = LRUCache[int, int](max_entries=3, max_bytes=60), dict[int, int]()
     for key, size in puts:
         kept.put(key, size, size)
         sizes[key] = size
@@ -51,24 +51,24 @@ def test_long_texts_of_jobs_that_came_and_went_do_not_pile_up() -> None:
     for number in range(800):  # 160 MB
         document: dict[str, Any] = job_document(f"j{number}", number + 1)
         document["spec"]["roles"][0]["template"]["spec"]["containers"][0]["args"] = [f"{number}{longest}"]
-        one = read(Job, document)
-        seen.jobs.put(one)
+        one = read(RawTrainingJob, document)
+        seen.jobs.on_upsert(one)
         one.metadata.resource_version = str(10_000 + number)
-        seen.jobs.drop(one)
+        seen.jobs.on_delete(one)
     specs = seen.jobs._reader._specs
-    assert specs._known.bytes <= 32 * 2**20
+    assert specs._parsed.bytes <= 32 * 2**20
     assert seen.templates._texts.bytes <= 128 * 2**20
-    assert len(seen.templates._known) <= len(specs._known)
-    assert 0 < len(specs._known) < 100
+    assert len(seen.templates._known) <= len(specs._parsed)
+    assert 0 < len(specs._parsed) < 100
 
 
 def test_what_pods_of_a_spec_really_ask_for_is_forgotten_with_the_spec() -> None:
-    specs = Specs(NO_COLLECTORS)
+    specs = SpecCache(NO_COLLECTORS)
     wanted = specs.read(json.dumps({"roles": [{"name": "trainer", "template": template()}]}).encode(), b"digest").spec
     pods = {"trainer": spec.PodSpec.model_validate(template()["spec"])}
-    assert specs.really(wanted, pods) is specs.really(wanted, pods)
-    assert len(specs._real) == 1
-    specs._known = Recent()
+    assert specs.with_effective_pods(wanted, pods) is specs.with_effective_pods(wanted, pods)
+    assert len(specs._effective) == 1
+    specs._parsed = LRUCache()
     del wanted
     gc.collect()
-    assert specs._real == {}
+    assert specs._effective == {}

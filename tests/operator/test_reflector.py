@@ -14,10 +14,10 @@ from aiohttp import web
 from tests.operator.serving import serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.sight.shapes import Job
+from muster_operator.sight.shapes import RawTrainingJob
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 
@@ -81,12 +81,12 @@ class Seen:
         self.jobs = {name: known for name, known in self.jobs.items() if name in names}
         self.reached = version
 
-    def put(self, item: Job) -> None:
+    def put(self, item: RawTrainingJob) -> None:
         if item.metadata.name in self.poison:
             raise KeyError("a bug")
         self.jobs[item.metadata.name] = item.metadata.version
 
-    def drop(self, item: Job) -> None:
+    def drop(self, item: RawTrainingJob) -> None:
         self.jobs.pop(item.metadata.name, None)
 
     def progress(self, version: int) -> None:
@@ -97,8 +97,8 @@ def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
     """Reflect until it holds. Fails where the reflector ends, or nothing comes of it."""
 
     async def main() -> None:
-        async def follow(api: Api) -> None:
-            reflector = Reflector(api, TRAINING_JOBS, Job, seen)
+        async def follow(api: ApiServerClient) -> None:
+            reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
                 while not holds():
@@ -171,7 +171,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that reflectors make; they take no time."""
     made: list[float] = []
 
-    async def pause(reflector: Reflector[Job], pause_s: float) -> None:
+    async def pause(reflector: Reflector[RawTrainingJob], pause_s: float) -> None:
         made.append(pause_s)
         await asyncio.sleep(0)
 
@@ -212,17 +212,17 @@ def test_an_outage_that_another_call_notices_has_everything_listed_again() -> No
     server, seen = Server([(7, [plain("gone", 1)]), (12, [plain("a", 3)])]), Seen()
 
     async def main() -> None:
-        async def follow(api: Api) -> None:
-            reflector = Reflector(api, TRAINING_JOBS, Job, seen)
+        async def follow(api: ApiServerClient) -> None:
+            reflector = Reflector(api, TRAINING_JOBS, RawTrainingJob, seen)
             running = asyncio.create_task(reflector.run())
             async with asyncio.timeout(60):
                 while server.asked_from != ["7"]:  # noqa: ASYNC110 - a condition of the server, not of ours
                     await asyncio.sleep(0.01)
-                assert api.outages.current()
-                api.outages.lost()
-                assert not api.outages.current()
-                assert api.outages.missing() == ["trainingjobs"]
-                await api.outages.wait_until_current()
+                assert api.outages.is_synced()
+                api.outages.record_unreachable()
+                assert not api.outages.is_synced()
+                assert api.outages.unsynced() == ["trainingjobs"]
+                await api.outages.wait_until_synced()
                 assert seen.jobs == {"a": 3}
             running.cancel()
 
@@ -248,9 +248,9 @@ def test_a_call_that_is_reset_each_time_has_everything_listed_again_after_pauses
     server, paused_s = Resetting([(7, [])]), 0.0
 
     async def main() -> None:
-        async def follow(api: Api) -> None:
+        async def follow(api: ApiServerClient) -> None:
             nonlocal paused_s
-            running = asyncio.create_task(Reflector(api, TRAINING_JOBS, Job, Seen()).run())
+            running = asyncio.create_task(Reflector(api, TRAINING_JOBS, RawTrainingJob, Seen()).run())
             async with asyncio.timeout(60):
                 for number in range(1, 6):
                     while len(server.asked_from) < number:  # noqa: ASYNC110 - a condition of the server, not of ours
@@ -258,7 +258,7 @@ def test_a_call_that_is_reset_each_time_has_everything_listed_again_after_pauses
                     began = time.monotonic()
                     with pytest.raises(ClusterError):
                         await api.post("/api/v1/namespaces/team/pods", b"{}")
-                    await api.outages.wait_until_current()
+                    await api.outages.wait_until_synced()
                     paused_s += time.monotonic() - began
             running.cancel()
 

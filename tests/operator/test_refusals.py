@@ -10,9 +10,9 @@ from tests.operator.seeing import relist
 from tests.operator.serving import Rounds, Server, admitted, serve, tried
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError, Fenced
-from muster_operator.refusals import Refusals, concerns_everybody
-from muster_operator.sight.known_job import Verdict
+from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
+from muster_operator.refusals import RetryLimiter, is_server_wide
+from muster_operator.sight.known_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"
 
@@ -24,13 +24,13 @@ POD_OF_BAD = r"/pods/bad-"
 def test_others_are_admitted_while_a_job_waits_for_what_is_refused(where: tuple[str, str], code: int) -> None:
     server = Server([(*where, code)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.submit("bad", 5, admitted())
         rounds.submit("good", 6)
         await rounds.round()
         assert (rounds.phase("good"), server.count("POST /api/v1/namespaces/team/pods/good-")) == ("Admitted", 2)
-        assert rounds.term.troubles == 0
+        assert rounds.term.failures == 0
 
     serve(server, story)
 
@@ -39,16 +39,16 @@ def test_others_are_admitted_while_a_job_waits_for_what_is_refused(where: tuple[
 def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of_it(code: int) -> None:
     server = Server([("DELETE", POD_OF_BAD, code)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.submit("bad", 5, admitted())
         pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an attempt that is over
-        rounds.sight.pods.put(pod)
+        rounds.sight.pods.on_upsert(pod)
         rounds.submit("good", 7)
         await rounds.round()
         assert rounds.phase("good") == "Admitted"
         assert ("bad", "PodNotDeleted") in rounds.told()
-        assert rounds.writer.refusals.pause_s("uid-bad") > 0
+        assert rounds.writer.retry_limiter.backoff_s("uid-bad") > 0
 
     serve(server, story)
 
@@ -56,7 +56,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of
 def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_not() -> None:
     server = Server([("POST", POD_OF_BAD, 500)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.submit("bad", 5, admitted())
         told, pauses = [], []
@@ -64,13 +64,13 @@ def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_
             await rounds.round()
             rounds.term.engine.recheck(["uid-bad"])
             told.append(rounds.told().count(("bad", "PodRejected")))
-            pauses.append(rounds.writer.refusals.pause_s("uid-bad"))
+            pauses.append(rounds.writer.retry_limiter.backoff_s("uid-bad"))
         assert told == [0, 1, 1, 1]
         assert pauses == sorted(set(pauses)), "they grow"
         server.refuses.clear()
         await rounds.round()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2 + 2 + 1 + 1 + 2, "one pod tells enough"
-        assert not rounds.writer.refusals.lasts("uid-bad")
+        assert not rounds.writer.retry_limiter.has_repeated("uid-bad")
 
     serve(server, story)
 
@@ -79,9 +79,9 @@ def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> 
     """Its room may have been promised to somebody: nobody takes it before it is given back on paper."""
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.leader._again = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
+        rounds.leader._retry = lambda term, uids: None  # type: ignore[method-assign]  # its pause does not end meanwhile
         rounds.submit("bad", 5, admitted(), cancel=True)
         rounds.submit("good", 6)
         await rounds.round()
@@ -94,40 +94,40 @@ def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> 
 
 @pytest.mark.parametrize("code", [401, 429])
 def test_a_login_that_is_not_accepted_and_too_many_calls_concern_everybody(code: int) -> None:
-    assert concerns_everybody(ApiError(code, "x", "y"))
-    assert concerns_everybody(ClusterError("no answer"))
-    assert concerns_everybody(Fenced("not ours"))
-    assert not concerns_everybody(ApiError(500, "InternalError", "failed calling webhook"))
+    assert is_server_wide(ApiError(code, "x", "y"))
+    assert is_server_wide(ClusterError("no answer"))
+    assert is_server_wide(Fenced("not ours"))
+    assert not is_server_wide(ApiError(500, "InternalError", "failed calling webhook"))
 
 
 def test_pauses_grow_to_a_bound_and_begin_anew() -> None:
     now = [0.0]
-    refusals = Refusals(clock=lambda: now[0])
-    assert refusals.may_try("a")
+    refusals = RetryLimiter(clock=lambda: now[0])
+    assert refusals.may_retry("a")
     pauses = []
     for _ in range(8):
-        refusals.note("a", forbidden=False)
-        pauses.append(refusals.pause_s("a"))
+        refusals.record_failure("a", invalid=False)
+        pauses.append(refusals.backoff_s("a"))
     assert pauses[:3] == [1.0, 2.0, 4.0]
     assert pauses[-1] == pauses[-2] == 30.0
-    assert not refusals.may_try("a")
+    assert not refusals.may_retry("a")
     now[0] = 30.0
-    assert refusals.may_try("a")
-    refusals.over("a")
-    refusals.note("a", forbidden=True)
-    assert refusals.pause_s("a") == 5.0
+    assert refusals.may_retry("a")
+    refusals.reset("a")
+    refusals.record_failure("a", invalid=True)
+    assert refusals.backoff_s("a") == 5.0
 
 
 def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
     server = Server([("POST", "/pods$", 500)], says="failed calling webhook: connection refused")
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.dry_runs.retry_s = 0.0
         ask = partial(tried, rounds, rounds.dry_runs)
-        assert await ask() == Verdict(refusal="failed calling webhook: connection refused")
+        assert await ask() == DryRunResult(refusal="failed calling webhook: connection refused")
         server.refuses.clear()
-        assert await ask() == Verdict()
+        assert await ask() == DryRunResult()
 
     serve(server, story)
 
@@ -135,7 +135,7 @@ def test_a_dry_run_that_goes_on_failing_is_a_refusal_that_heals() -> None:
 def test_a_service_that_somebody_deleted_is_made_again_before_the_next_attempt() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.submit("llama", 5, admitted())
         await rounds.round()

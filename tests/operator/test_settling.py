@@ -7,44 +7,44 @@ from tests.operator.seeing import Knowing, sight
 from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator import finalizers
-from muster_operator.kube.api import Api
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.labels import IN_USE
-from muster_operator.outbox import Outbox
-from muster_operator.refusals import Refusals
-from muster_operator.sight.shapes import Document, Job
-from muster_operator.sight.world import Sight
-from muster_operator.unreadable import Complaints
+from muster_operator.outbox import EventRecorder
+from muster_operator.refusals import RetryLimiter
+from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
+from muster_operator.sight.world import ClusterCache
+from muster_operator.unreadable import InvalidObjectReporter
 
 SINCE = "2026-11-21T10:00:00Z"
 QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"
 
 
-def leaving(name: str = "research", version: int = 3) -> Document:
+def leaving(name: str = "research", version: int = 3) -> RawCustomObject:
     """A queue that somebody deletes."""
     meta = {"name": name, "resourceVersion": str(version), "finalizers": [IN_USE], "deletionTimestamp": SINCE}
-    return read(Document, {"metadata": meta, "spec": {"namespaceSelector": {}}})
+    return read(RawCustomObject, {"metadata": meta, "spec": {"namespaceSelector": {}}})
 
 
-def fresh(name: str, version: int) -> Document:
+def fresh(name: str, version: int) -> RawCustomObject:
     """A queue without a finalizer."""
-    return read(Document, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
+    return read(RawCustomObject, {"metadata": {"name": name, "resourceVersion": str(version)}, "spec": {}})
 
 
-async def settle(api: Api, seen: Sight, refusals: Refusals | None = None) -> None:
-    await finalizers.settle(api, seen.queues, seen.jobs, refusals or Refusals())
+async def settle(api: ApiServerClient, seen: ClusterCache, refusals: RetryLimiter | None = None) -> None:
+    await finalizers.reconcile_finalizers(api, seen.queues, seen.jobs, refusals or RetryLimiter())
 
 
 def test_a_queue_stays_while_a_job_that_was_not_tried_yet_names_it() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         seen, _ = sight(Knowing(None))
-        seen.queues.put(leaving())
-        seen.jobs.put(job_seen("waits", 5))
+        seen.queues.on_upsert(leaving())
+        seen.jobs.on_upsert(job_seen("waits", 5))
         assert seen.observe().jobs == ()
         await settle(api, seen)
         assert server.calls == []
-        seen.jobs.drop(job_seen("waits", 6))
+        seen.jobs.on_delete(job_seen("waits", 6))
         await settle(api, seen)
         assert server.calls == [f"{QUEUES}/research"]
 
@@ -54,16 +54,16 @@ def test_a_queue_stays_while_a_job_that_was_not_tried_yet_names_it() -> None:
 def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         seen, _ = sight()
-        seen.queues.put(leaving())
-        seen.jobs.put(job_seen("odd", 5, bogus=1))
-        assert seen.jobs.broken
+        seen.queues.on_upsert(leaving())
+        seen.jobs.on_upsert(job_seen("odd", 5, bogus=1))
+        assert seen.jobs.invalid
         await settle(api, seen)
         assert server.calls == []
         over = {"type": "Cancelled", "status": "True", "reason": "Cancelled", "lastTransitionTime": SINCE}
         status = {"phase": "Cancelled", "finishedAt": SINCE, "conditions": [over]}
-        seen.jobs.put(read(Job, {**job_document("odd", 6, bogus=1), "status": status}))
+        seen.jobs.on_upsert(read(RawTrainingJob, {**job_document("odd", 6, bogus=1), "status": status}))
         await settle(api, seen)
         assert server.calls == [f"{QUEUES}/research"]
 
@@ -73,11 +73,11 @@ def test_a_queue_stays_while_a_job_that_cannot_be_read_names_it_and_is_not_over(
 def test_a_finalizer_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
     server, now = Server([("PATCH", "queues/a$", 422)]), [0.0]
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         seen, _ = sight()
-        seen.queues.put(fresh("a", 3))
-        seen.queues.put(fresh("b", 4))
-        refusals = Refusals(clock=lambda: now[0])
+        seen.queues.on_upsert(fresh("a", 3))
+        seen.queues.on_upsert(fresh("b", 4))
+        refusals = RetryLimiter(clock=lambda: now[0])
         for _ in range(2):
             await settle(api, seen, refusals)
         assert server.calls == [f"{QUEUES}/a", f"{QUEUES}/b"]
@@ -91,18 +91,18 @@ def test_a_finalizer_that_is_refused_keeps_no_other_waiting_and_is_tried_again_a
 def test_a_complaint_that_is_refused_keeps_no_other_waiting_and_is_tried_again_after_a_pause() -> None:
     server, now = Server([("PATCH", "trainingjobs/a/", 422)]), [0.0]
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         seen, _ = sight()
-        seen.jobs.put(job_seen("a", 3, bogus=1))
-        seen.jobs.put(job_seen("b", 4, bogus=1))
-        outbox = Outbox(api, lambda: False, lambda: None)
-        complaints = Complaints(api, seen, outbox, "me", refusals=Refusals(clock=lambda: now[0]))
+        seen.jobs.on_upsert(job_seen("a", 3, bogus=1))
+        seen.jobs.on_upsert(job_seen("b", 4, bogus=1))
+        outbox = EventRecorder(api, lambda: False, lambda: None)
+        complaints = InvalidObjectReporter(api, seen, outbox, "me", retry_limiter=RetryLimiter(clock=lambda: now[0]))
         for _ in range(2):
-            await complaints.settle()
+            await complaints.report()
         statuses = [call.rpartition("/trainingjobs/")[2] for call in server.calls]
         assert statuses == ["a/status", "b/status"]
         now[0] = 1000.0
-        await complaints.settle()
+        await complaints.report()
         assert len(server.calls) == 3
 
     serve(server, story)
@@ -111,13 +111,13 @@ def test_a_complaint_that_is_refused_keeps_no_other_waiting_and_is_tried_again_a
 def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
     server = Server([("PATCH", "queues/odd$", 403), ("PATCH", "trainingjobs/unreadable/", 422)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
-        rounds.sight.queues.put(fresh("odd", 8))
-        rounds.sight.jobs.put(job_seen("unreadable", 9, bogus=1))
+        rounds.sight.queues.on_upsert(fresh("odd", 8))
+        rounds.sight.jobs.on_upsert(job_seen("unreadable", 9, bogus=1))
         for _ in range(3):
             await rounds.round()
-        assert rounds.term.troubles == 0
+        assert rounds.term.failures == 0
 
     serve(server, story)
 
@@ -126,15 +126,15 @@ def test_what_a_user_writes_into_a_queue_or_a_flavor_while_its_status_is_written
     """The operator's own write must not hide the edit, which came before it and is seen after it."""
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         await rounds.round()
         assert f"{QUEUES}/research/status" in server.calls, "whose status is news"
         meta = {"name": "research", "resourceVersion": "7", "finalizers": [IN_USE]}
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f", "guaranteed": {"nvidia.com/gpu": "5"}}]}
-        rounds.sight.queues.put(read(Document, {"metadata": meta, "spec": quota}))
+        rounds.sight.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
         edited = {"metadata": {"name": "f", "resourceVersion": "8"}, "spec": {"nodeLabels": {"a": "b"}}}
-        rounds.sight.flavors.put(read(Document, edited))
+        rounds.sight.flavors.on_upsert(read(RawCustomObject, edited))
         world = rounds.sight.observe()
         assert world.queues[0].spec.resources[0].guaranteed == {"nvidia.com/gpu": "5"}
         assert world.flavors[0].spec.node_labels == {"a": "b"}

@@ -5,55 +5,55 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_operator.sight.shelf import Shelf
+from muster_operator.sight.shelf import MutationCache
 
 Change = tuple[str, str | None, str | None]
 
 
-def shelf() -> tuple[Shelf[str], list[Change]]:
+def shelf() -> tuple[MutationCache[str], list[Change]]:
     changes: list[Change] = []
-    return Shelf[str](lambda key, old, new: changes.append((key, old, new))), changes
+    return MutationCache[str](lambda key, old, new: changes.append((key, old, new))), changes
 
 
 def test_our_write_counts_at_once_and_its_event_is_no_news() -> None:
     kept, changes = shelf()
-    kept.put("a", 1, "old")
-    kept.wrote("a", 5, "ours")
+    kept.upsert("a", 1, "old")
+    kept.on_written("a", 5, "ours")
     assert kept.get("a") == "ours"
-    kept.put("a", 5, "ours, as the watch shows it")
+    kept.upsert("a", 5, "ours, as the watch shows it")
     assert changes == [("a", None, "old"), ("a", "old", "ours")]
 
 
 def test_an_event_from_before_our_write_changes_nothing() -> None:
     kept, _ = shelf()
-    kept.wrote("a", 5, "ours")
-    kept.put("a", 4, "older")
-    kept.drop("a", 4)
+    kept.on_written("a", 5, "ours")
+    kept.upsert("a", 4, "older")
+    kept.delete("a", 4)
     assert kept.get("a") == "ours"
 
 
 def test_somebody_elses_later_change_wins() -> None:
     kept, _ = shelf()
-    kept.wrote("a", 5, "ours")
-    kept.put("a", 6, "theirs")
+    kept.on_written("a", 5, "ours")
+    kept.upsert("a", 6, "theirs")
     assert kept.get("a") == "theirs"
 
 
 def test_what_was_created_and_deleted_before_our_answer_came_does_not_come_back() -> None:
     kept, _ = shelf()
-    kept.put("a", 5, "created")
-    kept.progress(5)
-    kept.drop("a", 6)
-    kept.progress(6)
-    kept.wrote("a", 5, "ours")
+    kept.upsert("a", 5, "created")
+    kept.advance(5)
+    kept.delete("a", 6)
+    kept.advance(6)
+    kept.on_written("a", 5, "ours")
     assert kept.get("a") is None
 
 
 def test_a_list_drops_what_it_does_not_show_but_not_what_was_written_after_it() -> None:
     kept, _ = shelf()
-    kept.put("gone", 3, "x")
-    kept.wrote("fresh", 12, "y")
-    kept.keep_only([], 10)
+    kept.upsert("gone", 3, "x")
+    kept.on_written("fresh", 12, "y")
+    kept.retain([], 10)
     assert (kept.get("gone"), kept.get("fresh")) == (None, "y")
 
 
@@ -77,15 +77,15 @@ def test_whatever_the_order_of_answers_the_end_is_what_the_server_has(
         while len(late) > 0 and data.draw(flip):
             answered = late.pop(data.draw(st.integers(0, len(late) - 1)))
             if answered[0] <= version:  # a write is answered once it happened
-                kept.wrote(answered[1], answered[0], answered[2])
+                kept.on_written(answered[1], answered[0], answered[2])
             else:
                 late.append(answered)
                 break
         if value:
-            kept.put(key, version, value)
+            kept.upsert(key, version, value)
         else:
-            kept.drop(key, version)
-        kept.progress(version)
+            kept.delete(key, version)
+        kept.advance(version)
     for version, key, value in late:
-        kept.wrote(key, version, value)
+        kept.on_written(key, version, value)
     assert {key: kept.get(key) for key in "abc"} == {key: server.get(key) for key in "abc"}

@@ -8,15 +8,15 @@ import pytest
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
 from tests.operator.seeing import relist, sight
 
-from muster.cluster import World
-from muster.model import Resources, Taint
-from muster_operator.sight.amounts import asks_for
+from muster.cluster import ObservedState
+from muster.model import Resources, NodeTaint
+from muster_operator.sight.amounts import effective_request
 from muster_operator.sight.known_pod import created_pod, pod_view
-from muster_operator.sight.shapes import ContainerResources, Document, Namespace, Pod, PodSpec
+from muster_operator.sight.shapes import V1ResourceRequirements, RawCustomObject, V1Namespace, V1Pod, V1PodSpec
 
 
-def foreign(world: World, node: str = "n1") -> dict[str, int]:
-    return dict(next(view for view in world.nodes if view.name == node).foreign.items)
+def foreign(world: ObservedState, node: str = "n1") -> dict[str, int]:
+    return dict(next(view for view in world.nodes if view.name == node).unmanaged_usage.items)
 
 
 # ---- nodes
@@ -24,18 +24,18 @@ def foreign(world: World, node: str = "n1") -> dict[str, int]:
 
 def test_a_heartbeat_is_no_news_and_the_node_stays_the_same_object() -> None:
     seen, changes = sight()
-    seen.nodes.put(node_seen(version=1))
+    seen.nodes.on_upsert(node_seen(version=1))
     before = seen.observe().nodes
-    assert changes.during(lambda: seen.nodes.put(node_seen(version=2))) == 0
+    assert changes.during(lambda: seen.nodes.on_upsert(node_seen(version=2))) == 0
     assert seen.observe().nodes is before
 
 
 def test_only_the_node_that_changed_is_another_object() -> None:
     seen, _ = sight()
     for name in ("n2", "n1"):
-        seen.nodes.put(node_seen(name))
+        seen.nodes.on_upsert(node_seen(name))
     before = seen.observe().nodes
-    seen.nodes.put(node_seen("n1", 2, unschedulable=True))
+    seen.nodes.on_upsert(node_seen("n1", 2, unschedulable=True))
     after = seen.observe().nodes
     assert [view.name for view in after] == ["n1", "n2"]
     assert after[0].cordoned
@@ -45,7 +45,7 @@ def test_only_the_node_that_changed_is_another_object() -> None:
 @pytest.mark.parametrize(("ready", "since"), [("True", None), ("False", None), ("Unknown", 1795255200.0)])
 def test_a_node_is_given_up_only_while_nobody_knows_what_it_does(ready: str, since: float | None) -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen(ready=ready))
+    seen.nodes.on_upsert(node_seen(ready=ready))
     (view,) = seen.observe().nodes
     assert (view.ready, view.not_ready_since) == (ready == "True", since)
 
@@ -54,10 +54,10 @@ def test_what_the_control_plane_taints_passes_and_what_people_taint_stays() -> N
     seen, _ = sight()
     own = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     stays = {"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}
-    seen.nodes.put(node_seen(taints=[own, stays]))
-    seen.nodes.put(node_seen("n2", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]))
+    seen.nodes.on_upsert(node_seen(taints=[own, stays]))
+    seen.nodes.on_upsert(node_seen("n2", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]))
     first, second = seen.observe().nodes
-    assert (first.taints, first.cordoned) == ((Taint("node.kubernetes.io/out-of-service", "x", "NoExecute"),), False)
+    assert (first.taints, first.cordoned) == ((NodeTaint("node.kubernetes.io/out-of-service", "x", "NoExecute"),), False)
     assert (second.taints, second.cordoned) == ((), True)
 
 
@@ -66,7 +66,7 @@ def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> No
     node = node_seen()
     node.status.conditions = []
     node.status.allocatable["odd"] = "many"
-    seen.nodes.put(node)
+    seen.nodes.on_upsert(node)
     (view,) = seen.observe().nodes
     assert not view.ready
     assert view.allocatable == Resources.of({"nvidia.com/gpu": 8, "pods": 100})
@@ -77,34 +77,34 @@ def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> No
 
 def test_pods_of_others_use_their_nodes_room_until_they_end_or_go() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
-    seen.pods.put(pod_seen("a"))
-    seen.pods.put(pod_seen("b"))
+    seen.nodes.on_upsert(node_seen())
+    seen.pods.on_upsert(pod_seen("a"))
+    seen.pods.on_upsert(pod_seen("b"))
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 2, "pods": 2}
-    seen.pods.put(pod_seen("a", 2, phase="Succeeded"))
+    seen.pods.on_upsert(pod_seen("a", 2, phase="Succeeded"))
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
-    seen.pods.drop(pod_seen("b", 3))
+    seen.pods.on_delete(pod_seen("b", 3))
     assert foreign(seen.observe()) == {}
 
 
 def test_a_foreign_pod_counts_from_when_it_is_bound_and_even_before_its_node_is_known() -> None:
     seen, _ = sight()
-    seen.pods.put(pod_seen("a", node="", phase="Pending"))
-    seen.pods.put(pod_seen("a", 2, phase="Pending"))
-    seen.nodes.put(node_seen())
+    seen.pods.on_upsert(pod_seen("a", node="", phase="Pending"))
+    seen.pods.on_upsert(pod_seen("a", 2, phase="Pending"))
+    seen.nodes.on_upsert(node_seen())
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
 
 
 def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_gone() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
-    seen.pods.put(pod_seen(owner="uid-llama"))
+    seen.nodes.on_upsert(node_seen())
+    seen.pods.on_upsert(pod_seen(owner="uid-llama"))
     assert foreign(seen.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     world = seen.observe()
     assert foreign(world) == {}
     assert [pod.name for pod in world.pods["uid-llama"]] == [name_of()]
-    seen.jobs.drop(job_seen(version=2))
+    seen.jobs.on_delete(job_seen(version=2))
     world = seen.observe()
     assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
     assert world.pods == {}
@@ -112,10 +112,10 @@ def test_a_pod_of_a_job_is_foreign_until_the_job_is_shown_and_again_when_it_is_g
 
 def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("gone"))
-    seen.pods.put(pod_seen(owner="uid-llama"))
+    seen.nodes.on_upsert(node_seen())
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen("gone"))
+    seen.pods.on_upsert(pod_seen(owner="uid-llama"))
     relist(seen.pods, [pod_seen("new", 7)], 9)
     world = seen.observe()
     assert foreign(world) == {"nvidia.com/gpu": 1, "pods": 1}
@@ -125,46 +125,46 @@ def test_a_fresh_list_makes_up_for_everything_that_was_missed() -> None:
 def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod() -> None:
     side = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}}
     main = {"name": "m", "resources": {"requests": {"cpu": "500m"}}}
-    plain = read(PodSpec, {"containers": [main], "initContainers": [side], "overhead": {"cpu": "10m"}})
-    assert asks_for(plain) == Resources.of({"cpu": 1510, "pods": 1})
+    plain = read(V1PodSpec, {"containers": [main], "initContainers": [side], "overhead": {"cpu": "10m"}})
+    assert effective_request(plain) == Resources.of({"cpu": 1510, "pods": 1})
     whole = {"containers": [main], "resources": {"requests": {"cpu": "4"}}, "overhead": {"cpu": "10m"}}
-    assert asks_for(read(PodSpec, whole)) == Resources.of({"cpu": 4010, "pods": 1})
+    assert effective_request(read(V1PodSpec, whole)) == Resources.of({"cpu": 4010, "pods": 1})
 
 
 def resized(
     asks: str, allocated: str, runs_with: str, *conditions: dict[str, Any], version: int = 1, **more: Any
-) -> Pod:
+) -> V1Pod:
     """A pod of one container on n1, whose cores are changed while it runs."""
     status = {"name": "main", "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": runs_with}}}
     pod = pod_seen("p", version, containerStatuses=[status], conditions=list(conditions), **more)
-    pod.spec.containers[0].resources = read(ContainerResources, {"requests": {"cpu": asks}})
+    pod.spec.containers[0].resources = read(V1ResourceRequirements, {"requests": {"cpu": asks}})
     return pod
 
 
 def test_a_pod_that_is_resized_takes_the_most_of_what_it_asks_for_was_given_and_runs_with() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
+    seen.nodes.on_upsert(node_seen())
     sizes = (("4", "1", "1"), ("1", "4", "1"), ("1", "1", "4"), ("2", "2", "2"))
     for version, (asks, allocated, runs_with) in enumerate(sizes, 1):
-        seen.pods.put(resized(asks, allocated, runs_with, version=version))
+        seen.pods.on_upsert(resized(asks, allocated, runs_with, version=version))
         assert foreign(seen.observe())["cpu"] == 1000 * max(int(asks), int(allocated), int(runs_with))
 
 
 def test_what_no_node_could_give_to_a_pod_that_is_resized_does_not_count() -> None:
     seen, _ = sight()
-    seen.nodes.put(node_seen())
+    seen.nodes.on_upsert(node_seen())
     pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
-    seen.pods.put(resized("4000", "2", "1", pending))
+    seen.pods.on_upsert(resized("4000", "2", "1", pending))
     assert foreign(seen.observe())["cpu"] == 2000
 
 
 def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
     pod = resized("1", "1", "1")
-    pod.spec.resources = read(ContainerResources, {"requests": {"cpu": "8"}})
-    pod.status.resources = read(ContainerResources, {"requests": {"cpu": "16"}})
-    assert asks_for(pod.spec, pod.status).get("cpu") == 16_000
+    pod.spec.resources = read(V1ResourceRequirements, {"requests": {"cpu": "8"}})
+    pod.status.resources = read(V1ResourceRequirements, {"requests": {"cpu": "16"}})
+    assert effective_request(pod.spec, pod.status).get("cpu") == 16_000
     pod.status.allocated_resources = {"cpu": "32"}
-    assert asks_for(pod.spec, pod.status).get("cpu") == 32_000
+    assert effective_request(pod.spec, pod.status).get("cpu") == 32_000
 
 
 # ---- our pods
@@ -172,106 +172,106 @@ def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
 
 def test_our_pod_that_was_resized_is_shown_with_what_it_asks_for_now() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     for version, cores in ((5, "1"), (6, "64")):
         pod = pod_seen("", version, owner="uid-llama")
-        pod.spec.containers[0].resources = read(ContainerResources, {"requests": {"cpu": cores}})
-        seen.pods.put(pod)
+        pod.spec.containers[0].resources = read(V1ResourceRequirements, {"requests": {"cpu": cores}})
+        seen.pods.on_upsert(pod)
         (view,) = seen.observe().pods["uid-llama"]
         assert view.request.get("cpu") == int(cores) * 1000
 
 
 def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None:
     seen, changes = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
-    seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
+    seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
     before = seen.observe().pods["uid-llama"]
     assert (before[0].phase, before[0].node) == ("Pending", "n1")
     event = pod_seen("", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
-    assert changes.during(lambda: seen.pods.put(event)) == 0
+    assert changes.during(lambda: seen.pods.on_upsert(event)) == 0
     assert seen.observe().pods["uid-llama"] is before
 
 
 def test_a_pod_of_a_job_is_unbound_until_it_is_on_a_node_or_goes() -> None:
     seen, _ = sight()
-    seen.pods.put(pod_seen("foreign", 1, node=""))
-    assert not seen.pods.unbound()
+    seen.pods.on_upsert(pod_seen("foreign", 1, node=""))
+    assert not seen.pods.has_unbound()
     for index in (0, 1):
-        seen.pods.put(pod_seen(version=2 + index, node="", owner="uid-llama", seat=(index, 0)))
-    assert not seen.pods.unbound(), "nobody knows yet that they are a job's"
-    seen.jobs.put(job_seen())
-    assert seen.pods.unbound()
-    seen.pods.put(pod_seen(version=4, owner="uid-llama"))
-    assert seen.pods.unbound()
-    seen.pods.drop(pod_seen(version=5, node="", owner="uid-llama", seat=(1, 0)))
-    assert not seen.pods.unbound()
-    assert seen.pods.served == 2
+        seen.pods.on_upsert(pod_seen(version=2 + index, node="", owner="uid-llama", seat=(index, 0)))
+    assert not seen.pods.has_unbound(), "nobody knows yet that they are a job's"
+    seen.jobs.on_upsert(job_seen())
+    assert seen.pods.has_unbound()
+    seen.pods.on_upsert(pod_seen(version=4, owner="uid-llama"))
+    assert seen.pods.has_unbound()
+    seen.pods.on_delete(pod_seen(version=5, node="", owner="uid-llama", seat=(1, 0)))
+    assert not seen.pods.has_unbound()
+    assert seen.pods.bound_count == 2
 
 
 def test_our_pod_asks_for_what_it_became_on_its_way_whatever_its_template_says() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
-    seen.pods.created(created_pod(made.metadata, "uid-llama", "n1", asks_for(made.spec)))
-    side = read(PodSpec, {"containers": [{"name": "side", "resources": {"requests": {"cpu": "250m"}}}]})
+    seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
+    side = read(V1PodSpec, {"containers": [{"name": "side", "resources": {"requests": {"cpu": "250m"}}}]})
     made.metadata.resource_version = "6"
     made.spec.containers.extend(side.containers)
     made.spec.overhead["cpu"] = "10m"
     before = seen.observe().pods["uid-llama"][0].request
-    seen.pods.put(made)
+    seen.pods.on_upsert(made)
     after = seen.observe().pods["uid-llama"][0].request
     assert after == before.plus(Resources.of({"cpu": 260}))
 
 
 def test_a_pod_we_deleted_is_on_its_way_out_at_once() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("", 5, owner="uid-llama"))
-    pod = seen.pods.of_job("uid-llama", name_of())
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
+    pod = seen.pods.get("uid-llama", name_of())
     assert pod is not None
-    seen.pods.deleted(pod)
+    seen.pods.on_delete_requested(pod)
     assert seen.observe().pods["uid-llama"][0].deleting
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_is_taken_away_as_it_ends_is_shown_as_it_ended_until_its_job_goes_on_without_it(phase: str) -> None:
     seen, changes = sight()
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("", 5, owner="uid-llama"))
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
     last = pod_seen("", 6, owner="uid-llama", phase=phase, containerStatuses=[ended(3)])
-    seen.pods.put(last)
+    seen.pods.on_upsert(last)
     last.metadata.resource_version, last.metadata.deletion_timestamp = "7", "2026-11-21T10:00:07Z"
-    seen.pods.put(last)  # which the API server tells before it is gone
-    seen.pods.drop(last)
+    seen.pods.on_upsert(last)  # which the API server tells before it is gone
+    seen.pods.on_delete(last)
     (view,) = seen.observe().pods["uid-llama"]
     assert (view.phase, view.exit_code, view.deleting) == (phase, 3, False)
-    assert changes.during(lambda: seen.pods.forget("uid-llama", view.name)) == 1
+    assert changes.during(lambda: seen.pods.remove_tombstone("uid-llama", view.name)) == 1
     assert seen.observe().pods == {}
 
 
 def test_a_pod_that_had_ended_before_a_fresh_list_lacks_it_is_shown_as_it_ended() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
-    seen.pods.put(pod_seen("", 6, owner="uid-llama", seat=(1, 0)))
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Succeeded"))
+    seen.pods.on_upsert(pod_seen("", 6, owner="uid-llama", seat=(1, 0)))
     relist(seen.pods, [], 9)
     assert [view.name for view in seen.observe().pods["uid-llama"]] == [name_of()]
 
 
 def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     for index in (0, 1):
-        seen.pods.put(pod_seen("", 5 + index, owner="uid-llama", seat=(index, 0)))
-    ours = seen.pods.of_job("uid-llama", name_of())
+        seen.pods.on_upsert(pod_seen("", 5 + index, owner="uid-llama", seat=(index, 0)))
+    ours = seen.pods.get("uid-llama", name_of())
     assert ours is not None
-    seen.pods.deleted(ours)
+    seen.pods.on_delete_requested(ours)
     by_us, by_others = (pod_seen("", 8 + i, owner="uid-llama", seat=(i, 0), phase="Succeeded") for i in (0, 1))
     for pod in (by_us, by_others):
         pod.metadata.deletion_timestamp = "2026-11-21T10:00:00Z"
-        seen.pods.put(pod)
-        seen.pods.drop(pod)
+        seen.pods.on_upsert(pod)
+        seen.pods.on_delete(pod)
     assert seen.observe().pods == {}
 
 
@@ -279,34 +279,34 @@ def test_a_pod_that_ends_by_itself_as_we_tell_it_to_stop_is_shown_as_it_ended() 
     """The answer to our delete comes after the news of its end, or before."""
     for told_first in (False, True):
         seen, _ = sight()
-        seen.jobs.put(job_seen())
-        seen.pods.put(pod_seen("", 5, owner="uid-llama"))
-        running = seen.pods.of_job("uid-llama", name_of())
+        seen.jobs.on_upsert(job_seen())
+        seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama"))
+        running = seen.pods.get("uid-llama", name_of())
         assert running is not None
         end = pod_seen("", 6, owner="uid-llama", phase="Succeeded")
         steps = [
-            lambda seen=seen, running=running: seen.pods.deleted(running),
-            lambda seen=seen, end=end: seen.pods.put(end),
+            lambda seen=seen, running=running: seen.pods.on_delete_requested(running),
+            lambda seen=seen, end=end: seen.pods.on_upsert(end),
         ]
         for step in steps if told_first else reversed(steps):
             step()
         end.metadata.resource_version, end.metadata.deletion_timestamp = "7", "2026-11-21T10:00:07Z"
-        seen.pods.put(end)
-        seen.pods.drop(end)
+        seen.pods.on_upsert(end)
+        seen.pods.on_delete(end)
         assert [(view.phase, view.deleting) for view in seen.observe().pods["uid-llama"]] == [("Succeeded", False)]
 
 
 def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_comes() -> None:
     for answered_first in (False, True):
         seen, _ = sight()
-        seen.jobs.put(job_seen())
+        seen.jobs.on_upsert(job_seen())
         end = pod_seen("", 5, owner="uid-llama", phase="Failed")
-        seen.pods.put(end)
-        known = seen.pods.of_job("uid-llama", name_of())
+        seen.pods.on_upsert(end)
+        known = seen.pods.get("uid-llama", name_of())
         assert known is not None
         steps = [
-            lambda seen=seen, known=known: seen.pods.deleted(known),
-            lambda seen=seen, end=end: seen.pods.drop(end),
+            lambda seen=seen, known=known: seen.pods.on_delete_requested(known),
+            lambda seen=seen, end=end: seen.pods.on_delete(end),
         ]
         for step in steps if answered_first else reversed(steps):
             step()
@@ -315,36 +315,36 @@ def test_an_ended_pod_that_we_delete_is_gone_whenever_the_answer_comes() -> None
 
 def test_what_was_told_of_a_pod_before_it_was_told_to_stop_does_not_bring_it_back() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
-    seen.pods.put(pod_seen("", 5, owner="uid-llama", phase="Pending"))
-    known = seen.pods.of_job("uid-llama", name_of())
+    seen.jobs.on_upsert(job_seen())
+    seen.pods.on_upsert(pod_seen("", 5, owner="uid-llama", phase="Pending"))
+    known = seen.pods.get("uid-llama", name_of())
     assert known is not None
-    seen.pods.deleted(known)
-    seen.pods.put(pod_seen("", 6, owner="uid-llama"))
+    seen.pods.on_delete_requested(known)
+    seen.pods.on_upsert(pod_seen("", 6, owner="uid-llama"))
     (view,) = seen.observe().pods["uid-llama"]
     assert (view.phase, view.deleting) == ("Running", True)
 
 
 def test_a_pod_that_is_there_again_is_shown_once() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     first = pod_seen("", 5, owner="uid-llama", phase="Succeeded")
-    seen.pods.put(first)
-    seen.pods.drop(first)
-    seen.pods.put(pod_seen("", 7, owner="uid-llama"))
+    seen.pods.on_upsert(first)
+    seen.pods.on_delete(first)
+    seen.pods.on_upsert(pod_seen("", 7, owner="uid-llama"))
     assert [view.phase for view in seen.observe().pods["uid-llama"]] == ["Running"]
 
 
 def test_what_ended_in_an_attempt_is_forgotten_with_the_next_that_ends_and_with_its_job() -> None:
     seen, _ = sight()
-    seen.jobs.put(job_seen())
+    seen.jobs.on_upsert(job_seen())
     for attempt in (0, 1):
         pod = pod_seen("", 5 + attempt, owner="uid-llama", seat=(0, attempt), phase="Failed")
-        seen.pods.put(pod)
-        seen.pods.drop(pod)
+        seen.pods.on_upsert(pod)
+        seen.pods.on_delete(pod)
     assert [view.attempt for view in seen.observe().pods["uid-llama"]] == [1]
-    seen.jobs.drop(job_seen(version=10))
-    seen.jobs.put(job_seen(version=11))
+    seen.jobs.on_delete(job_seen(version=10))
+    seen.jobs.on_upsert(job_seen(version=11))
     assert seen.observe().pods == {}
 
 
@@ -414,10 +414,10 @@ def test_a_pod_that_has_not_started_tells_what_it_waits_for(
 ) -> None:
     pod = pod_seen(owner="u", **({"phase": "Pending"} | status))
     beside = [{"name": "prepare"}, {"name": "beside", "restartPolicy": "Always"}]
-    pod.spec = read(PodSpec, {"nodeName": "n1", "initContainers": beside} | of_spec)
+    pod.spec = read(V1PodSpec, {"nodeName": "n1", "initContainers": beside} | of_spec)
     view = pod_view(pod, "u")
     assert view is not None
-    assert view.start_blocker == blocker
+    assert view.pending_reason == blocker
 
 
 def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
@@ -425,9 +425,9 @@ def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
     pod.metadata.labels = {}
     assert pod_view(pod, "u") is None
     seen, _ = sight()
-    seen.jobs.put(job_seen("x"))
-    seen.nodes.put(node_seen())
-    seen.pods.put(read(Pod, {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"nodeName": "n1"}}))
+    seen.jobs.on_upsert(job_seen("x"))
+    seen.nodes.on_upsert(node_seen())
+    seen.pods.on_upsert(read(V1Pod, {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {"nodeName": "n1"}}))
     assert foreign(seen.observe()) == {"pods": 1}
 
 
@@ -437,8 +437,8 @@ def test_a_pod_that_lost_its_labels_is_nobodys() -> None:
 def test_queues_namespaces_and_their_labels_are_seen() -> None:
     seen, _ = sight()
     queue = {"metadata": {"name": "q", "uid": "u", "resourceVersion": "3", "finalizers": ["f"]}, "spec": {"weight": 2}}
-    seen.queues.put(read(Document, queue))
-    seen.namespaces.put(read(Namespace, {"metadata": {"name": "team", "labels": {"org": "x"}}}))
+    seen.queues.on_upsert(read(RawCustomObject, queue))
+    seen.namespaces.on_upsert(read(V1Namespace, {"metadata": {"name": "team", "labels": {"org": "x"}}}))
     world = seen.observe()
     assert [(queue.metadata.name, queue.spec.weight) for queue in world.queues] == [("q", 2.0)]
     assert world.queues[0].metadata.finalizers == ["f"]

@@ -7,13 +7,13 @@ from typing import Any
 from tests.operator.objects import read
 from tests.operator.seeing import relist, sight
 
-from muster_operator.sight.shapes import Document
+from muster_operator.sight.shapes import RawCustomObject
 
 
-def seen_as(name: str, version: int = 1, uid: str = "u", **fields: Any) -> Document:
+def seen_as(name: str, version: int = 1, uid: str = "u", **fields: Any) -> RawCustomObject:
     """A Queue or a Flavor as a watch brings it."""
     meta = {"name": name, "uid": uid, "generation": version, "resourceVersion": str(version)}
-    return read(Document, {"metadata": meta, "spec": fields})
+    return read(RawCustomObject, {"metadata": meta, "spec": fields})
 
 
 def gpus(amount: Any) -> list[dict[str, Any]]:
@@ -22,41 +22,41 @@ def gpus(amount: Any) -> list[dict[str, Any]]:
 
 def test_a_queue_that_cannot_be_read_is_as_it_was_before_that_edit_and_told_of() -> None:
     seen, changes = sight()
-    seen.queues.put(seen_as("q", weight=2, resources=gpus("8")))
+    seen.queues.on_upsert(seen_as("q", weight=2, resources=gpus("8")))
     (before,) = seen.observe().queues
-    assert changes.during(lambda: seen.queues.put(seen_as("q", 2, weight=-1, resources=gpus("0.5")))) > 0
+    assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=-1, resources=gpus("0.5")))) > 0
     world = seen.observe()
     (after,) = world.queues
     assert (after.spec is before.spec, after.metadata.generation, after.metadata.resource_version) == (True, 2, "2")
-    assert list(world.unreadable.queues) == ["q"]
-    assert world.unreadable.queues["q"].startswith("spec.weight: -1 is too small; write more than 0; spec.resources")
+    assert list(world.decode_errors.queues) == ["q"]
+    assert world.decode_errors.queues["q"].startswith("spec.weight: -1 is too small; write more than 0; spec.resources")
 
 
 def test_one_that_was_never_read_counts_as_far_as_it_can_be() -> None:
     seen, _ = sight()
-    seen.queues.put(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
+    seen.queues.on_upsert(seen_as("q", parent="all", weight=-1, resources=gpus("8")))
     (part,) = seen.observe().queues
     assert (part.spec.parent, part.spec.weight, len(part.spec.resources)) == ("all", 1.0, 1)
-    seen.queues.put(seen_as("q", 2, uid="another", weight="x"))
+    seen.queues.on_upsert(seen_as("q", 2, uid="another", weight="x"))
     assert seen.observe().queues[0].spec.parent is None, "what another queue of that name was does not count"
 
 
 def test_a_queue_that_is_mended_is_as_it_is_written() -> None:
     seen, changes = sight()
-    seen.queues.put(seen_as("q", weight=-1))
-    assert changes.during(lambda: seen.queues.put(seen_as("q", 2, weight=3))) > 0
+    seen.queues.on_upsert(seen_as("q", weight=-1))
+    assert changes.during(lambda: seen.queues.on_upsert(seen_as("q", 2, weight=3))) > 0
     world = seen.observe()
-    assert (world.queues[0].spec.weight, dict(world.unreadable.queues)) == (3.0, {})
+    assert (world.queues[0].spec.weight, dict(world.decode_errors.queues)) == (3.0, {})
 
 
 def test_a_flavor_that_cannot_be_read_takes_nothing_until_it_is_mended() -> None:
     seen, changes = sight()
-    seen.flavors.put(seen_as("h200", nodeLabels={"gpu": "h200"}))
-    assert changes.during(lambda: seen.flavors.put(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
+    seen.flavors.on_upsert(seen_as("h200", nodeLabels={"gpu": "h200"}))
+    assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 2, nodeLabels=["gpu"]))) > 0
     world = seen.observe()
-    assert (world.flavors, list(world.unreadable.flavors)) == ((), ["h200"])
-    assert changes.during(lambda: seen.flavors.put(seen_as("h200", 3, nodeLabels={"gpu": "h200"}))) > 0
-    assert (len(seen.observe().flavors), dict(seen.observe().unreadable.flavors)) == (1, {})
+    assert (world.flavors, list(world.decode_errors.flavors)) == ((), ["h200"])
+    assert changes.during(lambda: seen.flavors.on_upsert(seen_as("h200", 3, nodeLabels={"gpu": "h200"}))) > 0
+    assert (len(seen.observe().flavors), dict(seen.observe().decode_errors.flavors)) == (1, {})
 
 
 def test_what_is_deleted_or_gone_from_a_list_is_no_longer_told_of() -> None:
@@ -66,22 +66,22 @@ def test_what_is_deleted_or_gone_from_a_list_is_no_longer_told_of() -> None:
         for name in ("a", "b"):
             sink.put(seen_as(name, nodeLabels=7, weight="x"))
         sink.drop(seen_as("a", 2))
-        assert list(getattr(seen.observe().unreadable, kind)) == ["b"]
+        assert list(getattr(seen.observe().decode_errors, kind)) == ["b"]
         assert changes.during(lambda sink=sink: relist(sink, [], 9)) > 0  # type: ignore[misc]
         world = seen.observe()
-        assert (getattr(world, kind), bool(world.unreadable)) == ((), False)
+        assert (getattr(world, kind), bool(world.decode_errors)) == ((), False)
 
 
 def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
     seen, _ = sight()
     odd = seen_as("q", weight=2)
-    odd.status = read(Document, {"metadata": {}, "status": {"conditions": "none"}}).status
-    seen.queues.put(odd)
+    odd.status = read(RawCustomObject, {"metadata": {}, "status": {"conditions": "none"}}).status
+    seen.queues.on_upsert(odd)
     world = seen.observe()
-    assert (world.queues[0].spec.weight, world.queues[0].status.conditions, bool(world.unreadable)) == (2.0, [], False)
+    assert (world.queues[0].spec.weight, world.queues[0].status.conditions, bool(world.decode_errors)) == (2.0, [], False)
 
 
 def test_what_is_said_stays_the_same_mapping_as_long_as_nothing_changes() -> None:
     seen, _ = sight()
-    seen.queues.put(seen_as("q", weight=-1))
-    assert seen.observe().unreadable.queues is seen.observe().unreadable.queues
+    seen.queues.on_upsert(seen_as("q", weight=-1))
+    assert seen.observe().decode_errors.queues is seen.observe().decode_errors.queues

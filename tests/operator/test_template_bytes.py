@@ -12,13 +12,13 @@ from tests.operator.seeing import relist, sight
 from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 
 from muster import spec
-from muster.lifecycle import find
+from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
-from muster.spec.bounds import MAX_VALUES
-from muster_operator.kube.api import Api
-from muster_operator.sight.admission import Admission, Seal
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.world import Sight
+from muster.spec.bounds import MAX_ROLES_VALUES
+from muster_operator.kube.api import ApiServerClient
+from muster_operator.sight.admission import PodAdmissionRecord, AdmissionSigner
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.world import ClusterCache
 
 BOUND = 3000
 Document = dict[str, Any]
@@ -53,28 +53,28 @@ def ended() -> Document:
     return {"observedGeneration": 1, "phase": "Succeeded", "submittedAt": NOW, "conditions": [over]}
 
 
-def seen_with(*documents: Document, most: int = BOUND) -> Sight:
+def seen_with(*documents: Document, most: int = BOUND) -> ClusterCache:
     seen, _ = sight(most_template_bytes=most)
     for one in documents:
-        seen.jobs.put(read(Job, one))
+        seen.jobs.on_upsert(read(RawTrainingJob, one))
     return seen
 
 
-def names(seen: Sight) -> list[str]:
+def names(seen: ClusterCache) -> list[str]:
     return sorted(job.metadata.name for job in seen.observe().jobs)
 
 
-def bytes_of(seen: Sight, name: str) -> int:
-    known = seen.jobs.known(f"uid-{name}")
+def bytes_of(seen: ClusterCache, name: str) -> int:
+    known = seen.jobs.get(f"uid-{name}")
     assert known is not None
     return known.templates["trainer"].size
 
 
 def test_a_job_beyond_the_bound_of_its_namespace_is_refused_with_its_namespace_the_bytes_and_the_bound() -> None:
     seen = seen_with(document("a", 1), document("b", 2), document("c", 3))
-    assert (names(seen), set(seen.jobs.broken)) == (["a", "b"], {"team/c"})
+    assert (names(seen), set(seen.jobs.invalid)) == (["a", "b"], {"team/c"})
     together = 3 * bytes_of(seen, "a")
-    told = seen.jobs.broken["team/c"].complaint
+    told = seen.jobs.invalid["team/c"].error
     assert told.startswith("spec.roles: ")
     for part in ("namespace team", f"{together:,} bytes", "at most 3,000", "end or delete jobs"):
         assert part in told
@@ -84,25 +84,25 @@ def test_the_same_template_counts_once_and_each_namespace_for_itself() -> None:
     alike = [document(f"j{number}", number + 1, "all") for number in range(5)]
     others = [document(f"o{number}", number + 10, namespace="other") for number in range(2)]
     seen = seen_with(*alike, *others, document("more", 20))
-    assert (len(names(seen)), dict(seen.jobs.broken)) == (8, {})
+    assert (len(names(seen)), dict(seen.jobs.invalid)) == (8, {})
 
 
 def test_jobs_that_have_ended_or_are_gone_do_not_count() -> None:
     seen = seen_with(document("a", 1), document("b", 2), document("c", 3, status=ended()))
-    seen.jobs.put(read(Job, document("a", 4, status=ended())))
-    seen.jobs.put(read(Job, document("d", 5)))
-    seen.jobs.drop(read(Job, document("b", 6)))
-    seen.jobs.put(read(Job, document("e", 7)))
-    assert (names(seen), dict(seen.jobs.broken)) == (["a", "c", "d", "e"], {})
-    seen.jobs.put(read(Job, document("f", 8)))
-    assert set(seen.jobs.broken) == {"team/f"}
+    seen.jobs.on_upsert(read(RawTrainingJob, document("a", 4, status=ended())))
+    seen.jobs.on_upsert(read(RawTrainingJob, document("d", 5)))
+    seen.jobs.on_delete(read(RawTrainingJob, document("b", 6)))
+    seen.jobs.on_upsert(read(RawTrainingJob, document("e", 7)))
+    assert (names(seen), dict(seen.jobs.invalid)) == (["a", "c", "d", "e"], {})
+    seen.jobs.on_upsert(read(RawTrainingJob, document("f", 8)))
+    assert set(seen.jobs.invalid) == {"team/f"}
 
 
 def test_a_running_job_and_one_that_waits_already_are_there_after_a_restart_with_a_lower_bound() -> None:
     """The API server lists by name: what was refused comes first."""
     refused = document("a", 9)
     seen = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
-    assert (names(seen), set(seen.jobs.broken)) == (["r", "w"], {"team/a"})
+    assert (names(seen), set(seen.jobs.invalid)) == (["r", "w"], {"team/a"})
     refused["status"] = {
         "conditions": [{**waiting()["conditions"][0], "reason": "InvalidSpec"}],
         "observedGeneration": 1,
@@ -118,18 +118,18 @@ def test_an_edit_of_a_job_that_waits_counts_and_is_refused_until_it_is_small_eno
     def edit(version: int, generation: int, size: int, status: Document) -> None:
         one = document("b", version, size=size, status=status)
         one["metadata"]["generation"] = generation
-        seen.jobs.put(read(Job, one))
+        seen.jobs.on_upsert(read(RawTrainingJob, one))
 
     edit(3, 2, 1500, waiting())
     assert names(seen) == ["a", "b"], "what it had before does not count"
     edit(4, 2, 2500, waiting())
-    assert (names(seen), set(seen.jobs.broken)) == (["a"], {"team/b"})
+    assert (names(seen), set(seen.jobs.invalid)) == (["a"], {"team/b"})
     told = waiting(2)
     told["conditions"][0]["reason"] = "InvalidSpec"
     edit(5, 2, 2500, told)
-    assert set(seen.jobs.broken) == {"team/b"}, "the complaint itself does not make it an accepted one"
+    assert set(seen.jobs.invalid) == {"team/b"}, "the complaint itself does not make it an accepted one"
     edit(6, 3, 1200, told)
-    assert (names(seen), dict(seen.jobs.broken)) == (["a", "b"], {})
+    assert (names(seen), dict(seen.jobs.invalid)) == (["a", "b"], {})
 
 
 class Cluster(Server):
@@ -146,7 +146,7 @@ class Cluster(Server):
 
 
 def reason(status: spec.TrainingJobStatus | None) -> str:
-    said = None if status is None else find(status, ADMITTED)
+    said = None if status is None else find_condition(status, ADMITTED)
     return "" if said is None else said.reason
 
 
@@ -154,18 +154,18 @@ def test_a_refused_job_says_so_in_its_status_and_is_taken_once_others_have_ended
     server = Cluster()
     server.jobs = (document("c", 7),)
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api, most_template_bytes=BOUND)
         for one in (document("a", 5), document("b", 6), document("c", 7)):
-            rounds.sight.jobs.put(read(Job, one))
+            rounds.sight.jobs.on_upsert(read(RawTrainingJob, one))
         for _ in range(3):
             await rounds.round()
-        assert reason(rounds.sight.jobs.broken["team/c"].status) == "InvalidSpec"
+        assert reason(rounds.sight.jobs.invalid["team/c"].status) == "InvalidSpec"
         assert server.calls.count("GET metadata.name=c") == 0, "nobody has ended"
-        rounds.sight.jobs.drop(read(Job, document("a", server.version + 1)))
+        rounds.sight.jobs.on_delete(read(RawTrainingJob, document("a", server.version + 1)))
         await rounds.round()
         await rounds.round()
-        assert (names(rounds.sight), dict(rounds.sight.jobs.broken)) == (["b", "c"], {})
+        assert (names(rounds.sight), dict(rounds.sight.jobs.invalid)) == (["b", "c"], {})
         assert server.calls.count("GET metadata.name=c") == 1
 
     serve(server, story)
@@ -173,20 +173,20 @@ def test_a_refused_job_says_so_in_its_status_and_is_taken_once_others_have_ended
 
 @pytest.mark.parametrize("key", [b"k" * 32, b"o" * 32], ids=["true", "forged"])
 def test_a_job_that_only_its_pod_tells_to_be_admitted_is_never_refused_by_an_operator_that_starts(key: bytes) -> None:
-    server, seal = Cluster(), Seal(b"k" * 32, "this")
+    server, seal = Cluster(), AdmissionSigner(b"k" * 32, "this")
     role = {**job_document()["spec"]["roles"][0], "replicas": 1}
     told = document("llama", 5, roles=[role])
     server.jobs = (told,)
     pod = pod_seen("", 6, node="n1", owner="uid-llama")
-    admission = Admission("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
-    pod.metadata.annotations.admitted = Seal(key, "this").annotation(admission)
+    admission = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
+    pod.metadata.annotations.admitted = AdmissionSigner(key, "this").sign(admission)
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api, most_template_bytes=10)
-        relist(rounds.sight.jobs, [read(Job, told)], 7)
-        assert set(rounds.sight.jobs.broken) == {"team/llama"}
+        relist(rounds.sight.jobs, [read(RawTrainingJob, told)], 7)
+        assert set(rounds.sight.jobs.invalid) == {"team/llama"}
         relist(rounds.sight.pods, [pod], 7)
-        rounds.sight.begin(seal)
+        rounds.sight.begin_term(seal)
         await rounds.round()
         await rounds.round()
         assert names(rounds.sight) == (["llama"] if key == seal.key else [])
@@ -199,7 +199,7 @@ def test_a_job_that_only_its_pod_tells_to_be_admitted_is_never_refused_by_an_ope
 
 def large(name: str, version: int, status: Any = None, generation: int = 1) -> Document:
     one = document(name, version, "same", status=status)
-    one["spec"]["roles"][0]["template"]["spec"]["odd"] = [0] * (MAX_VALUES + 1)
+    one["spec"]["roles"][0]["template"]["spec"]["odd"] = [0] * (MAX_ROLES_VALUES + 1)
     one["metadata"]["generation"] = generation
     return one
 
@@ -212,8 +212,8 @@ def test_a_job_that_is_larger_than_allowed_is_refused_unless_it_was_accepted_bef
         large("edited", 4, waiting(generation=1), generation=2),
         most=2**20,
     )
-    assert (names(seen), set(seen.jobs.broken)) == (["runs", "waits"], {"team/new", "team/edited"})
-    seen.jobs.put(read(Job, large("runs", 9, admitted(), generation=2)))
+    assert (names(seen), set(seen.jobs.invalid)) == (["runs", "waits"], {"team/new", "team/edited"})
+    seen.jobs.on_upsert(read(RawTrainingJob, large("runs", 9, admitted(), generation=2)))
     assert names(seen) == ["runs", "waits"]
 
 

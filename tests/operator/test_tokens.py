@@ -10,12 +10,12 @@ from tests.operator.serving import serve
 from tests.operator.test_leading import TIMES, Cluster, until
 
 from muster_operator.__main__ import Operator
-from muster_operator.collectors.tokens import token_of
-from muster_operator.kube.api import Api
+from muster_operator.collectors.tokens import derive_token
+from muster_operator.kube.api import ApiServerClient
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import Claim, Election
-from muster_operator.metrics import Metrics
-from muster_operator.settings import parse
+from muster_operator.kube.lease import LeaseCandidate, LeaderElector
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.settings import parse_flags
 
 
 class Keys(Cluster):
@@ -29,25 +29,25 @@ class Keys(Cluster):
         return await super().answer(request)
 
 
-def operator(api: Api) -> tuple[Operator, Election]:
+def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector]:
     """An operator that asks collectors all the time."""
     flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
-    settings = parse([*flags, "--collector-image", "x", "--beats-every-seconds", "0.05"])
-    election = Election(api, "ns", "muster-operator", Claim("me", TIMES))
-    return Operator(settings, api, Fence(election), Metrics()), election
+    settings = parse_flags([*flags, "--collector-image", "x", "--beats-every-seconds", "0.05"])
+    election = LeaderElector(api, "ns", "muster-operator", LeaseCandidate("me", TIMES))
+    return Operator(settings, api, Fence(election), OperatorMetrics()), election
 
 
 def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> None:
     cluster = Keys()
     cluster.lists.set()
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         (one, election), stop = operator(api), asyncio.Event()
-        tokens = one._writer.staffing.tokens
+        tokens = one._writer.pod_control.tokens
         assert tokens is not None
         running = asyncio.create_task(one.run(stop))
         await until(lambda: tokens.key.loaded is not None)
-        assert tokens.token("u") == token_of(b"a" * 32, "u")
+        assert tokens.token("u") == derive_token(b"a" * 32, "u")
         cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
         await until(lambda: not election.may_write())
         cluster.key = b"b" * 32  # the Secret was deleted, and made anew
@@ -56,6 +56,6 @@ def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> Non
         await until(lambda: tokens.key.loaded is not None)
         stop.set()
         await running
-        assert tokens.token("u") == token_of(b"b" * 32, "u")
+        assert tokens.token("u") == derive_token(b"b" * 32, "u")
 
     serve(cluster, play)

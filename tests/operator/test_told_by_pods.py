@@ -21,29 +21,29 @@ from tests.operator.test_leading import Cluster, operator, until
 from muster import spec
 from muster.cluster import ObjectWrites, PodView
 from muster.errors import ClusterError
-from muster.lifecycle import Bounds, is_admitted, is_leaving, moves
+from muster.lifecycle import Timeouts, is_admitted, is_evicting, moves
 from muster.model import RolePlacement
-from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.api import ApiServerClient, ApiError
 from muster_operator.labels import ADMITTED
-from muster_operator.manifests.pods import PodChoices, pod_manifest
-from muster_operator.sight.admission import Admission, Seal, admission_of, as_admitted
-from muster_operator.sight.shapes import Job, Pod
-from muster_operator.sight.world import Sight
+from muster_operator.manifests.pods import PodConfig, pod_manifest
+from muster_operator.sight.admission import PodAdmissionRecord, AdmissionSigner, admission_record, admitted_status
+from muster_operator.sight.shapes import RawTrainingJob, V1Pod
+from muster_operator.sight.world import ClusterCache
 
-SEAL = Seal(b"k" * 32, "this")
-FORGER = Seal(b"o" * 32, "this")
-EARLIER = Seal(SEAL.key, "earlier")
+SEAL = AdmissionSigner(b"k" * 32, "this")
+FORGER = AdmissionSigner(b"o" * 32, "this")
+EARLIER = AdmissionSigner(SEAL.key, "earlier")
 POD = "POST /api/v1/namespaces/team/pods/llama-"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
-ADMISSION = Admission("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
+ADMISSION = PodAdmissionRecord("uid-llama", 0, "trainer", "n1", "f", 1, 1795255210.25)
 ALONE = [{"name": "trainer", "replicas": 1, "template": template()}]
 
 
-def rounds_of(api: Api, jobs: int = 1) -> Rounds:
+def rounds_of(api: ApiServerClient, jobs: int = 1) -> Rounds:
     """A leader that knows the key, and a job of one pod."""
     rounds = Rounds(api)
-    rounds.writer.seal = SEAL
-    rounds.sight.begin(SEAL)
+    rounds.writer.signer = SEAL
+    rounds.sight.begin_term(SEAL)
     for number in range(jobs):
         rounds.submit("llama" if number == 0 else f"llama-{number}", 5 + number, roles=ALONE)
     return rounds
@@ -54,42 +54,42 @@ class Clock:
 
     def __init__(self, rounds: Rounds) -> None:
         self.now = 0.0
-        rounds.writer.refusals.clock = lambda: self.now
+        rounds.writer.retry_limiter.clock = lambda: self.now
 
 
 def submit_told(rounds: Rounds, name: str, number: int, at: float) -> None:
     """A job of one pod that its pod alone says to be admitted, since then."""
     rounds.submit(name, 5 + number, roles=ALONE)
     pod = pod_seen("", 100 + number, node="n1", owner=f"uid-{name}")
-    pod.metadata.annotations.admitted = SEAL.annotation(Admission(f"uid-{name}", 0, "trainer", "n1", "f", 1, at))
-    rounds.sight.pods.put(pod)
+    pod.metadata.annotations.admitted = SEAL.sign(PodAdmissionRecord(f"uid-{name}", 0, "trainer", "n1", "f", 1, at))
+    rounds.sight.pods.on_upsert(pod)
 
 
-def told(admission: Admission = ADMISSION, seal: Seal = SEAL, version: int = 6, **status: Any) -> Pod:
+def told(admission: PodAdmissionRecord = ADMISSION, seal: AdmissionSigner = SEAL, version: int = 6, **status: Any) -> V1Pod:
     """The pod of the job, as a watch brings it."""
     pod = pod_seen("", version, node=admission.node, owner="uid-llama", seat=(0, admission.attempt), **status)
-    pod.metadata.annotations.admitted = seal.annotation(admission)
+    pod.metadata.annotations.admitted = seal.sign(admission)
     return pod
 
 
-def alone(version: int = 5, generation: int = 1, **fields: Any) -> Job:
+def alone(version: int = 5, generation: int = 1, **fields: Any) -> RawTrainingJob:
     """The job, as a watch brings it."""
     document = job_document("llama", version, **{"roles": ALONE, **fields})
     document["metadata"]["generation"] = generation
-    return read(Job, document)
+    return read(RawTrainingJob, document)
 
 
-def status_of(seen: Sight) -> spec.TrainingJobStatus:
+def status_of(seen: ClusterCache) -> spec.TrainingJobStatus:
     (shown,) = seen.observe().jobs
     return shown.status
 
 
-def seen_anew(pod: Pod, one: Job) -> Sight:
+def seen_anew(pod: V1Pod, one: RawTrainingJob) -> ClusterCache:
     """What an operator sees that has just begun to lead."""
     seen = sight()[0]
     relist(seen.pods, [pod], 7)
     relist(seen.jobs, [one], 7)
-    seen.begin(Seal(SEAL.key, "next"))
+    seen.begin_term(AdmissionSigner(SEAL.key, "next"))
     return seen
 
 
@@ -103,14 +103,14 @@ def view(phase: str = "Running", **fields: Any) -> dict[str, Any]:
 def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_written() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         await rounds.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
         assert rounds.phase("llama") == "Admitted"
         assert rounds.told() == [("llama", "Admitted")]
         (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.put(seen_of(server, pod, phase="Pending"))
+        rounds.sight.pods.on_upsert(seen_of(server, pod, phase="Pending"))
         await rounds.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 1)
         written = server.bodies[server.calls.index(STATUS)]["status"]
@@ -118,7 +118,7 @@ def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_writ
         assert written["placement"][0]["nodes"][0]["node"] == pod.node
         assert written["observedGeneration"] == 1
         assert datetime.fromisoformat(written["submittedAt"]) == datetime.fromisoformat(NOW)
-        assert not rounds.sight.jobs.behind()
+        assert not rounds.sight.jobs.lagging()
 
     serve(server, story)
 
@@ -126,11 +126,11 @@ def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_writ
 def test_one_status_tells_that_it_was_admitted_and_that_it_runs() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         await rounds.round()
         (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.put(seen_of(server, pod, **view()))
+        rounds.sight.pods.on_upsert(seen_of(server, pod, **view()))
         await rounds.round()
         assert server.count(STATUS) == 1
         written = server.bodies[server.calls.index(STATUS)]["status"]
@@ -140,7 +140,7 @@ def test_one_status_tells_that_it_was_admitted_and_that_it_runs() -> None:
     serve(server, story)
 
 
-def seen_of(server: Server, pod: PodView, **status: Any) -> Pod:
+def seen_of(server: Server, pod: PodView, **status: Any) -> V1Pod:
     """The pod that was created, bound, as a watch brings it."""
     number = next(n for n, call in enumerate(server.calls) if call.startswith("POST") and call.endswith(pod.name))
     seen = pod_seen(pod.name, server.version + 1, node=pod.node, owner=pod.job_uid, **status)
@@ -152,7 +152,7 @@ def seen_of(server: Server, pod: PodView, **status: Any) -> Pod:
 def test_of_a_gang_of_several_pods_the_status_comes_first() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api, jobs=0)
         rounds.submit("llama", 5)
         await rounds.round()
@@ -167,9 +167,9 @@ def test_of_a_gang_of_several_pods_the_status_comes_first() -> None:
 def test_without_the_key_the_status_comes_first() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
-        rounds.writer.seal = None
+        rounds.writer.signer = None
         await rounds.round()
         assert server.calls[0] == STATUS
         assert server.count(POD) == 1
@@ -180,18 +180,18 @@ def test_without_the_key_the_status_comes_first() -> None:
 def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api, jobs=0)
         now = rounds.sight._clock()
         monkeypatch.setattr("muster_operator.run.time.time", lambda: now)
         for number in range(70):
             submit_told(rounds, f"crowd{number}", number, now - (59.0 if number < 65 else 1.0))
-        assert len(rounds.sight.jobs.behind()) == 70
+        assert len(rounds.sight.jobs.lagging()) == 70
         rounds.sight.observe()
         patches = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/"
-        assert len(rounds.leader._piece()) == 0
+        assert len(rounds.leader._next_deferred()) == 0
         now += 1.5
-        assert len(rounds.leader._piece()) == 64, "a piece of those who have waited long enough"
+        assert len(rounds.leader._next_deferred()) == 64, "a piece of those who have waited long enough"
         await rounds.round()
         assert server.count(patches) == 70, "fewer than a crowd are left"
 
@@ -204,15 +204,15 @@ def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: p
 def test_whoever_leads_next_sees_the_very_status_that_was_decided() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         await rounds.round()
-        known = rounds.sight.jobs.known("uid-llama")
+        known = rounds.sight.jobs.get("uid-llama")
         assert known is not None
         (pod,) = rounds.sight.observe().pods["uid-llama"]
         seen = seen_anew(seen_of(server, pod, phase="Pending"), alone())
         assert status_of(seen) == known.job.status
-        assert [one.uid for one in seen.jobs.behind()] == ["uid-llama"]
+        assert [one.uid for one in seen.jobs.lagging()] == ["uid-llama"]
 
     serve(server, story)
 
@@ -221,9 +221,9 @@ def test_whoever_leads_next_sees_the_very_status_that_was_decided() -> None:
 def test_it_counts_whichever_of_job_pod_and_term_comes_last(first: str) -> None:
     seen = sight()[0]
     acts: dict[str, Callable[[], object]] = {
-        "job": lambda: seen.jobs.put(alone()),
-        "pod": lambda: seen.pods.put(told()),
-        "term": lambda: seen.begin(SEAL),
+        "job": lambda: seen.jobs.on_upsert(alone()),
+        "pod": lambda: seen.pods.on_upsert(told()),
+        "term": lambda: seen.begin_term(SEAL),
     }
     acts.pop(first)()
     for act in acts.values():
@@ -239,42 +239,42 @@ FORGERIES = {
     "another flavor": told(),
     "no text": told(),
 }
-FORGERIES["another node"].metadata.annotations.admitted = SEAL.annotation(ADMISSION)
-FORGERIES["another attempt"].metadata.annotations.admitted = SEAL.annotation(ADMISSION)
-FORGERIES["another flavor"].metadata.annotations.admitted = SEAL.annotation(ADMISSION).replace('"f"', '"g"')
+FORGERIES["another node"].metadata.annotations.admitted = SEAL.sign(ADMISSION)
+FORGERIES["another attempt"].metadata.annotations.admitted = SEAL.sign(ADMISSION)
+FORGERIES["another flavor"].metadata.annotations.admitted = SEAL.sign(ADMISSION).replace('"f"', '"g"')
 FORGERIES["no text"].metadata.annotations.admitted = '{"at": {}}'
 
 
 @pytest.mark.parametrize("pod", FORGERIES.values(), ids=FORGERIES.keys())
-def test_nobody_else_admits_a_job_by_a_pod(pod: Pod) -> None:
+def test_nobody_else_admits_a_job_by_a_pod(pod: V1Pod) -> None:
     seen = seen_anew(pod, alone())
     assert not is_admitted(status_of(seen))
-    assert not seen.jobs.behind()
+    assert not seen.jobs.lagging()
 
 
 def test_the_pod_of_a_job_that_was_there_before_under_that_name_admits_nobody() -> None:
     document = job_document("llama", 5, roles=ALONE)
     document["metadata"]["uid"] = "uid-new"
-    assert not is_admitted(status_of(seen_anew(told(), read(Job, document))))
+    assert not is_admitted(status_of(seen_anew(told(), read(RawTrainingJob, document))))
 
 
 def test_a_status_that_says_more_counts_more() -> None:
-    finished = moves.finish(as_admitted(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0)
+    finished = moves.finish(admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0)
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = finished.model_dump(mode="json", by_alias=True, exclude_none=True)
-    seen = seen_anew(told(), read(Job, document))
+    seen = seen_anew(told(), read(RawTrainingJob, document))
     assert status_of(seen).phase == "Succeeded"
-    assert not seen.jobs.behind()
+    assert not seen.jobs.lagging()
 
 
 def test_it_stays_admitted_when_its_pod_goes_and_its_status_is_written_before_it_gets_another() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         await rounds.round()
         (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.drop(seen_of(server, pod))
+        rounds.sight.pods.on_delete(seen_of(server, pod))
         await rounds.round()
         writes = [call for call in server.calls if call.startswith((POD, STATUS))]
         assert [call.split()[0] for call in writes] == ["POST", "PATCH", "POST"]
@@ -289,29 +289,29 @@ def test_in_a_new_term_a_pod_that_is_gone_admits_nobody() -> None:
     assert is_admitted(status_of(seen))
     relist(seen.pods, [], 20)
     assert is_admitted(status_of(seen)), "until then it has only vanished"
-    seen.begin(Seal(SEAL.key, "after next"))
+    seen.begin_term(AdmissionSigner(SEAL.key, "after next"))
     assert not is_admitted(status_of(seen))
-    assert not seen.jobs.behind()
+    assert not seen.jobs.lagging()
 
 
 def test_what_a_leader_sent_that_is_none_any_more_admits_nobody() -> None:
     seen = sight()[0]
-    seen.jobs.put(alone())
-    seen.begin(SEAL)
-    seen.pods.put(told(seal=EARLIER))
+    seen.jobs.on_upsert(alone())
+    seen.begin_term(SEAL)
+    seen.pods.on_upsert(told(seal=EARLIER))
     assert not is_admitted(status_of(seen))
 
 
 def test_whoever_leads_on_believes_what_it_believed() -> None:
     seen = sight()[0]
-    seen.begin(SEAL)
-    seen.jobs.put(alone())
-    seen.pods.put(told())
-    seen.jobs.put(alone(8, 2, priority=7))
+    seen.begin_term(SEAL)
+    seen.jobs.on_upsert(alone())
+    seen.pods.on_upsert(told())
+    seen.jobs.on_upsert(alone(8, 2, priority=7))
     before = status_of(seen)
-    seen.begin(SEAL)
+    seen.begin_term(SEAL)
     assert status_of(seen) == before
-    assert not is_leaving(before)
+    assert not is_evicting(before)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_whoever_leads_on_believes_what_it_believed() -> None:
 def test_of_a_job_that_went_on_meanwhile_a_pod_tells_nothing(more: dict[str, Any]) -> None:
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = more
-    seen = seen_anew(told(), read(Job, document))
+    seen = seen_anew(told(), read(RawTrainingJob, document))
     assert not is_admitted(status_of(seen))
 
 
@@ -335,11 +335,11 @@ def test_of_a_job_that_went_on_meanwhile_a_pod_tells_nothing(more: dict[str, Any
 
 def test_an_edit_of_what_no_pod_is_made_from_leaves_it_admitted() -> None:
     seen = seen_anew(told(), alone())
-    seen.jobs.put(alone(8, 2, priority=7))
+    seen.jobs.on_upsert(alone(8, 2, priority=7))
     assert is_admitted(status_of(seen))
-    assert not is_leaving(status_of(seen))
-    seen.jobs.put(alone(9, 3, priority=8))
-    assert not is_leaving(status_of(seen))
+    assert not is_evicting(status_of(seen))
+    seen.jobs.on_upsert(alone(9, 3, priority=8))
+    assert not is_evicting(status_of(seen))
 
 
 @pytest.mark.parametrize(
@@ -347,24 +347,24 @@ def test_an_edit_of_what_no_pod_is_made_from_leaves_it_admitted() -> None:
 )
 def test_an_edit_of_what_stays_as_it_is_while_a_job_is_admitted_makes_it_leave(edit: dict[str, Any]) -> None:
     seen = seen_anew(told(), alone())
-    seen.jobs.put(alone(8, 2, **edit))
-    assert is_leaving(status_of(seen))
+    seen.jobs.on_upsert(alone(8, 2, **edit))
+    assert is_evicting(status_of(seen))
     assert status_of(seen).reason == "Edited"
-    seen.jobs.put(alone(9, 3, **edit, priority=8))
-    assert is_leaving(status_of(seen)), "a further edit does not change that"
+    seen.jobs.on_upsert(alone(9, 3, **edit, priority=8))
+    assert is_evicting(status_of(seen)), "a further edit does not change that"
 
 
 def test_whoever_leads_next_has_an_edited_job_leave_since_nobody_knows_what_its_pod_was_made_from() -> None:
-    assert is_leaving(status_of(seen_anew(told(), alone(8, 2, priority=7))))
+    assert is_evicting(status_of(seen_anew(told(), alone(8, 2, priority=7))))
 
 
 def test_a_job_that_is_suspended_in_between_gives_its_room_back_and_comes_back_in_another_attempt() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         await rounds.round()
-        rounds.sight.jobs.put(alone(server.version + 1, 2, suspend=True))
+        rounds.sight.jobs.on_upsert(alone(server.version + 1, 2, suspend=True))
         await rounds.round()
         written = server.bodies[server.calls.index(STATUS)]["status"]
         assert (written["phase"], written["attempt"]) == ("Suspended", 1)
@@ -377,9 +377,9 @@ def test_one_that_is_edited_into_something_unreadable_in_between_keeps_its_room(
     seen = seen_anew(told(), alone())
     broken = job_document("llama", 8, roles="none")
     broken["metadata"]["generation"] = 2
-    seen.jobs.put(read(Job, broken))
+    seen.jobs.on_upsert(read(RawTrainingJob, broken))
     assert is_admitted(status_of(seen))
-    assert not is_leaving(status_of(seen))
+    assert not is_evicting(status_of(seen))
 
 
 # ---- what is refused
@@ -389,7 +389,7 @@ def test_one_that_is_edited_into_something_unreadable_in_between_keeps_its_room(
 def test_one_whose_pod_is_refused_is_not_admitted_and_nobody_else_waits(code: int) -> None:
     server = Server([("POST", r"/pods/llama-trainer", code)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         pauses = Clock(rounds)
         rounds.submit("good", 9)
@@ -426,7 +426,7 @@ def test_where_somebody_has_a_pod_of_its_name_its_status_comes_first_after_a_pau
     """Then that attempt fails in time, and the next one has another name."""
     server = Named()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         pauses = Clock(rounds)
         for _ in range(5):
@@ -458,13 +458,13 @@ class Takes(Server):
 def test_where_what_a_pod_tells_is_taken_off_it_the_status_comes_first_the_next_time() -> None:
     server = Takes()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         pauses = Clock(rounds)
         await rounds.round()
         assert (server.count(POD), server.count(STATUS), server.count("DELETE")) == (1, 0, 1)
         (pod,) = rounds.sight.observe().pods["uid-llama"]
-        rounds.sight.pods.drop(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
+        rounds.sight.pods.on_delete(pod_seen(pod.name, server.version + 1, owner="uid-llama"))
         pauses.now += 60.0
         await rounds.round()
         assert rounds.phase("llama") == "Admitted"
@@ -477,7 +477,7 @@ def test_after_four_tries_in_vain_the_status_comes_first() -> None:
     """Then its start timeout counts."""
     server = Server([("POST", r"/pods/llama-trainer", 503)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
         pauses = Clock(rounds)
         for _ in range(4):
@@ -495,15 +495,15 @@ def test_after_four_tries_in_vain_the_status_comes_first() -> None:
 def test_statuses_that_are_owed_leave_half_to_others_in_a_rush_that_lasts() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api, jobs=0)
         now = rounds.sight._clock()
         for number in range(80):
             submit_told(rounds, f"job{number}", number, now - 600.0)
         others = [ObjectWrites(f"other{number}", ()) for number in range(30)]
-        rounds.leader._backlog.add(others)
-        rounds.leader.rush.spares = lambda most: 10  # type: ignore[method-assign]
-        piece = rounds.leader._piece()
+        rounds.leader._deferred_statuses.add(others)
+        rounds.leader.throttle.take_budget = lambda most: 10  # type: ignore[method-assign]
+        piece = rounds.leader._next_deferred()
         assert [one.job_uid.startswith("other") for one in piece] == [False] * 5 + [True] * 5
 
     serve(server, story)
@@ -518,18 +518,18 @@ class Edits(Server):
         if request.method == "POST" and request.path.endswith("/pods"):
             broken = job_document("llama", 50, roles="none")
             broken["metadata"]["generation"] = 2
-            self.rounds.sight.jobs.put(read(Job, broken))
+            self.rounds.sight.jobs.on_upsert(read(RawTrainingJob, broken))
         return await super().answer(request)
 
 
 def test_a_pod_whose_job_became_unreadable_while_it_was_created_is_stopped() -> None:
     server = Edits()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         server.rounds = rounds = rounds_of(api)
         await rounds.round()
         assert server.count("DELETE /api/v1/namespaces/team/pods/llama-") == 1
-        assert not rounds.sight.jobs.behind()
+        assert not rounds.sight.jobs.lagging()
 
     serve(server, story)
 
@@ -537,20 +537,20 @@ def test_a_pod_whose_job_became_unreadable_while_it_was_created_is_stopped() -> 
 def test_one_that_waited_for_a_round_is_admitted_by_its_pod_and_says_of_which_generation() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
-        rounds.leader.rush._pressing = lambda: True  # nothing that can wait is written
+        rounds.leader.throttle._has_urgent_work = lambda: True  # nothing that can wait is written
         for node in ("n1", "n2"):
             full = pod_seen(f"full-{node}", 3, node=node)
             full.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
-            rounds.sight.pods.put(full)
+            rounds.sight.pods.on_upsert(full)
         await rounds.round()
         assert (server.count(POD), server.count(STATUS)) == (0, 0)
         gone = pod_seen("full-n1", 90, node="n1")
-        rounds.sight.pods.drop(gone)
+        rounds.sight.pods.on_delete(gone)
         await rounds.round()
         assert (server.count(POD), server.count(STATUS)) == (1, 0)
-        known = rounds.sight.jobs.known("uid-llama")
+        known = rounds.sight.jobs.get("uid-llama")
         assert known is not None
         assert {one.observed_generation for one in known.job.status.conditions} == {1}
 
@@ -560,14 +560,14 @@ def test_one_that_waited_for_a_round_is_admitted_by_its_pod_and_says_of_which_ge
 def test_jobs_whose_statuses_are_refused_keep_no_other_from_being_written() -> None:
     server = Server([("PATCH", r"/trainingjobs/bad\d+/status", 422)])
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api, jobs=0)
         now = rounds.sight._clock()
         for number in range(80):
             submit_told(rounds, f"{'bad' if number < 66 else 'good'}{number}", number, now - 600.0)
         for _ in range(4):
             await rounds.round()
-        assert {one.job.metadata.name[:3] for one in rounds.sight.jobs.behind()} == {"bad"}
+        assert {one.job.metadata.name[:3] for one in rounds.sight.jobs.lagging()} == {"bad"}
 
     serve(server, story)
 
@@ -580,20 +580,20 @@ DEEP = '{"x":' * 2000
 
 def test_an_annotation_without_end_hides_no_pod() -> None:
     seen = sight()[0]
-    seen.nodes.put(node_seen("n1"))
+    seen.nodes.on_upsert(node_seen("n1"))
     pod = pod_seen("deep", 6, node="n1")
     pod.metadata.annotations.admitted = DEEP
-    seen.pods.put(pod)
+    seen.pods.on_upsert(pod)
     mine = pod_seen("", 7, node="n1", owner="uid-llama")
     mine.metadata.annotations.admitted = DEEP
-    seen.pods.put(mine)
+    seen.pods.on_upsert(mine)
     (node,) = seen.observe().nodes
-    assert node.foreign.get("nvidia.com/gpu") == 2
+    assert node.unmanaged_usage.get("nvidia.com/gpu") == 2
 
 
 def test_a_template_does_not_say_what_only_the_operator_says() -> None:
     document = {**template(), "metadata": {"annotations": {ADMITTED: DEEP, "a": "b"}}}
-    manifest = pod_manifest(job(roles=ALONE), document, create(), [], PodChoices())
+    manifest = pod_manifest(job(roles=ALONE), document, create(), [], PodConfig())
     assert manifest["metadata"]["annotations"] == {"a": "b"}
 
 
@@ -602,26 +602,26 @@ def test_a_template_does_not_say_what_only_the_operator_says() -> None:
 
 def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
     one = job(roles=ALONE)
-    first = as_admitted(one, ADMISSION)
-    left = moves.requeue(moves.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Bounds(), [], 0.0)
+    first = admitted_status(one, ADMISSION)
+    left = moves.requeue(moves.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Timeouts(), [], 0.0)
     waits = one.model_copy(update={"status": left})
     again = moves.admit(left, (RolePlacement("trainer", "g", (("n2", 1),)),), 1795255320.5)
-    admission = admission_of(waits, again)
+    admission = admission_record(waits, again)
     assert admission is not None
     assert (admission.attempt, admission.node, admission.flavor, admission.at) == (1, "n2", "g", 1795255320.5)
-    assert as_admitted(waits, admission) == again
+    assert admitted_status(waits, admission) == again
 
 
 def test_what_a_pod_cannot_tell_is_written_first() -> None:
     one = job(roles=ALONE)
-    status = as_admitted(one, ADMISSION)
-    assert admission_of(one, status) == ADMISSION
-    assert admission_of(one, status.model_copy(update={"restarts": 1})) is None
-    hold = spec.HoldStatus(placement=status.placement, victims=[], expires_at=2e9)
+    status = admitted_status(one, ADMISSION)
+    assert admission_record(one, status) == ADMISSION
+    assert admission_record(one, status.model_copy(update={"restarts": 1})) is None
+    hold = spec.NominationStatus(placement=status.placement, victims=[], expires_at=2e9)
     held = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
-    assert admission_of(held, status) is None
+    assert admission_record(held, status) is None
     two = moves.admit(one.status, (RolePlacement("trainer", "f", (("n1", 2),)),), 1795255210.25)
-    assert admission_of(one, two) is None
+    assert admission_record(one, two) is None
 
 
 # ---- the key
@@ -650,12 +650,12 @@ def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest
     monkeypatch.setattr("muster_operator.__main__._KEY_PATIENCE_S", (LONG_S, LONG_S))
     server = Secrets(*codes)
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         (one, _, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
-        assert one._writer.seal is not None
-        assert one._writer.seal.key == SEAL.key
+        assert one._writer.signer is not None
+        assert one._writer.signer.key == SEAL.key
         stop.set()
         await running
 
@@ -669,11 +669,11 @@ def test_without_the_key_statuses_come_first_after_a_while_and_the_log_says_so(
     monkeypatch.setattr("muster_operator.__main__._KEY_PATIENCE_S", (0.1, 0.6))
     server = Secrets(code)
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         (one, _, _), stop = operator(api), asyncio.Event()
         running, began = asyncio.create_task(one.run(stop)), asyncio.get_running_loop().time()
         await until(lambda: one._leader.term is not None)
-        assert one._writer.seal is None
+        assert one._writer.signer is None
         assert "admissions are written before pods" in caplog.text
         assert code == 403 or asyncio.get_running_loop().time() - began >= 0.6
         stop.set()
@@ -683,13 +683,13 @@ def test_without_the_key_statuses_come_first_after_a_while_and_the_log_says_so(
 
 
 def test_while_pods_tell_of_admissions_the_key_is_waited_for() -> None:
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         one, _, _ = operator(api)
         forbidden, nobody = ApiError(403, "Forbidden", ""), ClusterError("no answer")
-        assert [one._key_patience_s(error) for error in (forbidden, ApiError(500, "", ""), nobody)] == [3.0, 60.0, inf]
-        one._sight.jobs.put(alone())
-        one._sight.pods.put(told())
-        assert one._key_patience_s(forbidden) == 60.0
+        assert [one._key_timeout_s(error) for error in (forbidden, ApiError(500, "", ""), nobody)] == [3.0, 60.0, inf]
+        one._cache.jobs.on_upsert(alone())
+        one._cache.pods.on_upsert(told())
+        assert one._key_timeout_s(forbidden) == 60.0
 
     serve(Server(), play)
 
@@ -698,17 +698,17 @@ def test_who_leads_on_needs_no_key_anew() -> None:
     """An API server that has just started may refuse it for a moment."""
     server = Secrets(200)
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         (one, election, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: one._leader.term is not None)
-        seal, term = one._writer.seal, one._leader.term
+        seal, term = one._writer.signer, one._leader.term
         server.codes = [403]
         one._fence.enter(None)
         await until(lambda: one._leader.term is not term)
         one._fence.enter(election.acquired)
         await until(lambda: one._leader.term is not None)
-        assert one._writer.seal is seal
+        assert one._writer.signer is seal
         stop.set()
         await running
 
@@ -718,7 +718,7 @@ def test_who_leads_on_needs_no_key_anew() -> None:
 def test_who_loses_the_lease_while_the_key_cannot_be_read_goes_on_standing_by() -> None:
     server = Secrets(503)
 
-    async def play(api: Api) -> None:
+    async def play(api: ApiServerClient) -> None:
         (one, election, _), stop = operator(api), asyncio.Event()
         running = asyncio.create_task(one.run(stop))
         await until(lambda: server.holder == "me" and any("/secrets" in call for call in server.calls))

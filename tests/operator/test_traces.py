@@ -10,15 +10,15 @@ from tests.operator.objects import job, job_document, pod_seen, read, template
 from tests.operator.seeing import Knowing
 
 from muster import spec
-from muster_operator.manifests.collector import CollectorChoices, run_location
-from muster_operator.sight.endings import Ending, ending_of
-from muster_operator.sight.shapes import ContainerStatus, Job
-from muster_operator.sight.world import Collectors, Sight
-from muster_operator.traces import Traces
+from muster_operator.manifests.collector import CollectorSidecarConfig, run_location
+from muster_operator.sight.endings import TerminationMessage, parse_termination_message
+from muster_operator.sight.shapes import V1ContainerStatus, RawTrainingJob
+from muster_operator.sight.world import CollectorSettings, ClusterCache
+from muster_operator.traces import TraceStatusTracker
 
 UID = "uid-llama"
 TRACE = {"startStep": 20, "steps": 5}
-STORE = CollectorChoices(image="x", store="s3://bucket/muster/")
+STORE = CollectorSidecarConfig(image="x", store="s3://bucket/muster/")
 LOCATION = f"s3://bucket/muster/team/llama-{UID}"
 CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
 OVER = {
@@ -30,33 +30,33 @@ OVER = {
 RAN = {"startedAt": "2026-11-21T10:00:00Z"}
 
 
-def ended(words: str, name: str = "muster-collector") -> ContainerStatus:
-    return read(ContainerStatus, {"name": name, "state": {"terminated": {"exitCode": 0, "message": words}}})
+def ended(words: str, name: str = "muster-collector") -> V1ContainerStatus:
+    return read(V1ContainerStatus, {"name": name, "state": {"terminated": {"exitCode": 0, "message": words}}})
 
 
 class Stage:
     """The operator's sight of one job of two pods."""
 
-    def __init__(self, choices: CollectorChoices = STORE, pod: dict[str, Any] | None = None, **fields: Any) -> None:
+    def __init__(self, choices: CollectorSidecarConfig = STORE, pod: dict[str, Any] | None = None, **fields: Any) -> None:
         self.pod_template = pod or template()
         self.fields = {"trace": TRACE, **fields}
-        self.sight = Sight(Knowing(), lambda: None, clock=lambda: 2e9, collectors=Collectors(choices))
-        self.traces = Traces(self.sight, choices)
+        self.sight = ClusterCache(Knowing(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
+        self.traces = TraceStatusTracker(self.sight, choices)
 
     def job(self, version: int = 1, **status: Any) -> None:
         roles = [{"name": "trainer", "replicas": 2, "template": self.pod_template}]
         document = job_document(version=version, **{**self.fields, "roles": roles})
-        self.sight.jobs.put(read(Job, {**document, "status": {**RAN, **status}}))
+        self.sight.jobs.on_upsert(read(RawTrainingJob, {**document, "status": {**RAN, **status}}))
 
     def pod(self, index: int, version: int, words: str | None = None, phase: str = "Running") -> None:
         pod = pod_seen(version=version, owner=UID, seat=(index, 0), phase=phase)
         pod.status.init_container_statuses = [] if words is None else [ended(words)]
-        self.sight.pods.put(pod)
+        self.sight.pods.on_upsert(pod)
 
     def told(self) -> spec.TraceStatus | None:
-        known = self.sight.jobs.known(UID)
+        known = self.sight.jobs.get(UID)
         assert known is not None
-        return self.traces.told(known, known.job.status).traces
+        return self.traces.with_traces(known, known.job.status).traces
 
 
 def words(traces: int, step: int | None = None) -> str:
@@ -65,25 +65,25 @@ def words(traces: int, step: int | None = None) -> str:
 
 
 def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() -> None:
-    assert ending_of([ended("{}", "other"), ended(words(2, 40))]) == Ending(2, (40, 1.5e9))
-    assert ending_of([ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]) == Ending(0, None)
+    assert parse_termination_message([ended("{}", "other"), ended(words(2, 40))]) == TerminationMessage(2, (40, 1.5e9))
+    assert parse_termination_message([ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]) == TerminationMessage(0, None)
     for nothing in ("", "Traceback (most recent call last)", "[]", "x" * 5000):
-        assert ending_of([ended(nothing)]) is None
+        assert parse_termination_message([ended(nothing)]) is None
 
 
 @pytest.mark.parametrize(
     ("choices", "pod", "location"),
     [
         (STORE, template(), LOCATION),
-        (CollectorChoices(image="x"), template(), ""),
-        (CollectorChoices(image="x"), template(volumes=[CLAIM]), f"pvc://runs/team/llama-{UID}"),
+        (CollectorSidecarConfig(image="x"), template(), ""),
+        (CollectorSidecarConfig(image="x"), template(volumes=[CLAIM]), f"pvc://runs/team/llama-{UID}"),
         (
-            CollectorChoices(image="x"),
+            CollectorSidecarConfig(image="x"),
             template(volumes=[{"name": "muster-run", "nfs": {"server": "a", "path": "/b"}}]),
             f"volume://muster-run/team/llama-{UID}",
         ),
         (
-            CollectorChoices(image="x"),
+            CollectorSidecarConfig(image="x"),
             template(
                 volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}],
                 containers=[
@@ -99,7 +99,7 @@ def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() ->
     ],
 )
 def test_where_a_run_stays_is_the_store_or_the_jobs_own_volume(
-    choices: CollectorChoices, pod: dict[str, Any], location: str
+    choices: CollectorSidecarConfig, pod: dict[str, Any], location: str
 ) -> None:
     one = job(roles=[{"name": "trainer", "replicas": 2, "template": pod}])
     assert run_location(one, choices) == location
@@ -109,14 +109,14 @@ def test_with_any_status_of_a_traced_job_that_has_started_goes_where_its_traces_
     stage = Stage()
     stage.job()
     assert stage.told() == spec.TraceStatus(location=LOCATION)
-    known = stage.sight.jobs.known(UID)
+    known = stage.sight.jobs.get(UID)
     assert known is not None
-    once = stage.traces.told(known, known.job.status)
-    assert stage.traces.told(known, once) is once
+    once = stage.traces.with_traces(known, known.job.status)
+    assert stage.traces.with_traces(known, once) is once
 
 
 def test_nothing_is_told_of_a_job_that_is_not_traced_or_where_there_are_no_collectors() -> None:
-    for stage in (Stage(trace=None), Stage(CollectorChoices())):
+    for stage in (Stage(trace=None), Stage(CollectorSidecarConfig())):
         stage.job()
         assert stage.told() is None
 
@@ -127,15 +127,15 @@ def test_once_it_is_over_and_its_pods_have_ended_the_number_is_written_once() ->
     stage.pod(0, 1)
     stage.pod(1, 2)
     stage.pod(0, 3, words(1), "Succeeded")
-    assert stage.traces.due() == []
+    assert stage.traces.due_writes() == []
     stage.job(version=4, **OVER)
-    assert stage.traces.due() == []  # a pod still runs
+    assert stage.traces.due_writes() == []  # a pod still runs
     stage.pod(1, 5, words(2), "Succeeded")
-    (write,) = stage.traces.due()
+    (write,) = stage.traces.due_writes()
     assert (write.job_uid, write.resource_version) == (UID, "4")
     assert write.status.traces == spec.TraceStatus(files=3, location=LOCATION)
     stage.job(version=6, traces={"files": 3, "location": LOCATION}, **OVER)
-    assert stage.traces.due() == []
+    assert stage.traces.due_writes() == []
 
 
 def test_the_number_never_falls() -> None:
@@ -151,7 +151,7 @@ def test_an_operator_that_takes_over_counts_what_the_pods_still_say_whichever_it
     stage.pod(1, 2, words(1), "Succeeded")
     stage.job(version=3, **OVER)
     stage.sight.observe()
-    (write,) = stage.traces.due()
+    (write,) = stage.traces.due_writes()
     assert write.status.traces == spec.TraceStatus(files=2, location=LOCATION)
 
 
@@ -161,5 +161,5 @@ def test_the_checkpoint_in_the_last_words_counts_if_it_outlives_the_pod(volumes:
     stage.job()
     stage.pod(1, 1, words(0, 99), "Succeeded")  # does not speak for the job
     stage.pod(0, 2, words(0, 40), "Succeeded")
-    beat = stage.sight.observe().beats.get(UID)
+    beat = stage.sight.observe().heartbeats.get(UID)
     assert (None if beat is None else beat.checkpoint_step) == step

@@ -12,31 +12,31 @@ from tests.operator.seeing import Knowing, relist, sight
 from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 
 from muster import spec
-from muster.lifecycle import Bounds, moves
+from muster.lifecycle import Timeouts, moves
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator import finalizers
-from muster_operator.kube.api import Api
-from muster_operator.sight.shapes import Document, Job
-from muster_operator.sight.world import Sight
-from muster_operator.unreadable import Complaints
+from muster_operator.kube.api import ApiServerClient
+from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
+from muster_operator.sight.world import ClusterCache
+from muster_operator.unreadable import InvalidObjectReporter
 
 WRONG = "spec.roles: 'none' is not a list; write a list"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
 Status = dict[str, Any]
 
 
-def odd(version: int, status: Status | None = None) -> Job:
+def odd(version: int, status: Status | None = None) -> RawTrainingJob:
     """The job after an edit that makes it unreadable."""
     document = job_document(version=version, roles="none")
     document["metadata"]["generation"] = 2
-    return read(Job, document | {"status": status or {}})
+    return read(RawTrainingJob, document | {"status": status or {}})
 
 
-def running_and_odd(seen: Sight, status: Status | None = None) -> spec.TrainingJobStatus:
+def running_and_odd(seen: ClusterCache, status: Status | None = None) -> spec.TrainingJobStatus:
     """A job with room, edited into something unreadable; its status."""
-    seen.jobs.put(read(Job, {**job_document(version=5), "status": status or admitted()}))
-    seen.jobs.put(odd(6, status or admitted()))
-    known = seen.jobs.known("uid-llama")
+    seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=5), "status": status or admitted()}))
+    seen.jobs.on_upsert(odd(6, status or admitted()))
+    known = seen.jobs.get("uid-llama")
     assert known is not None
     return known.job.status
 
@@ -44,7 +44,7 @@ def running_and_odd(seen: Sight, status: Status | None = None) -> spec.TrainingJ
 def preempted(status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
     """It was told to leave, and has left."""
     evicted = moves.evict(status, "Preempted", "for another", 2000.0)
-    return moves.requeue(evicted, 2000.0, Bounds(), [], 0.0)
+    return moves.requeue(evicted, 2000.0, Timeouts(), [], 0.0)
 
 
 def as_written(status: spec.TrainingJobStatus) -> Status:
@@ -57,10 +57,10 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> None:
     seen, _ = sight()
     over = moves.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
-    assert finalizers.named_by(seen.jobs) == {"research"}
-    seen.jobs.wrote("uid-llama", over, 7)
-    seen.jobs.put(odd(7, as_written(over)))
-    assert finalizers.named_by(seen.jobs) == set()
+    assert finalizers.queues_in_use(seen.jobs) == {"research"}
+    seen.jobs.on_status_written("uid-llama", over, 7)
+    seen.jobs.on_upsert(odd(7, as_written(over)))
+    assert finalizers.queues_in_use(seen.jobs) == set()
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])
@@ -68,36 +68,36 @@ def test_a_job_that_loses_its_room_while_it_cannot_be_read_is_shown_and_gets_non
     seen, _ = sight()
     left = preempted(running_and_odd(seen))
     if first == "event":
-        seen.jobs.put(odd(7, as_written(left)))
-    seen.jobs.wrote("uid-llama", left, 7)
+        seen.jobs.on_upsert(odd(7, as_written(left)))
+    seen.jobs.on_status_written("uid-llama", left, 7)
     world = seen.observe()
     assert [job.status.placement for job in world.jobs] == [[]]
-    assert world.rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
+    assert world.pod_rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
 
 
 @pytest.mark.parametrize("verdict_is_known", [True, False])
 def test_it_may_get_room_again_once_it_is_mended(verdict_is_known: bool) -> None:
     knowing = Knowing()
     seen, _ = sight(knowing)
-    seen.jobs.wrote("uid-llama", preempted(running_and_odd(seen)), 7)
+    seen.jobs.on_status_written("uid-llama", preempted(running_and_odd(seen)), 7)
     if not verdict_is_known:
         knowing.answer = None
-    seen.jobs.put(job_seen(version=8))
+    seen.jobs.on_upsert(job_seen(version=8))
     world = seen.observe()
-    assert (seen.jobs.broken, len(world.jobs), world.rejections) == ({}, 1, {})
+    assert (seen.jobs.invalid, len(world.jobs), world.pod_rejections) == ({}, 1, {})
 
 
 def test_a_job_that_has_left_for_another_is_not_placed_by_what_it_was_before_and_is_told_so_once() -> None:
     server = Server()
 
-    async def story(api: Api) -> None:
+    async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         leaving = {"type": "Evicted", "status": "True", "reason": "Preempted", "lastTransitionTime": NOW}
         status = admitted()
         running_and_odd(rounds.sight, status | {"conditions": [*status["conditions"], leaving]})
         for _ in range(4):
             await rounds.round()
-        known = rounds.sight.jobs.known("uid-llama")
+        known = rounds.sight.jobs.get("uid-llama")
         assert known is not None
         (said,) = [one for one in known.job.status.conditions if one.type == "Admitted"]
         assert (said.status, said.reason, said.message) == ("False", "PodRejected", f"it cannot be read: {WRONG}")
@@ -105,7 +105,7 @@ def test_a_job_that_has_left_for_another_is_not_placed_by_what_it_was_before_and
         assert rounds.told().count(("llama", "InvalidSpec")) == 1
         server.version += 1
         mended = job_document(version=server.version)
-        rounds.sight.jobs.put(read(Job, mended | {"status": as_written(known.job.status)}))
+        rounds.sight.jobs.on_upsert(read(RawTrainingJob, mended | {"status": as_written(known.job.status)}))
         await rounds.round()
         assert rounds.phase("llama") == "Admitted"
 
@@ -131,56 +131,56 @@ class Between(Server):
         return answer
 
 
-def complained(before: Callable[[Sight], None], meanwhile: Callable[[Sight, int], None]) -> Sight:
+def complained(before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]) -> ClusterCache:
     """What is seen after two rounds of complaints, of something that `before` brings."""
     seen, _ = sight()
     before(seen)
 
-    async def story(api: Api) -> None:
-        complaints = Complaints(api, seen, Rounds(api).outbox, "me")
+    async def story(api: ApiServerClient) -> None:
+        complaints = InvalidObjectReporter(api, seen, Rounds(api).outbox, "me")
         for _ in range(2):
-            await complaints.settle()
+            await complaints.report()
 
     serve(Between(lambda version: meanwhile(seen, version)), story)
     return seen
 
 
 def test_a_job_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
-    def deleted(seen: Sight, version: int) -> None:
-        seen.jobs.put(odd(version))
-        seen.jobs.drop(odd(version + 1))
+    def deleted(seen: ClusterCache, version: int) -> None:
+        seen.jobs.on_upsert(odd(version))
+        seen.jobs.on_delete(odd(version + 1))
 
-    assert complained(lambda seen: seen.jobs.put(odd(7)), deleted).jobs.broken == {}
+    assert complained(lambda seen: seen.jobs.on_upsert(odd(7)), deleted).jobs.invalid == {}
 
 
 def test_a_job_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
-    def mended(seen: Sight, version: int) -> None:
-        seen.jobs.put(odd(version))
-        seen.jobs.put(job_seen(version=version + 1))
+    def mended(seen: ClusterCache, version: int) -> None:
+        seen.jobs.on_upsert(odd(version))
+        seen.jobs.on_upsert(job_seen(version=version + 1))
 
-    seen = complained(lambda seen: seen.jobs.put(odd(7)), mended)
-    assert (seen.jobs.broken, len(seen.observe().jobs)) == ({}, 1)
+    seen = complained(lambda seen: seen.jobs.on_upsert(odd(7)), mended)
+    assert (seen.jobs.invalid, len(seen.observe().jobs)) == ({}, 1)
 
 
-def flavor(version: int, labels: Any) -> Document:
-    return read(Document, {"metadata": {"name": "g", "resourceVersion": str(version)}, "spec": {"nodeLabels": labels}})
+def flavor(version: int, labels: Any) -> RawCustomObject:
+    return read(RawCustomObject, {"metadata": {"name": "g", "resourceVersion": str(version)}, "spec": {"nodeLabels": labels}})
 
 
 def test_a_flavor_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:
-    def mended(seen: Sight, version: int) -> None:
-        seen.flavors.put(flavor(version, 5))
-        seen.flavors.put(flavor(version + 1, {}))
+    def mended(seen: ClusterCache, version: int) -> None:
+        seen.flavors.on_upsert(flavor(version, 5))
+        seen.flavors.on_upsert(flavor(version + 1, {}))
 
-    world = complained(lambda seen: seen.flavors.put(flavor(7, 5)), mended).observe()
-    assert ([one.metadata.name for one in world.flavors], dict(world.unreadable.flavors)) == (["g"], {})
+    world = complained(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), mended).observe()
+    assert ([one.metadata.name for one in world.flavors], dict(world.decode_errors.flavors)) == (["g"], {})
 
 
 def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() -> None:
-    def deleted(seen: Sight, version: int) -> None:
-        seen.flavors.drop(flavor(version + 1, 5))
+    def deleted(seen: ClusterCache, version: int) -> None:
+        seen.flavors.on_delete(flavor(version + 1, 5))
 
-    seen = complained(lambda seen: seen.flavors.put(flavor(7, 5)), deleted)
-    assert (seen.flavors.broken, dict(seen.observe().unreadable.flavors)) == ({}, {})
+    seen = complained(lambda seen: seen.flavors.on_upsert(flavor(7, 5)), deleted)
+    assert (seen.flavors.invalid, dict(seen.observe().decode_errors.flavors)) == ({}, {})
 
 
 # ---- who is woken
@@ -189,13 +189,13 @@ def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() 
 def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
     """A queue may have waited for it to go."""
     seen, changes = sight()
-    seen.jobs.put(odd(5))
-    assert changes.during(lambda: seen.jobs.drop(odd(6))) > 0
-    seen.jobs.put(odd(7))
+    seen.jobs.on_upsert(odd(5))
+    assert changes.during(lambda: seen.jobs.on_delete(odd(6))) > 0
+    seen.jobs.on_upsert(odd(7))
     assert changes.during(lambda: relist(seen.jobs, [], 8)) > 0
 
 
 def test_the_delete_of_a_job_that_is_not_shown_yet_is_news() -> None:
     seen, changes = sight(Knowing(None))
-    seen.jobs.put(job_seen())
-    assert changes.during(lambda: seen.jobs.drop(job_seen(version=6))) > 0
+    seen.jobs.on_upsert(job_seen())
+    assert changes.during(lambda: seen.jobs.on_delete(job_seen(version=6))) > 0

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, refused
 
-from muster.model import Admit, Evict, Gang, Queue, Resize, Running, Snapshot, Usage, Wait
-from muster.scheduling import MUSTER, Memo, Plan, Policy, plan
+from muster.model import Admit, Evict, Gang, QueueInfo, Resize, RunningGang, Snapshot, DecayedUsage, Wait
+from muster.scheduling import MUSTER, PlannerCache, PlanResult, Policy, plan
 
 
-def gpu_hours(used: Mapping[str, float], flavor: str = "h200") -> tuple[Usage, ...]:
+def gpu_hours(used: Mapping[str, float], flavor: str = "h200") -> tuple[DecayedUsage, ...]:
     """Decayed GPU hours that leaf queues have used."""
-    return tuple(Usage(name, flavor, GPU, hours * HOUR) for name, hours in used.items())
+    return tuple(DecayedUsage(name, flavor, GPU, hours * HOUR) for name, hours in used.items())
 
 
-def two_teams(first: int = 8, second: int = 8) -> list[Queue]:
+def two_teams(first: int = 8, second: int = 8) -> list[QueueInfo]:
     """A root with nothing of its own, and below it `a` and `b` with so many GPUs guaranteed."""
     return [queue("co"), queue("a", "co", first), queue("b", "co", second)]
 
@@ -31,9 +31,9 @@ def wait_of(snapshot: Snapshot, uid: str) -> Wait:
     return refused(plan(snapshot))[uid]
 
 
-def in_order(result: Plan) -> list[str]:
+def in_order(result: PlanResult) -> list[str]:
     """Who starts, in the order in which they were decided."""
-    return [d.gang for d in result.decisions if isinstance(d, Admit)]
+    return [d.gang_uid for d in result.decisions if isinstance(d, Admit)]
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class Life:
     started: dict[str, float] = field(default_factory=dict)  # first start, by uid
     ended: dict[str, float] = field(default_factory=dict)
     evictions: list[tuple[float, str]] = field(default_factory=list)
-    plans: list[tuple[float, Plan]] = field(default_factory=list)
+    plans: list[tuple[float, PlanResult]] = field(default_factory=list)
     _stops: dict[str, float] = field(default_factory=dict)
-    _memo: Memo | None = None
+    _memo: PlannerCache | None = None
 
     def live(self, most_plans: int = 400) -> None:
         """Go on until nothing is left to happen. Raises AssertionError when that takes more plans than that."""
@@ -65,21 +65,21 @@ class Life:
             events = [at for at in self._stops.values() if at > self.snapshot.now]
             events += [max(at, self.snapshot.now + 1) for at in self._ends()]  # one may be over when it comes back
             events += [gang.submitted_at for gang in self.arrivals]
-            events += [hold.expires_at for hold in self.snapshot.holds if hold.expires_at > self.snapshot.now]
-            if not events or not (self.snapshot.waiting or self.snapshot.running or self.arrivals):
+            events += [hold.expires_at for hold in self.snapshot.nominations if hold.expires_at > self.snapshot.now]
+            if not events or not (self.snapshot.pending or self.snapshot.running or self.arrivals):
                 return
             self._advance(min(events))
 
     def _ends(self) -> Iterable[float]:
         return (r.admitted_at + self.runtime[r.gang.uid] for r in self.snapshot.running if r.state == "admitted")
 
-    def _expect(self, running: Iterable[Running]) -> None:
+    def _expect(self, running: Iterable[RunningGang]) -> None:
         for r in running:
             self.started.setdefault(r.gang.uid, r.admitted_at)
 
     def _plan(self) -> None:
         result = plan(self.snapshot, self._memo, self.policy)
-        self._memo, now = result.memo, self.snapshot.now
+        self._memo, now = result.cache, self.snapshot.now
         self.plans.append((now, result))
         for decision in result.decisions:
             match decision:
@@ -96,20 +96,20 @@ class Life:
 
     def _advance(self, now: float) -> None:
         """What has happened by then: gangs end, have left, go on at another size, arrive; holds expire."""
-        running, waiting = [], list(self.snapshot.waiting)
+        running, waiting = [], list(self.snapshot.pending)
         for r in self.snapshot.running:
             uid = r.gang.uid
             if r.state == "admitted" and r.admitted_at + self.runtime[uid] <= now:
                 self.ended[uid] = now
             elif r.state == "evicting" and self._stops[uid] <= now:
                 del self._stops[uid]
-                if r.keeps:
-                    running.append(replace(r, placement=r.keeps, keeps=(), state="admitted", evicted_for=None))
+                if r.retained_placement:
+                    running.append(replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None))
                 else:
                     waiting.append(r.gang)
             else:
                 running.append(r)
         waiting += [gang for gang in self.arrivals if gang.submitted_at <= now]
         self.arrivals = [gang for gang in self.arrivals if gang.submitted_at > now]
-        holds = tuple(hold for hold in self.snapshot.holds if hold.expires_at > now and hold.gang not in self.ended)
-        self.snapshot = replace(self.snapshot, now=now, running=tuple(running), waiting=tuple(waiting), holds=holds)
+        holds = tuple(hold for hold in self.snapshot.nominations if hold.expires_at > now and hold.gang_uid not in self.ended)
+        self.snapshot = replace(self.snapshot, now=now, running=tuple(running), pending=tuple(waiting), nominations=holds)

@@ -13,13 +13,13 @@ from random import Random
 from hypothesis import strategies as st
 from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gpus, left, queue, rack
 
-from muster.model import Gang, Node, Queue, Role, Running, Snapshot, Topology, Usage
+from muster.model import Gang, NodeInfo, QueueInfo, Role, RunningGang, Snapshot, Topology, DecayedUsage
 from muster.scheduling import plan
 
 
-def cluster(draw: Random) -> tuple[Node, ...]:
+def cluster(draw: Random) -> tuple[NodeInfo, ...]:
     """Two to four racks of h200 in two blocks, and perhaps a rack of a100; now and then a node is down."""
-    nodes: list[Node] = []
+    nodes: list[NodeInfo] = []
     for i in range(draw.randint(2, 4)):
         nodes += rack(f"r{i}", draw.randint(1, 4), size=draw.choice((4, 8, 8)), block=f"b{i // 2}")
     if draw.random() < 0.4:
@@ -30,7 +30,7 @@ def cluster(draw: Random) -> tuple[Node, ...]:
     return tuple(nodes)
 
 
-def queue_tree(draw: Random, capacity: int) -> tuple[Queue, ...]:
+def queue_tree(draw: Random, capacity: int) -> tuple[QueueInfo, ...]:
     """A root, up to two departments, two to five leaves; all name h200, some a100."""
     queues = [queue("co", None, draw.choice((0, capacity // 2, capacity)))]
     if draw.random() < 0.2:
@@ -53,7 +53,7 @@ def queue_tree(draw: Random, capacity: int) -> tuple[Queue, ...]:
     return tuple(queues)
 
 
-def gangs(draw: Random, prefix: str, count: int, queues: tuple[Queue, ...], at: float) -> tuple[Gang, ...]:
+def gangs(draw: Random, prefix: str, count: int, queues: tuple[QueueInfo, ...], at: float) -> tuple[Gang, ...]:
     """Gangs elastic or not, of one role or two, with a topology or without."""
     names = [q.name for q in queues if q.name.startswith("q")]
     return tuple(_gang(draw, f"{prefix}{i}", draw.choice(names), at + draw.randint(0, 3)) for i in range(count))
@@ -86,7 +86,7 @@ def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
     draw = Random(seed)
     nodes = cluster(draw)
     queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
-    usage = tuple(Usage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q"))
+    usage = tuple(DecayedUsage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q"))
     snapshot = Snapshot(1000.0, nodes, (H200, A100), queues, gangs(draw, "a", size, queues, 0.0), (), usage=usage)
     worlds = [snapshot]
     for round_ in range(rounds):
@@ -97,14 +97,14 @@ def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
         snapshot = replace(
             snapshot,
             now=snapshot.now + draw.choice((1.0, 60.0, 700.0)),
-            waiting=snapshot.waiting + gangs(draw, "bcd"[round_], draw.randint(1, size), queues, 10.0 + round_),
+            pending=snapshot.pending + gangs(draw, "bcd"[round_], draw.randint(1, size), queues, 10.0 + round_),
             running=running,
         )
         worlds.append(snapshot)
     return tuple(worlds)
 
 
-def _lived(draw: Random, running: Running, now: float) -> Running | None:
+def _lived(draw: Random, running: RunningGang, now: float) -> RunningGang | None:
     """What became of a running gang: most go on, some save their work, stop or are gone."""
     match draw.randrange(12):
         case 0:
@@ -119,11 +119,11 @@ def _lived(draw: Random, running: Running, now: float) -> Running | None:
             return running
 
 
-def _coming_back(draw: Random, running: Running, now: float) -> Running:
+def _coming_back(draw: Random, running: RunningGang, now: float) -> RunningGang:
     """A gang that lost some of its nodes and keeps the others."""
     left = (replace(part, nodes=tuple(n for n in part.nodes if draw.random() < 0.7)) for part in running.placement)
     keeps = tuple(part for part in left if part.nodes)
-    return replace(running, state="evicting", keeps=keeps, kept_until=now + 3000.0 if keeps else None)
+    return replace(running, state="evicting", retained_placement=keeps, retained_until=now + 3000.0 if keeps else None)
 
 
 histories = st.builds(history, st.integers(0, 1 << 32), st.integers(1, 3), st.integers(2, 9))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.scheduling.random_worlds import histories, worlds
 from tests.scheduling.worlds import GPU, carried_out, left
 
-from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Resize, Resources, Snapshot, Wait
+from muster.model import Admit, Evict, Gang, Nominate, Placement, Resize, Resources, Snapshot, Wait
 from muster.scheduling import placement_error, plan
 
 
 def gangs_of(snapshot: Snapshot) -> dict[str, Gang]:
     """Everyone, by uid."""
-    return {g.uid: g for g in snapshot.waiting} | {r.gang.uid: r.gang for r in snapshot.running}
+    return {g.uid: g for g in snapshot.pending} | {r.gang.uid: r.gang for r in snapshot.running}
 
 
 def taken(gang: Gang, placement: Placement) -> Iterator[tuple[str, str, int]]:
@@ -48,8 +48,8 @@ def test_whatever_is_placed_is_valid_when_it_is_looked_at_again(snapshot: Snapsh
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
     for decision in plan(snapshot).decisions:
         if isinstance(decision, Admit):
-            gang = gangs[decision.gang]
-            assert placement_error(gang, decision.placement, nodes, flavors, snapshot.avoid) == ""
+            gang = gangs[decision.gang_uid]
+            assert placement_error(gang, decision.placement, nodes, flavors, snapshot.excluded_nodes) == ""
 
 
 @given(worlds)
@@ -61,9 +61,9 @@ def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -
             for node, resource, amount in taken(running.gang, running.placement):
                 total[node, resource] += amount
     gangs = gangs_of(after)
-    for hold in after.holds:
+    for hold in after.nominations:
         if hold.expires_at > after.now:
-            for node, resource, amount in taken(gangs[hold.gang], hold.placement):
+            for node, resource, amount in taken(gangs[hold.gang_uid], hold.placement):
                 total[node, resource] += amount
     room = {(n.name, name): amount for n in after.nodes for name, amount in n.allocatable}
     assert {key: amount for key, amount in total.items() if amount > room.get(key, 0)} == {}
@@ -73,9 +73,9 @@ def test_held_room_is_there_once_those_who_leave_have_left(snapshot: Snapshot) -
 def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
     gangs = gangs_of(snapshot)
     for decision in plan(snapshot).decisions:
-        if isinstance(decision, Admit | HoldRoom | Resize):
+        if isinstance(decision, Admit | Nominate | Resize):
             placed = {part.role: part.replicas for part in decision.placement}
-            for role in gangs[decision.gang].roles:
+            for role in gangs[decision.gang_uid].roles:
                 assert role.min_replicas <= placed.get(role.name, 0) <= role.replicas
 
 
@@ -83,8 +83,8 @@ def test_all_or_nothing_at_min(snapshot: Snapshot) -> None:
 def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
     gangs, nodes = gangs_of(snapshot), {node.name: node for node in snapshot.nodes}
     for decision in plan(snapshot).decisions:
-        if isinstance(decision, Admit | HoldRoom | Resize):
-            topology = gangs[decision.gang].topology
+        if isinstance(decision, Admit | Nominate | Resize):
+            topology = gangs[decision.gang_uid].topology
             if topology is not None and topology.required is not None:
                 level = ("block", "rack").index(topology.required)
                 places = [node for part in decision.placement for node, _ in part.nodes]
@@ -94,9 +94,9 @@ def test_a_required_domain_holds_the_whole_gang(snapshot: Snapshot) -> None:
 @given(worlds)
 def test_everyone_who_waits_is_told_why_and_nobody_else(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
-    admitted = {d.gang for d in decisions if isinstance(d, Admit)}
-    told = [d.gang for d in decisions if isinstance(d, Wait)]
-    assert sorted(told) == sorted({g.uid for g in snapshot.waiting} - admitted)
+    admitted = {d.gang_uid for d in decisions if isinstance(d, Admit)}
+    told = [d.gang_uid for d in decisions if isinstance(d, Wait)]
+    assert sorted(told) == sorted({g.uid for g in snapshot.pending} - admitted)
     assert all(d.message for d in decisions if isinstance(d, Wait))
 
 
@@ -105,7 +105,7 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
     gangs, positions = gangs_of(snapshot), dict[str, list[int]]()
     for decision in plan(snapshot).decisions:
         if isinstance(decision, Wait) and decision.position is not None:
-            positions.setdefault(gangs[decision.gang].queue, []).append(decision.position)
+            positions.setdefault(gangs[decision.gang_uid].queue, []).append(decision.position)
     for found in positions.values():
         assert sorted(found) == list(range(1, len(found) + 1))
 
@@ -113,12 +113,12 @@ def test_positions_count_from_one_in_each_queue(snapshot: Snapshot) -> None:
 @given(worlds)
 def test_no_gang_is_evicted_unless_the_one_it_was_evicted_for_holds_the_room(snapshot: Snapshot) -> None:
     result = plan(snapshot)
-    for_whom = {d.beneficiary for d in result.decisions if isinstance(d, Evict)}
-    for_whom |= {d.beneficiary for d in result.decisions if isinstance(d, Resize) and d.beneficiary}
-    holds = {d.gang: d for d in result.decisions if isinstance(d, HoldRoom)}
+    for_whom = {d.preemptor for d in result.decisions if isinstance(d, Evict)}
+    for_whom |= {d.preemptor for d in result.decisions if isinstance(d, Resize) and d.preemptor}
+    holds = {d.gang_uid: d for d in result.decisions if isinstance(d, Nominate)}
     assert for_whom <= set(holds)
     after = left(carried_out(snapshot, result.decisions))
-    admitted = {d.gang for d in plan(after).decisions if isinstance(d, Admit)}
+    admitted = {d.gang_uid for d in plan(after).decisions if isinstance(d, Admit)}
     still_leaving = {r.gang.uid for r in after.running if r.state != "admitted"}
     for uid, hold in holds.items():
         if not still_leaving & set(hold.victims) and hold.expires_at > after.now:
@@ -132,12 +132,12 @@ def test_who_is_larger_than_the_cluster_does_not_depend_on_pods_of_others(snapsh
         others = [
             Resources.of({GPU: min(n, node.allocatable.get(GPU))}) for node, n in zip(nodes, cycle(taken), strict=False)
         ]
-        crowded = tuple(replace(node, foreign=foreign) for node, foreign in zip(nodes, others, strict=True))
+        crowded = tuple(replace(node, unmanaged_usage=foreign) for node, foreign in zip(nodes, others, strict=True))
         waits = [d for d in plan(replace(alone, nodes=crowded)).decisions if isinstance(d, Wait)]
-        return {wait.gang for wait in waits if wait.code in ("LargerThanCluster", "LargerThanQuota")}
+        return {wait.gang_uid for wait in waits if wait.reason in ("LargerThanCluster", "LargerThanQuota")}
 
     nodes = snapshot.nodes
-    alone = replace(snapshot, running=(), holds=(), waiting=(*snapshot.waiting, *(r.gang for r in snapshot.running)))
+    alone = replace(snapshot, running=(), nominations=(), pending=(*snapshot.pending, *(r.gang for r in snapshot.running)))
     assert too_large(gpus) == too_large([0])
 
 
@@ -146,7 +146,7 @@ def test_holds_come_first_then_who_leaves_then_who_starts(snapshot: Snapshot) ->
     def turn(decision: object) -> int:
         if isinstance(decision, Resize):
             return 3 if decision.reason == "Grown" else 1
-        return {HoldRoom: 0, Evict: 1, Admit: 2, Wait: 4}[type(decision)]
+        return {Nominate: 0, Evict: 1, Admit: 2, Wait: 4}[type(decision)]
 
     turns = [turn(decision) for decision in plan(snapshot).decisions]
     assert turns == sorted(turns)
@@ -164,7 +164,7 @@ def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(histor
     for snapshot in history:
         result = plan(snapshot, memo)
         assert result.decisions == plan(snapshot).decisions
-        memo = result.memo
+        memo = result.cache
         memos.append(memo)
     for old in memos:
         assert plan(history[-1], old).decisions == plan(history[-1]).decisions
@@ -173,8 +173,8 @@ def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(histor
 @given(worlds)
 def test_a_plan_leaves_its_memo_as_it_found_it(snapshot: Snapshot) -> None:
     first = plan(snapshot)
-    memo = first.memo
-    before = (memo.now.free.tolist(), memo.later.free.tolist(), memo.charged.used[:], memo.staying.used[:])
+    memo = first.cache
+    before = (memo.free_now.free.tolist(), memo.free_later.free.tolist(), memo.usage_now.usage[:], memo.usage_later.usage[:])
     plan(left(carried_out(snapshot, first.decisions)), memo)
-    assert (memo.now.free.tolist(), memo.later.free.tolist(), memo.charged.used, memo.staying.used) == before
+    assert (memo.free_now.free.tolist(), memo.free_later.free.tolist(), memo.usage_now.usage, memo.usage_later.usage) == before
     assert plan(snapshot, memo).decisions == first.decisions

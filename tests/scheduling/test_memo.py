@@ -13,7 +13,7 @@ from tests.scheduling.worlds import gang, gpus, rack, refused, role, run, world
 
 from muster.model import Gang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, plan
-from muster.scheduling.memo import SPARE
+from muster.scheduling.memo import STALE_REQUESTS_ALLOWED
 
 
 def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:
@@ -35,11 +35,11 @@ def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:
 def test_gangs_that_wait_may_go_be_edited_and_change_places(snapshot: Snapshot, seed: int) -> None:
     draw = Random(seed)
     queues = [queue.name for queue in snapshot.queues] + ["nowhere"]
-    waiting = [now for one in snapshot.waiting if (now := edited(draw, one, queues)) is not None]
+    waiting = [now for one in snapshot.pending if (now := edited(draw, one, queues)) is not None]
     draw.shuffle(waiting)
-    later = replace(snapshot, waiting=tuple(waiting))
+    later = replace(snapshot, pending=tuple(waiting))
     for policy in (MUSTER, BACKFILL, PRIORITY, FIFO):
-        memo = plan(snapshot, None, policy).memo
+        memo = plan(snapshot, None, policy).cache
         assert plan(later, memo, policy).decisions == plan(later, None, policy).decisions
         assert plan(snapshot, memo, policy).decisions == plan(snapshot, None, policy).decisions
 
@@ -47,17 +47,17 @@ def test_gangs_that_wait_may_go_be_edited_and_change_places(snapshot: Snapshot, 
 def test_a_gang_that_comes_with_a_higher_priority_moves_the_others_back() -> None:
     busy = run(gang("b", queue="b"), ["r1-0"])
     first = world(rack("r1", 1), two_teams(), [gang("x", queue="a"), gang("y", queue="a", at=1.0)], [busy])
-    memo = plan(first).memo
+    memo = plan(first).cache
     urgent = gang("z", queue="a", at=2.0, priority=5)
-    waits = refused(plan(replace(first, waiting=(*first.waiting, urgent)), memo))
+    waits = refused(plan(replace(first, pending=(*first.pending, urgent)), memo))
     assert {uid: wait.position for uid, wait in waits.items()} == {"z": 1, "x": 2, "y": 3}
 
 
 def test_a_gang_that_is_too_large_for_ever_may_come_back_smaller_under_the_same_uid() -> None:
     large = world(rack("r1", 1), two_teams(), [gang("x", queue="a", pods=9)])
-    assert wait_of(large, "x").code == "LargerThanCluster"
-    small = replace(large, waiting=(gang("x", queue="a"),))
-    assert not refused(plan(small, plan(large).memo))
+    assert wait_of(large, "x").reason == "LargerThanCluster"
+    small = replace(large, pending=(gang("x", queue="a"),))
+    assert not refused(plan(small, plan(large).cache))
 
 
 def test_a_memo_forgets_gangs_that_are_gone_so_that_plans_do_not_take_longer_and_longer() -> None:
@@ -67,8 +67,8 @@ def test_a_memo_forgets_gangs_that_are_gone_so_that_plans_do_not_take_longer_and
     for round_ in range(100):
         alone = [role("trainer", 1, request=gpus(8, memory=1 + 8 * round_ + i)) for i in range(8)]  # each its own size
         waiting = tuple(gang(f"g{round_}-{i}", queue="a", roles=[one]) for i, one in enumerate(alone))
-        result = plan(replace(there, waiting=waiting), memo)
+        result = plan(replace(there, pending=waiting), memo)
         assert len(refused(result)) == 8
-        memo = result.memo
-        remembered.append(len(memo.shapes))
-    assert max(remembered) <= SPARE + 2 * 9 + 8
+        memo = result.cache
+        remembered.append(len(memo.request_cache))
+    assert max(remembered) <= STALE_REQUESTS_ALLOWED + 2 * 9 + 8

@@ -11,7 +11,7 @@ from tests.scheduling.builders import Life
 from tests.scheduling.random_worlds import cluster, gangs, queue_tree
 from tests.scheduling.worlds import A100, GPU, H200, gang, queue, rack, refused, run, started, world
 
-from muster.model import Admit, Gang, Running, Snapshot
+from muster.model import Admit, Gang, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, plan
 
 
@@ -37,19 +37,19 @@ def test_if_every_run_ends_each_gang_that_fits_an_empty_cluster_starts(seed: int
     life = crowd(seed, size, bounded=bounded)
     everyone = {*life.runtime}
     life.live()
-    impossible = {g.uid for g in life.snapshot.waiting if not fits_empty(life.snapshot, g)}
+    impossible = {g.uid for g in life.snapshot.pending if not fits_empty(life.snapshot, g)}
     assert everyone == life.ended.keys() | impossible
 
 
 def fits_empty(snapshot: Snapshot, gang: Gang) -> bool:
-    return gang.uid in started(plan(replace(snapshot, waiting=(gang,), running=(), holds=())))
+    return gang.uid in started(plan(replace(snapshot, pending=(gang,), running=(), nominations=())))
 
 
 @given(st.integers(0, 1 << 32), st.integers(4, 14))
 def test_nobody_is_evicted_at_the_instant_at_which_it_started(seed: int, size: int) -> None:
     life = crowd(seed, size, bounded=False)
     life.live()
-    starts = {(at, d.gang) for at, result in life.plans for d in result.decisions if isinstance(d, Admit)}
+    starts = {(at, d.gang_uid) for at, result in life.plans for d in result.decisions if isinstance(d, Admit)}
     assert starts.isdisjoint(life.evictions)
 
 
@@ -60,7 +60,7 @@ def blocked(draw: st.DataObject) -> tuple[Snapshot, dict[str, float]]:
     """One queue with room in its quota for all, a gang that needs more nodes than are idle, and who might pass it."""
     nodes = rack("r1", draw.draw(st.integers(1, 3))) + rack("r2", draw.draw(st.integers(1, 3)))
     times = st.integers(1, 40).map(lambda n: 100.0 * n)
-    running: list[Running] = []
+    running: list[RunningGang] = []
     free = draw.draw(st.integers(0, len(nodes) - 1))
     for i, node in enumerate(nodes[free:]):
         bound = draw.draw(times)
@@ -84,7 +84,7 @@ def _stay(gang: Gang) -> float:
 def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.DataObject) -> None:
     snapshot, runtime = blocked(data)
     promised = refused(plan(snapshot))["wide"].estimated_start
-    alone = Life(replace(snapshot, waiting=snapshot.waiting[:1]), runtime)
+    alone = Life(replace(snapshot, pending=snapshot.pending[:1]), runtime)
     among = Life(snapshot, runtime)
     strict = Life(snapshot, runtime, policy=BACKFILL)
     for life in (alone, among, strict):
@@ -97,5 +97,5 @@ def test_a_promised_gang_is_never_delayed_by_those_who_start_behind_it(data: st.
 @given(st.data())
 def test_the_promise_does_not_depend_on_who_waits_behind(data: st.DataObject) -> None:
     snapshot, _ = blocked(data)
-    without = replace(snapshot, waiting=snapshot.waiting[:1])
+    without = replace(snapshot, pending=snapshot.pending[:1])
     assert refused(plan(snapshot))["wide"].estimated_start == refused(plan(without))["wide"].estimated_start

@@ -10,7 +10,7 @@ from tests.scheduling.builders import two_teams
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import carried_out, evicted, gang, held, left, nodes_of, rack, run, world
 
-from muster.model import Admit, Evict, Placement, Quota, Resize, Running, Snapshot, Wait
+from muster.model import Admit, Evict, Placement, Quota, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import plan
 
 Cell = tuple[str, str]
@@ -67,12 +67,12 @@ class Tree:
 
 def charged(snapshot: Snapshot) -> dict[Cell, Counter[str]]:
     """Usage of each leaf by cell: who runs, what still terminates, and holds."""
-    gangs = {g.uid: g for g in (*snapshot.waiting, *(r.gang for r in snapshot.running))}
-    live = {r.gang.uid for r in snapshot.running if not (r.state == "evicting" and not r.keeps)}
+    gangs = {g.uid: g for g in (*snapshot.pending, *(r.gang for r in snapshot.running))}
+    live = {r.gang.uid for r in snapshot.running if not (r.state == "evicting" and not r.retained_placement)}
     live -= {r.gang.uid for r in snapshot.running if r.state == "leaving"}
     places: list[tuple[str, Placement]] = [(r.gang.uid, r.placement) for r in snapshot.running]
     places += [
-        (h.gang, h.placement) for h in snapshot.holds if h.expires_at > snapshot.now and h.gang in gangs.keys() - live
+        (h.gang_uid, h.placement) for h in snapshot.nominations if h.expires_at > snapshot.now and h.gang_uid in gangs.keys() - live
     ]
     total = defaultdict[Cell, Counter[str]](Counter)
     for uid, placement in places:
@@ -97,7 +97,7 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
         for d in decisions
         if isinstance(d, Admit)
         or (isinstance(d, Resize) and d.reason == "Grown")
-        or (isinstance(d, Evict) and d.gang not in running)  # gives up a hold
+        or (isinstance(d, Evict) and d.gang_uid not in running)  # gives up a hold
     ]
     before = charged(snapshot)
     for after in (carried_out(snapshot, at_once), left(carried_out(snapshot, decisions))):
@@ -112,9 +112,9 @@ def test_after_every_plan_no_queue_of_the_tree_is_further_over_its_quota_than_be
 def test_whoever_is_told_that_its_quota_is_exceeded_is_told_so_rightly(snapshot: Snapshot) -> None:
     decisions = plan(snapshot).decisions
     after = carried_out(snapshot, decisions)
-    used, by_uid = charged(after), {g.uid: g for g in snapshot.waiting}
-    for wait in (d for d in decisions if isinstance(d, Wait) and d.code == "QuotaExceeded"):
-        asked = by_uid[wait.gang]
+    used, by_uid = charged(after), {g.uid: g for g in snapshot.pending}
+    for wait in (d for d in decisions if isinstance(d, Wait) and d.reason == "QuotaExceeded"):
+        asked = by_uid[wait.gang_uid]
         flavor = next(flavor for flavor in ("h200", "a100") if f" of {flavor};" in wait.message)
         needs = Counter[Cell]()
         for role in asked.roles:
@@ -129,7 +129,7 @@ def lent_out(draw: st.DrawFn) -> tuple[Snapshot, int]:
     """Nodes that small gangs of `b` fill, all of it; and how many whole nodes `a` wants back of its guarantee."""
     count = draw(st.integers(2, 5))
     wanted = draw(st.integers(1, count))
-    running: list[Running] = []
+    running: list[RunningGang] = []
     for node in range(count):
         left = 8
         while left:

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import evicted, gang, queue, rack, refused, run, world
 
-from muster.model import Running, Snapshot
-from muster.scheduling import MUSTER, Plan, plan
-from muster.scheduling.acts import Acts
+from muster.model import RunningGang, Snapshot
+from muster.scheduling import MUSTER, PlanResult, plan
+from muster.scheduling.acts import Decisions
 
-PEACEFUL = replace(MUSTER, evicts=False)
+PEACEFUL = replace(MUSTER, preempts=False)
 """The same rules, but nobody even tries to make others leave."""
 
 
-def without_success(snapshot: Snapshot) -> Plan | None:
+def without_success(snapshot: Snapshot) -> PlanResult | None:
     """The plan, unless one of its trials succeeded: then gangs leave, shrink, or do not start after all."""
-    with patch.object(Acts, "withdraw", autospec=True, side_effect=Acts.withdraw) as withdraw:
+    with patch.object(Decisions, "withdraw", autospec=True, side_effect=Decisions.withdraw) as withdraw:
         result = plan(snapshot)
     return None if withdraw.called else result
 
@@ -31,7 +31,7 @@ def tight(seed: int) -> Snapshot:
     borrowed, or all of it in one rack; so many trials begin that come to nothing (a third of these worlds)."""
     draw = Random(seed)
     nodes = rack("r1", draw.randint(1, 3)) + rack("r2", draw.randint(1, 3))
-    running: list[Running] = []
+    running: list[RunningGang] = []
     for node in nodes:
         left = 8 - draw.choice((0, 0, 1, 4))
         while left > 0:
@@ -74,5 +74,5 @@ def test_after_a_trial_that_failed_the_next_gang_reclaims_as_without_the_one_tha
     queues = [queue("co"), queue("a", "co", 16), queue("b", "co", 8), queue("c", "co", 4)]
     large, small = gang("large", "b", pods=2, size=4), gang("small", "c", size=4, runtime=60.0)
     alone, both = world(nodes, queues, [small], running), world(nodes, queues, [large, small], running)
-    assert refused(plan(both))["large"].code == "NoRoom"
+    assert refused(plan(both))["large"].reason == "NoRoom"
     assert evicted(plan(both)) == evicted(plan(alone)) == {"v4": "small"}

@@ -16,7 +16,7 @@ def test_a_flavor_that_no_queue_on_the_path_names_cannot_be_used() -> None:
     wait = refused(
         plan(world(rack("r1", 1), [queue("q", guaranteed=8, flavor="a100")], [gang("g", flavors=("h200",))]))
     )
-    assert wait["g"].code == "UnknownFlavor"
+    assert wait["g"].reason == "UnknownFlavor"
     assert wait["g"].message == ("needs nodes of flavor h200, but the queue may use none of them (queue q names a100)")
 
 
@@ -30,11 +30,11 @@ def test_a_root_with_a_limit_alone_is_used_up_to_it() -> None:
 def test_pods_that_still_terminate_are_charged() -> None:
     stopping = run(gang("old"), ["r1-0"], state="leaving")
     snapshot = world(rack("r1", 2), [queue("q", guaranteed=8)], [gang("new")], [stopping])
-    assert refused(plan(snapshot))["new"].code == "QuotaExceeded"
+    assert refused(plan(snapshot))["new"].reason == "QuotaExceeded"
 
 
 def test_a_gang_whose_queue_was_deleted_takes_room_but_charges_nobody() -> None:
     orphan = run(gang("old", "gone"), ["r1-0"])
     queues = [queue("q", guaranteed=16)]
     assert list(started(plan(world(rack("r1", 2), queues, [gang("one")], [orphan])))) == ["one"]
-    assert refused(plan(world(rack("r1", 2), queues, [gang("two", pods=2)], [orphan])))["two"].code == "NoRoom"
+    assert refused(plan(world(rack("r1", 2), queues, [gang("two", pods=2)], [orphan])))["two"].reason == "NoRoom"

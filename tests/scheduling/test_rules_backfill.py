@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.scheduling.builders import in_order, wait_of
 from tests.scheduling.worlds import gang, nodes_of, on, queue, rack, refused, run, started, world
 
-from muster.model import Admit, Running, Snapshot
+from muster.model import Admit, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, plan
 
 TWO_NODES = rack("r1", 2)
@@ -32,11 +32,11 @@ def test_a_gang_that_is_gone_by_then_starts_behind_it() -> None:
 
 
 def test_grace_and_cleaning_up_count_towards_being_gone() -> None:
-    assert refused(plan(behind_wide(1001.0)))["small"].code == "Reserved"
+    assert refused(plan(behind_wide(1001.0)))["small"].reason == "Reserved"
 
 
 def test_a_gang_without_max_runtime_never_backfills_into_reserved_room() -> None:
-    assert refused(plan(behind_wide(None)))["small"].code == "Reserved"
+    assert refused(plan(behind_wide(None)))["small"].reason == "Reserved"
 
 
 def test_a_gang_without_max_runtime_starts_beside_reserved_room() -> None:
@@ -48,7 +48,7 @@ def test_where_nobody_says_when_it_leaves_there_is_no_estimate_but_the_room_is_k
     endless = run(gang("endless"), ["r1-0"])
     snapshot = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2)], [endless])
     waits = refused(plan(snapshot))
-    assert (waits["wide"].estimated_start, waits["small"].code) == (None, "Reserved")
+    assert (waits["wide"].estimated_start, waits["small"].reason) == (None, "Reserved")
     assert waits["small"].estimated_start is None
     bounded = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=9e9)], [endless])
     assert in_order(plan(bounded)) == ["small"]
@@ -73,9 +73,9 @@ def test_each_root_and_each_flavor_has_its_own_promise() -> None:
     # A node of a100 is down, so that nothing can be promised there: the promise of h200 keeps nobody off a100.
     down = rack("y", 1, flavor="a100", schedulable=False)
     assert in_order(plan(world(nodes + down, queues, waiting, [LONG]))) == ["small-z"]
-    held_up = [LONG, Running(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
+    held_up = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
     waits = refused(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
-    assert {uid: wait.code for uid, wait in waits.items()} == {
+    assert {uid: wait.reason for uid, wait in waits.items()} == {
         "wide": "NoRoom",
         "wide-z": "NoRoom",
         "small": "Reserved",
@@ -95,7 +95,7 @@ def test_a_gang_over_its_quota_is_promised_no_room() -> None:
     busy = run(gang("busy", "a"), ["r1-0"])
     queues = [queue("co"), queue("a", "co", 16, 16), queue("b", "co", 8)]
     result = plan(world(rack("r1", 3), queues, [greedy, gang("small", "b", at=2)], [busy]))
-    assert (in_order(result), refused(result)["greedy"].code) == (["small"], "QuotaExceeded")
+    assert (in_order(result), refused(result)["greedy"].reason) == (["small"], "QuotaExceeded")
 
 
 def test_a_gang_over_its_quota_is_not_overtaken_for_ever_by_smaller_ones_of_its_leaf() -> None:
@@ -146,5 +146,5 @@ def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
 def test_fifo_starts_nobody_behind_a_gang_that_waits() -> None:
     result = plan(behind_wide(1.0), policy=FIFO)
     wait = refused(result)["small"]
-    assert (in_order(result), wait.code) == ([], "BehindHead")
+    assert (in_order(result), wait.reason) == ([], "BehindHead")
     assert in_order(plan(behind_wide(1.0), policy=BACKFILL)) == ["small"]

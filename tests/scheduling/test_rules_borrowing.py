@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.scheduling.builders import two_teams, wait_of
 from tests.scheduling.worlds import GPU, evicted, gang, gpus, held, on, queue, rack, refused, role, run, started, world
 
-from muster.model import Evict, Hold, Queue, Quota
+from muster.model import Evict, Nomination, QueueInfo, Quota
 from muster.scheduling import plan
 
 TWO_NODES = rack("r1", 2)
@@ -65,7 +65,7 @@ def test_the_guarantee_of_the_department_entitles_a_leaf_that_has_none() -> None
 def test_a_gang_that_must_borrow_evicts_nobody_in_other_queues() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "a"), ["r1-1"])]
     wait = wait_of(world(TWO_NODES, two_teams(), [gang("wide", "b", pods=2)], running), "wide")
-    assert wait.code == "QuotaExceeded"
+    assert wait.reason == "QuotaExceeded"
     assert evicted(plan(world(TWO_NODES, two_teams(), [gang("wide", "b", pods=2)], running))) == {}
 
 
@@ -73,7 +73,7 @@ def test_roots_take_nothing_from_each_other() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "a"), ["r1-1"])]
     queues = [queue("a", guaranteed=8), queue("b", guaranteed=8)]
     wait = wait_of(world(TWO_NODES, queues, [gang("owner", "b")], running), "owner")
-    assert wait.code == "NoRoom"
+    assert wait.reason == "NoRoom"
 
 
 def test_lowering_a_quota_evicts_nobody_but_makes_the_excess_reclaimable() -> None:
@@ -86,7 +86,7 @@ def test_lowering_a_quota_evicts_nobody_but_makes_the_excess_reclaimable() -> No
 def test_two_queues_do_not_both_borrow_the_same_idle_guarantee() -> None:
     queues = [queue("co"), queue("a", "co", 0), queue("b", "co", 0), queue("idle", "co", 8)]
     result = plan(world(TWO_NODES, queues, [gang("one", "a"), gang("two", "b", at=1)]))
-    assert (list(started(result)), refused(result)["two"].code) == (["one"], "QuotaExceeded")
+    assert (list(started(result)), refused(result)["two"].reason) == (["one"], "QuotaExceeded")
 
 
 def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
@@ -95,20 +95,20 @@ def test_what_a_queue_keeps_for_itself_starts_its_owner_at_once() -> None:
     waiting = [gang("one", "a"), gang("two", "a", at=1), gang("owner", "b", at=2)]
     result = plan(world(TWO_NODES, queues, waiting))
     assert set(started(result)) == {"one", "owner"}
-    assert refused(result)["two"].code == "QuotaExceeded"
+    assert refused(result)["two"].reason == "QuotaExceeded"
 
 
 def test_a_limit_holds_even_if_everything_else_is_idle() -> None:
     queues = [queue("co", guaranteed=16), queue("q", "co", 4, 8)]
     wait = wait_of(world(TWO_NODES, queues, [gang("g", pods=2)]), "g")
-    assert (wait.code, wait.message) == (
+    assert (wait.reason, wait.message) == (
         "LargerThanQuota",
         "needs 16 GPUs of h200; queue q can never use more than 8 GPUs",
     )
 
 
 def test_each_resource_is_counted_for_itself() -> None:
-    cores = Queue("q", quotas=(Quota("h200", GPU, 8), Quota("h200", "cpu", 10_000)))
+    cores = QueueInfo("q", quotas=(Quota("h200", GPU, 8), Quota("h200", "cpu", 10_000)))
     heavy = gang("heavy", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
     wait = wait_of(world(TWO_NODES, [cores], [heavy]), "heavy")
     assert wait.message == "needs 16 cores of h200; queue q can never use more than 10 cores"
@@ -117,11 +117,11 @@ def test_each_resource_is_counted_for_itself() -> None:
 def test_a_hold_charges_its_gang_so_that_others_do_not_borrow_it_away() -> None:
     holder = gang("holder", "b", at=9)
     leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", evicted_for="holder")
-    hold = Hold("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
+    hold = Nomination("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
     third = rack("r2", 1)
     snapshot = world(TWO_NODES + third, two_teams(), [holder, gang("two", "a", pods=2)], [leaving], holds=(hold,))
-    assert refused(plan(snapshot))["two"].code == "QuotaExceeded"
-    assert list(started(plan(replace(snapshot, running=(), holds=(), waiting=snapshot.waiting[1:])))) == ["two"]
+    assert refused(plan(snapshot))["two"].reason == "QuotaExceeded"
+    assert list(started(plan(replace(snapshot, running=(), nominations=(), pending=snapshot.pending[1:])))) == ["two"]
 
 
 def test_room_that_borrowers_leave_is_not_lent_again_while_its_owner_waits() -> None:
@@ -132,9 +132,9 @@ def test_room_that_borrowers_leave_is_not_lent_again_while_its_owner_waits() -> 
 
 
 def test_flavors_are_counted_apart() -> None:
-    both = Queue("q", quotas=(Quota("a100", GPU, 8), Quota("h200", GPU, 0)))
+    both = QueueInfo("q", quotas=(Quota("a100", GPU, 8), Quota("h200", GPU, 0)))
     nodes = rack("x", 1, flavor="a100") + TWO_NODES
     snapshot = world(nodes, [both], [gang("g", flavors=("h200",)), gang("h", flavors=("h200", "a100"), at=1)])
     result = plan(snapshot)
     assert started(result)["h"][0].flavor == "a100"
-    assert refused(result)["g"].code == "LargerThanQuota"
+    assert refused(result)["g"].reason == "LargerThanQuota"

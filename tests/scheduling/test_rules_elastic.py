@@ -21,13 +21,13 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Gang, Node, Resize, Running
+from muster.model import Gang, NodeInfo, Resize, RunningGang
 from muster.scheduling import plan
 
 QUEUE = [queue("q", guaranteed=1000)]
 
 
-def pods(nodes: list[Node], asked: Gang, *running: Running) -> int:
+def pods(nodes: list[NodeInfo], asked: Gang, *running: RunningGang) -> int:
     """At how many pods a gang starts; 0 when it does not."""
     return sum(nodes_of(started(plan(world(nodes, QUEUE, [asked], running))).get(asked.uid, ())).values())
 
@@ -69,14 +69,14 @@ def test_extras_never_keep_out_a_gang_that_comes_later_in_the_line() -> None:
     assert len(nodes_of(started(plan(world(rack("r1", 2), queues, waiting[:1])))["elastic"])) == 2
 
 
-def small_one(**more: object) -> Running:
+def small_one(**more: object) -> RunningGang:
     """An elastic gang that runs at 1 of 3 pods since time 0."""
     return run(gang("elastic", pods=3, least=1), ["r1-0"], **more)  # type: ignore[arg-type]
 
 
 def test_a_gang_grows_into_idle_room_and_keeps_its_nodes() -> None:
     grown = resized(plan(world(rack("r1", 3), QUEUE, [], [small_one()])))["elastic"]
-    assert (grown.reason, grown.beneficiary) == ("Grown", None)
+    assert (grown.reason, grown.preemptor) == ("Grown", None)
     assert nodes_of(grown.placement) == {"r1-0": 1, "r1-1": 1, "r1-2": 1}
 
 
@@ -129,7 +129,7 @@ def test_gangs_shrink_before_anyone_is_evicted_whatever_the_priority_and_the_los
     result = plan(world(rack("r1", 3), QUEUE, [gang("urgent", priority=5)], running))
     assert evicted(result) == {}
     shrunk = resized(result)["elastic"]
-    assert (shrunk.reason, shrunk.beneficiary) == ("Preempted", "urgent")
+    assert (shrunk.reason, shrunk.preemptor) == ("Preempted", "urgent")
     assert nodes_of(shrunk.placement) == {"r1-0": 1}
     assert nodes_of(held(result)["urgent"].placement) == {"r1-1": 1}
 
@@ -159,7 +159,7 @@ def test_the_last_role_gives_first() -> None:
     roles = [role("first", 2, 1), role("second", 2, 1)]
     elastic = gang("elastic", roles=roles)
     place = started(plan(world(rack("r1", 4), QUEUE, [elastic])))["elastic"]
-    running = Running(elastic, place, 0.0, 0.0)
+    running = RunningGang(elastic, place, 0.0, 0.0)
     kept = resized(plan(world(rack("r1", 4), QUEUE, [gang("urgent", priority=5)], [running])))["elastic"].placement
     assert [part.replicas for part in kept] == [2, 1]
 
@@ -179,9 +179,9 @@ def test_what_was_shed_is_used_once_it_is_free_and_the_gang_does_not_grow_back_i
     wide = run(gang("elastic", pods=2, least=1), ["r1-0", "r1-1"])
     before = world(rack("r1", 2), QUEUE, [gang("urgent", priority=5)], [wide])
     during = carried_out(before, plan(before).decisions)
-    assert refused(plan(during))["urgent"].code == "HoldWaiting"
+    assert refused(plan(during))["urgent"].reason == "HoldWaiting"
     after = left(during, 700.0)
-    after = after if after.holds and after.holds[0].expires_at > after.now else left(during, 60.0)
+    after = after if after.nominations and after.nominations[0].expires_at > after.now else left(during, 60.0)
     result = plan(after)
     assert nodes_of(started(result)["urgent"]) == {"r1-1": 1}
     assert resized(result) == {}
@@ -192,4 +192,4 @@ def test_a_gang_does_not_grow_in_the_plan_in_which_it_shrinks() -> None:
     wants = gang("urgent", pods=2, priority=5, required="rack")
     result = plan(world(rack("r1", 3), QUEUE, [wants], running))
     changes = [d for d in result.decisions if isinstance(d, Resize)]
-    assert [(d.gang, d.beneficiary) for d in changes] == [("elastic", "urgent")]
+    assert [(d.gang_uid, d.preemptor) for d in changes] == [("elastic", "urgent")]

@@ -8,14 +8,14 @@ import pytest
 from tests.scheduling.builders import two_teams, wait_of
 from tests.scheduling.worlds import evicted, gang, held, nodes_of, queue, rack, refused, role, run, started, world
 
-from muster.model import Evict, Gang, Node, Resize, Running, Snapshot
+from muster.model import Evict, Gang, NodeInfo, Resize, RunningGang, Snapshot
 from muster.scheduling import plan
 
 NOW = 10_000.0
 QUEUE = [queue("q", guaranteed=1000)]
 
 
-def full(running: list[Running], *waiting: Gang, nodes: list[Node] | None = None) -> Snapshot:
+def full(running: list[RunningGang], *waiting: Gang, nodes: list[NodeInfo] | None = None) -> Snapshot:
     """A rack of as many nodes as gangs run, one queue, and who waits."""
     return world(nodes or rack("r1", len(running)), QUEUE, waiting, running, now=NOW)
 
@@ -32,7 +32,7 @@ def test_inside_a_leaf_a_strictly_lower_priority_leaves() -> None:
 @pytest.mark.parametrize("priority", [5, 6])
 def test_inside_a_leaf_an_equal_or_higher_priority_stays(priority: int) -> None:
     snapshot = full([run(gang("equal", priority=priority), ["r1-0"])], urgent())
-    assert (evicted(plan(snapshot)), wait_of(snapshot, "urgent").code) == ({}, "NoRoom")
+    assert (evicted(plan(snapshot)), wait_of(snapshot, "urgent").reason) == ({}, "NoRoom")
 
 
 def test_the_lowest_priority_leaves_first_whatever_it_loses() -> None:
@@ -92,7 +92,7 @@ def test_at_last_the_uid_decides() -> None:
 def test_nobody_is_evicted_for_a_gang_that_would_not_start() -> None:
     running = [run(gang("low"), ["r1-0"]), run(gang("high", priority=9), ["r1-1"])]
     result = plan(full(running, urgent(pods=2)))
-    assert (evicted(result), held(result), refused(result)["urgent"].code) == ({}, {}, "NoRoom")
+    assert (evicted(result), held(result), refused(result)["urgent"].reason) == ({}, {}, "NoRoom")
 
 
 def test_nobody_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
@@ -143,7 +143,7 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
     waiting = [gang(f"u{i}", priority=5, at=i) for i in range(3)]
     result = plan(full(running, *waiting))
     assert sorted(evicted(result).values()) == ["u0", "u1"]
-    assert refused(result)["u2"].code == "NoRoom"
+    assert refused(result)["u2"].reason == "NoRoom"
 
 
 def test_a_gang_that_leaves_already_is_not_asked_again() -> None:
@@ -177,7 +177,7 @@ def test_reclaiming_prefers_the_lowest_priority_of_all_borrowing_queues() -> Non
     assert evicted(plan(snapshot)) == {"c1": "owner"}
 
 
-def spread_thin(nodes: int, size: int = 8, **more: object) -> list[Running]:
+def spread_thin(nodes: int, size: int = 8, **more: object) -> list[RunningGang]:
     """Gangs of `b` with one GPU each that fill the rack, started node after node in turn: those that came last are one
     on every node."""
     order = [(turn, node) for turn in range(size) for node in range(nodes)]
@@ -266,7 +266,7 @@ def test_whoever_can_shrink_does_so_before_anybody_leaves_also_node_by_node() ->
     assert evicted(result) == {}
     resized = [decision for decision in result.decisions if isinstance(decision, Resize)]
     assert len(resized) == 8
-    assert len({uid[1:] for uid in (one.gang for one in resized)}) == 8
+    assert len({uid[1:] for uid in (one.gang_uid for one in resized)}) == 8
 
 
 def test_whoever_must_make_room_on_a_node_shrinks_where_that_is_enough() -> None:

@@ -21,15 +21,15 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Hold, Taint
+from muster.model import Nomination, NodeTaint
 from muster.scheduling import plan
 
 QUEUE = [queue("q", guaranteed=1000)]
 HOLDER = gang("holder", at=9)
 
 
-def hold(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0, uid: str = "holder") -> Hold:
-    return Hold(uid, on(nodes), victims, until)
+def hold(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0, uid: str = "holder") -> Nomination:
+    return Nomination(uid, on(nodes), victims, until)
 
 
 def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
@@ -40,7 +40,7 @@ def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
 
 def test_a_gang_does_not_start_where_room_is_held_on_a_node_that_is_tainted_since() -> None:
     nodes = rack("r1", 2)
-    tainted = [nodes[0], replace(nodes[1], taints=(Taint("example.com/upkeep"),))]
+    tainted = [nodes[0], replace(nodes[1], taints=(NodeTaint("example.com/upkeep"),))]
     result = plan(world(tainted, QUEUE, [HOLDER], holds=(hold("r1-1"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
 
@@ -70,8 +70,8 @@ def test_a_hold_of_a_gang_that_is_gone_or_runs_is_over() -> None:
 
 
 def test_room_is_kept_for_a_gang_that_backs_off() -> None:
-    kept = replace(hold("r1-0"), holder=HOLDER)
-    assert refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].code == "NoRoom"
+    kept = replace(hold("r1-0"), nominated_gang=HOLDER)
+    assert refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].reason == "NoRoom"
 
 
 def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
@@ -131,7 +131,7 @@ def test_another_queue_takes_a_hold_back_only_from_borrowed_quota() -> None:
 def test_a_held_gang_whose_victim_has_left_starts_although_a_higher_priority_came_meanwhile() -> None:
     before = world(rack("r1", 1), QUEUE, [gang("mid", priority=3)], [run(gang("low"), ["r1-0"])])
     after = left(carried_out(before, plan(before).decisions))
-    late = replace(after, waiting=(*after.waiting, gang("high", priority=9, at=999)))
+    late = replace(after, pending=(*after.pending, gang("high", priority=9, at=999)))
     result = plan(late)
     assert (in_order(result), evicted(result)) == (["mid"], {})
 
@@ -141,16 +141,16 @@ def test_holds_are_charged_to_the_queue() -> None:
         rack("r1", 3),
         [queue("q", guaranteed=16)],
         [gang("wide", pods=2)],
-        holds=(replace(hold("r1-0"), holder=HOLDER),),
+        holds=(replace(hold("r1-0"), nominated_gang=HOLDER),),
     )
     assert told(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
-    assert wait_of(snapshot, "wide").code == "QuotaExceeded"
+    assert wait_of(snapshot, "wide").reason == "QuotaExceeded"
 
 
 def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
     stopping = run(HOLDER, ["r1-0"], state="leaving")
     wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], holds=(hold("r1-0"),)), "holder")
-    assert (wait.code, wait.message) == ("HoldWaiting", "its pods of the last attempt are still stopping")
+    assert (wait.reason, wait.message) == ("HoldWaiting", "its pods of the last attempt are still stopping")
 
 
 def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() -> None:
@@ -161,14 +161,14 @@ def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() ->
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, holds=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
-    assert refused(result)["entitled"].code == "NoRoom"
+    assert refused(result)["entitled"].reason == "NoRoom"
     urgent = gang("urgent", queue="b", priority=5, at=2)
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, holds=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
 
 
 def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
-    kept = replace(hold("r1-0"), holder=HOLDER)
+    kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     waiting = [gang("urgent", priority=5), gang("other")]
     result = plan(world(rack("r1", 1), QUEUE, waiting, holds=(kept,)))
     assert evicted(result) == {"holder": "urgent"}
@@ -185,7 +185,7 @@ def test_a_gang_that_can_no_longer_start_is_told_why_although_its_hold_is_taken(
     for code, holder in reasons.items():
         result = plan(world(rack("r1", 1), tree, [holder, gang("owner", queue="a")], holds=(hold("r1-0"),)))
         assert evicted(result) == {"holder": "owner"}
-        assert refused(result)["holder"].code == code
+        assert refused(result)["holder"].reason == code
 
 
 def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out() -> None:
@@ -193,7 +193,7 @@ def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out(
     other = run(gang("other", "a", runtime=3600.0), ["r1-3"])
     nodes, teams = rack("r1", 4), [queue("a", "co"), queue("b", "co")]
     place = started(plan(world(nodes, [queue("co", guaranteed=24), *teams], [holder])))["holder"]
-    hold = Hold("holder", place, (), expires_at=2000.0)
+    hold = Nomination("holder", place, (), expires_at=2000.0)
     snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [holder, small], [other], holds=(hold,))
     assert refused(plan(snapshot)).keys() == {"holder", "small"}
     assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
@@ -204,12 +204,12 @@ def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
     victim, other = run(gang("victim", priority=-1), ["r1-1"]), run(gang("other", priority=9), ["r1-2"])
     nodes, queues = rack("r1", 3), [queue("q", guaranteed=32)]
     place = started(plan(world(nodes, queues, [holder], [victim, other])))["holder"]
-    hold = Hold("holder", place, (), expires_at=2000.0)
+    hold = Nomination("holder", place, (), expires_at=2000.0)
     cordoned = [replace(node, schedulable=node.name not in nodes_of(place)) for node in nodes]
     result = plan(world(cordoned, queues, [holder, later], [victim, other], holds=(hold,)))
     assert evicted(result) == {"victim": "holder"}
     assert held(result).keys() == {"holder"}
-    assert refused(result)["later"].code == "NoRoom"  # not for quota: 24 GPUs of 32 are charged
+    assert refused(result)["later"].reason == "NoRoom"  # not for quota: 24 GPUs of 32 are charged
 
 
 def test_of_two_holds_that_do_not_go_together_the_entitled_one_takes_the_other() -> None:

@@ -14,20 +14,20 @@ from tests.scheduling.builders import wait_of
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import GPU, evicted, gang, held, on, queue, rack, run, started, world
 
-from muster.model import Admit, Evict, Gang, HoldRoom, Placement, Queue, Quota, Resize, Running, Snapshot, Usage
+from muster.model import Admit, Evict, Gang, Nominate, Placement, QueueInfo, Quota, Resize, RunningGang, Snapshot, DecayedUsage
 from muster.scheduling import MUSTER, plan
 
 NODES = [*rack("h", 3), *rack("a", 2, flavor="a100")]
 EITHER = ("h200", "a100")
 
 
-def both(name: str, h200: int, a100: int, parent: str | None = "co") -> Queue:
+def both(name: str, h200: int, a100: int, parent: str | None = "co") -> QueueInfo:
     """A queue with so many GPUs of each flavor guaranteed."""
-    return Queue(name, parent, quotas=(Quota("h200", GPU, h200, None, None), Quota("a100", GPU, a100, None, None)))
+    return QueueInfo(name, parent, quotas=(Quota("h200", GPU, h200, None, None), Quota("a100", GPU, a100, None, None)))
 
 
-def on_a100(one: Gang, *nodes: str) -> Running:
-    return Running(one, on(nodes, flavor="a100"), admitted_at=0.0, started_at=0.0)
+def on_a100(one: Gang, *nodes: str) -> RunningGang:
+    return RunningGang(one, on(nodes, flavor="a100"), admitted_at=0.0, started_at=0.0)
 
 
 def dev_and_prod(*waiting: Gang) -> Snapshot:
@@ -52,7 +52,7 @@ def test_a_gang_is_entitled_through_the_flavor_in_which_it_would_be_placed() -> 
 def test_a_gang_that_would_borrow_in_its_first_flavor_goes_by_its_share_among_borrowers() -> None:
     wide, other = gang("w", "dev", at=1.0, flavors=EITHER), gang("o", "poor", pods=2, at=2.0, flavors=("h200",))
     before = dev_and_prod(wide, other)
-    used = (Usage("dev", "h200", GPU, 3600.0),)
+    used = (DecayedUsage("dev", "h200", GPU, 3600.0),)
     result = plan(replace(before, queues=(*before.queues, both("poor", 0, 0)), usage=used))
     assert set(started(result)) == {"o"}
     assert evicted(result) == {"p1": "w"}
@@ -75,11 +75,11 @@ def test_a_start_is_taken_back_before_a_running_gang_of_its_queue_leaves_for_an_
     ]
     hides, small = gang("h", "a", at=1.0, flavors=("h200",)), gang("s", "a", at=2.0, flavors=("a100",))
     newcomer = gang("n", "b", at=3.0, flavors=("a100",))
-    snapshot = world(NODES, queues, [hides, small, newcomer], running, usage=(Usage("a", "a100", GPU, 3600.0),))
+    snapshot = world(NODES, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
     result = plan(snapshot)
     assert evicted(result) == {}
     assert set(started(result)) == {"s"}
-    assert wait_of(snapshot, "n").code == "QuotaExceeded"
+    assert wait_of(snapshot, "n").reason == "QuotaExceeded"
 
 
 def test_a_start_is_taken_back_before_a_running_gang_of_the_same_priority_is_preempted() -> None:
@@ -101,7 +101,7 @@ def test_a_start_that_is_taken_back_is_placed_elsewhere_in_the_same_plan() -> No
     ]
     hides, small = gang("h", "a", at=1.0, flavors=("h200",)), gang("s", "a", pods=2, size=4, at=2.0, flavors=("a100",))
     newcomer = gang("n", "b", at=3.0, flavors=("a100",))
-    snapshot = world(nodes, queues, [hides, small, newcomer], running, usage=(Usage("a", "a100", GPU, 3600.0),))
+    snapshot = world(nodes, queues, [hides, small, newcomer], running, usage=(DecayedUsage("a", "a100", GPU, 3600.0),))
     assert set(started(plan(snapshot))) == {"s", "n"}
 
 
@@ -110,16 +110,16 @@ def test_a_start_that_is_taken_back_is_placed_elsewhere_in_the_same_plan() -> No
 
 def without_evictions(snapshot: Snapshot, uid: str) -> bool:
     """Whether a gang starts if it is the only one that waits and nobody leaves."""
-    alone = replace(snapshot, waiting=tuple(g for g in snapshot.waiting if g.uid == uid))
-    return uid in started(plan(alone, policy=replace(MUSTER, evicts=False)))
+    alone = replace(snapshot, pending=tuple(g for g in snapshot.pending if g.uid == uid))
+    return uid in started(plan(alone, policy=replace(MUSTER, preempts=False)))
 
 
 def after(snapshot: Snapshot, gone: set[str], places: Mapping[str, Placement]) -> Snapshot:
     """The world in which these have left, and those are in their places for whom a plan has found one."""
-    gangs = {g.uid: g for g in snapshot.waiting}
+    gangs = {g.uid: g for g in snapshot.pending}
     running = [r for r in snapshot.running if r.gang.uid not in gone and r.state == "admitted"]
-    running += [Running(gangs[uid], place, snapshot.now) for uid, place in places.items() if uid not in gone]
-    return replace(snapshot, running=tuple(running), holds=())
+    running += [RunningGang(gangs[uid], place, snapshot.now) for uid, place in places.items() if uid not in gone]
+    return replace(snapshot, running=tuple(running), nominations=())
 
 
 def choices(starts: list[str]) -> Iterator[set[str]]:
@@ -132,7 +132,7 @@ def two_flavors(seed: int) -> Snapshot:
     draw = Random(seed)
     nodes = [*rack("h", draw.randint(1, 3)), *rack("a", draw.randint(1, 3), flavor="a100")]
     teams = [both(name, draw.choice((0, 8, 16)), draw.choice((0, 8, 16))) for name in ("q0", "q1", "q2")]
-    running: list[Running] = []
+    running: list[RunningGang] = []
     for node in nodes:
         left = 8
         while left and draw.random() < 0.7:
@@ -140,14 +140,14 @@ def two_flavors(seed: int) -> Snapshot:
             left -= size
             one = gang(f"r{len(running)}", f"q{draw.randrange(3)}", size=size, priority=draw.choice((0, 0, 1)))
             place = on([node.name], flavor=node.flavor or "")
-            running.append(Running(one, place, float(draw.randint(0, 900)), started_at=0.0))
+            running.append(RunningGang(one, place, float(draw.randint(0, 900)), started_at=0.0))
     waiting = []
     for i in range(draw.randint(2, 7)):
         pods, size = draw.choice(((1, 4), (1, 8), (2, 4), (2, 8), (3, 4)))
         flavors = draw.choice((("h200",), ("a100",), EITHER, EITHER, EITHER[::-1]))
         leaf, priority = f"q{draw.randrange(3)}", draw.choice((0, 0, 1, 5))
         waiting.append(gang(f"w{i}", leaf, pods, size=size, priority=priority, at=float(i), flavors=flavors))
-    used = tuple(Usage(f"q{i}", flavor, GPU, draw.randint(0, 4) * 3600.0) for i in range(3) for flavor in EITHER)
+    used = tuple(DecayedUsage(f"q{i}", flavor, GPU, draw.randint(0, 4) * 3600.0) for i in range(3) for flavor in EITHER)
     return world(nodes, [both("co", 0, 0, None), *teams], waiting, running, usage=used)
 
 
@@ -161,17 +161,17 @@ def unneeded(snapshot: Snapshot) -> list[tuple[str, set[str]]]:
     whose starts it could have taken back instead: all of these are tried. Plans in which gangs shrink or give up holds
     are not judged."""
     decisions = plan(snapshot).decisions
-    gangs = {g.uid: g for g in snapshot.waiting} | {r.gang.uid: r.gang for r in snapshot.running}
-    starts = {d.gang: d for d in decisions if isinstance(d, Admit)}
-    places = {d.gang: d.placement for d in decisions if isinstance(d, Admit | HoldRoom)}
+    gangs = {g.uid: g for g in snapshot.pending} | {r.gang.uid: r.gang for r in snapshot.running}
+    starts = {d.gang_uid: d for d in decisions if isinstance(d, Admit)}
+    places = {d.gang_uid: d.placement for d in decisions if isinstance(d, Admit | Nominate)}
     flavors = {r.gang.uid: set_of(r.placement) for r in snapshot.running} | {u: set_of(p) for u, p in places.items()}
     evictions = [d for d in decisions if isinstance(d, Evict)]
-    if any(isinstance(d, Resize) for d in decisions) or snapshot.holds:
+    if any(isinstance(d, Resize) for d in decisions) or snapshot.nominations:
         return []
-    gone = {d.gang for d in evictions}
+    gone = {d.gang_uid for d in evictions}
     found = []
     for eviction in evictions:
-        victim = gangs[eviction.gang]
+        victim = gangs[eviction.gang_uid]
         newcomers = [
             uid
             for uid in starts
@@ -180,9 +180,9 @@ def unneeded(snapshot: Snapshot) -> list[tuple[str, set[str]]]:
             and gangs[uid].priority <= victim.priority
         ]
         for taken_back in choices(newcomers):
-            beneficiary = {eviction.beneficiary}
+            beneficiary = {eviction.preemptor}
             instead = after(snapshot, (gone - {victim.uid}) | taken_back | beneficiary, places)
-            if without_evictions(instead, eviction.beneficiary):
+            if without_evictions(instead, eviction.preemptor):
                 found.append((victim.uid, taken_back))
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from tests.scheduling.builders import gpu_hours, in_order, two_teams, wait_of
 from tests.scheduling.worlds import HOUR, evicted, gang, queue, rack, refused, run, started, world
 
-from muster.model import Hold, Quota, Usage
+from muster.model import Nomination, Quota, DecayedUsage
 from muster.scheduling import plan
 
 ONE_NODE = rack("r1", 1)
@@ -32,7 +32,7 @@ def test_submitted_together_the_uid_decides_and_not_the_place_in_the_snapshot() 
 def test_a_gang_with_a_hold_goes_before_any_priority_of_its_leaf() -> None:
     holder, urgent = gang("holder"), gang("urgent", priority=9, at=-1.0)
     place = started(plan(world(ONE_NODE, [queue("q", guaranteed=8)], [holder])))["holder"]
-    hold = Hold("holder", place, (), expires_at=2000.0)
+    hold = Nomination("holder", place, (), expires_at=2000.0)
     calm = gang("calm", at=-1.0)  # equal priority, came first: it may not take the hold away
     snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [calm, holder], holds=(hold,))
     assert in_order(plan(snapshot)) == ["holder"]
@@ -134,7 +134,7 @@ def test_a_share_orders_and_never_evicts() -> None:
 
 
 def test_usage_of_a_queue_that_is_gone_is_passed_over() -> None:
-    usage = (Usage("gone", "h200", "nvidia.com/gpu", HOUR), *gpu_hours({"a": 1}))
+    usage = (DecayedUsage("gone", "h200", "nvidia.com/gpu", HOUR), *gpu_hours({"a": 1}))
     snapshot = world(ONE_NODE, two_teams(), [gang("of-a", "a"), gang("of-b", "b", at=5)], usage=usage)
     assert in_order(plan(snapshot)) == ["of-b"]
 
@@ -143,7 +143,7 @@ def test_usage_of_a_queue_that_is_gone_is_passed_over() -> None:
 def test_max_priority_of_any_queue_on_the_path_caps_the_priority(own: int | None, above: int | None) -> None:
     queues = [queue("co", guaranteed=8, max_priority=above), queue("q", "co", max_priority=own)]
     wait = wait_of(world(ONE_NODE, queues, [gang("g", priority=6)]), "g")
-    assert (wait.code, wait.message) == ("PriorityTooHigh", "has priority 6; queue q allows at most 5")
+    assert (wait.reason, wait.message) == ("PriorityTooHigh", "has priority 6; queue q allows at most 5")
     assert started(plan(world(ONE_NODE, queues, [gang("g", priority=5)])))
 
 

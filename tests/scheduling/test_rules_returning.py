@@ -24,13 +24,13 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Running, Snapshot
+from muster.model import RunningGang, Snapshot
 from muster.scheduling import plan
 
 QUEUE = [queue("q", guaranteed=1000)]
 
 
-def lost_a_node(priority: int = 5, **more: object) -> Running:
+def lost_a_node(priority: int = 5, **more: object) -> RunningGang:
     """It ran on two nodes, lost one that is no more, and stops on the other."""
     return returning(run(gang("back", pods=2, priority=priority, **more), ["gone-0", "r1-0"]), ["r1-0"])  # type: ignore[arg-type]
 
@@ -39,14 +39,14 @@ def test_nobody_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> No
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
     result = plan(snapshot)
-    assert (evicted(result), held(result), refused(result)["wide"].code) == ({}, {}, "NoRoom")
+    assert (evicted(result), held(result), refused(result)["wide"].reason) == ({}, {}, "NoRoom")
 
 
 def test_who_may_have_somebody_elses_room_does_not_wait_for_what_another_keeps() -> None:
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("mid", priority=3)], [lost_a_node(), low])
     assert evicted(plan(snapshot)) == {"low": "mid"}
-    for_good = replace(lost_a_node(), keeps=(), kept_until=None)
+    for_good = replace(lost_a_node(), retained_placement=(), retained_until=None)
     assert evicted(plan(replace(snapshot, running=(for_good, low)))) == {}, "it fits as soon as the other has left"
 
 
@@ -100,7 +100,7 @@ def test_it_comes_back_where_it_was_although_others_waited_longer() -> None:
     assert in_order(plan(left(snapshot))) == ["back"]
 
 
-def _on_one_node() -> Running:
+def _on_one_node() -> RunningGang:
     return returning(run(gang("back", at=9), ["r1-0"]), ["r1-0"])
 
 
@@ -112,4 +112,4 @@ def test_a_memo_follows_a_gang_that_stops_and_comes_back() -> None:
     for snapshot in (runs, stops, gone):
         result = plan(snapshot, memo)
         assert result.decisions == plan(snapshot).decisions
-        memo = result.memo
+        memo = result.cache

@@ -19,13 +19,13 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Flavor, Gang, Node, NodeRequirement, Queue, Quota, Resources, Taint, Toleration, Topology
+from muster.model import FlavorInfo, Gang, NodeInfo, MatchExpression, QueueInfo, Quota, Resources, NodeTaint, NodeToleration, Topology
 from muster.scheduling import plan
 
 PLENTY = [queue("q", guaranteed=1000)]
 
 
-def place(nodes: list[Node], asked: Gang, **more: object) -> dict[str, int]:
+def place(nodes: list[NodeInfo], asked: Gang, **more: object) -> dict[str, int]:
     """Pods of a gang by node; empty when it does not start."""
     return nodes_of(started(plan(world(nodes, PLENTY, [asked], **more))).get(asked.uid, ()))  # type: ignore[arg-type]
 
@@ -94,28 +94,28 @@ def test_a_role_with_its_own_topology_lies_in_its_own_domain() -> None:
 
 
 def test_nodes_without_the_label_of_a_level_belong_to_no_domain_of_it() -> None:
-    bare = [Node(f"bare-{i}", rack("r", 1)[0].allocatable, flavor="h200", domains=("b1",)) for i in range(3)]
+    bare = [NodeInfo(f"bare-{i}", rack("r", 1)[0].allocatable, flavor="h200", domains=("b1",)) for i in range(3)]
     asked = gang("g", pods=2, required="rack")
-    assert wait_of(world(bare, PLENTY, [asked]), "g").code == "LargerThanCluster"
+    assert wait_of(world(bare, PLENTY, [asked]), "g").reason == "LargerThanCluster"
     assert len(place(bare, gang("g", pods=2, required="block"))) == 2
 
 
 def test_a_flavor_without_the_required_level_is_passed_over() -> None:
-    flat = Flavor("flat")
-    queues = [Queue("q", quotas=(Quota("flat", GPU, 80), Quota("h200", GPU, 80)))]
-    nodes = [Node("flat-0", rack("r", 1)[0].allocatable, flavor="flat"), *rack("r1", 1)]
-    flavors = (flat, Flavor("h200", ("block", "rack")))
+    flat = FlavorInfo("flat")
+    queues = [QueueInfo("q", quotas=(Quota("flat", GPU, 80), Quota("h200", GPU, 80)))]
+    nodes = [NodeInfo("flat-0", rack("r", 1)[0].allocatable, flavor="flat"), *rack("r1", 1)]
+    flavors = (flat, FlavorInfo("h200", ("block", "rack")))
     asked = gang("g", required="rack", flavors=("flat", "h200"))
     assert nodes_of(started(plan(world(nodes, queues, [asked], flavors=flavors)))["g"]) == {"r1-0": 1}
     alone = wait_of(world(nodes, queues, [gang("g", required="rack", flavors=("flat",))], flavors=flavors), "g")
-    assert alone.code == "UnknownTopologyLevel"
+    assert alone.reason == "UnknownTopologyLevel"
     assert alone.message == ("needs the topology level rack, but flavor flat has no levels (queue q names flat, h200)")
 
 
 # -- flavors
 
 
-BOTH = [Queue("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 16)))]
+BOTH = [QueueInfo("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 16)))]
 NODES = rack("h", 2) + rack("a", 2, flavor="a100")
 
 
@@ -145,43 +145,43 @@ def test_a_roles_own_flavors_win_over_the_gangs() -> None:
 
 
 def test_a_role_never_lies_in_two_flavors() -> None:
-    assert refused(plan(world(NODES, BOTH, [gang("g", pods=3)])))["g"].code == "LargerThanCluster"
+    assert refused(plan(world(NODES, BOTH, [gang("g", pods=3)])))["g"].reason == "LargerThanCluster"
 
 
 def test_a_node_of_no_flavor_or_of_an_unknown_one_is_never_used() -> None:
-    nodes = [*rack("r1", 1, flavor="mystery"), Node("plain", rack("r", 1)[0].allocatable)]
-    assert wait_of(world(nodes, PLENTY, [gang("g")]), "g").code == "LargerThanCluster"
+    nodes = [*rack("r1", 1, flavor="mystery"), NodeInfo("plain", rack("r", 1)[0].allocatable)]
+    assert wait_of(world(nodes, PLENTY, [gang("g")]), "g").reason == "LargerThanCluster"
 
 
 # -- nodes that a pod accepts
 
 
 def test_a_taint_keeps_a_pod_off_unless_it_tolerates_it() -> None:
-    tainted = rack("r1", 1, taints=(Taint("spot", "yes"),))
+    tainted = rack("r1", 1, taints=(NodeTaint("spot", "yes"),))
     assert place(tainted, gang("g")) == {}
     for toleration in (
-        Toleration("spot", "Equal", "yes"),
-        Toleration("spot", "Exists"),
-        Toleration("spot", "Equal", "yes", "NoSchedule"),
-        Toleration("", "Exists"),
+        NodeToleration("spot", "Equal", "yes"),
+        NodeToleration("spot", "Exists"),
+        NodeToleration("spot", "Equal", "yes", "NoSchedule"),
+        NodeToleration("", "Exists"),
     ):
         assert place(tainted, gang("g", roles=[role("trainer", 1, tolerations=(toleration,))])) == {"r1-0": 1}
     for toleration in (
-        Toleration("spot", "Equal", "no"),
-        Toleration("other", "Exists"),
-        Toleration("spot", "Equal", "yes", "NoExecute"),
-        Toleration("", "Equal", ""),
+        NodeToleration("spot", "Equal", "no"),
+        NodeToleration("other", "Exists"),
+        NodeToleration("spot", "Equal", "yes", "NoExecute"),
+        NodeToleration("", "Equal", ""),
     ):
         assert place(tainted, gang("g", roles=[role("trainer", 1, tolerations=(toleration,))])) == {}
 
 
 def test_a_taint_that_only_prefers_keeps_nobody_off() -> None:
-    assert place(rack("r1", 1, taints=(Taint("spot", effect="PreferNoSchedule"),)), gang("g")) == {"r1-0": 1}
+    assert place(rack("r1", 1, taints=(NodeTaint("spot", effect="PreferNoSchedule"),)), gang("g")) == {"r1-0": 1}
 
 
 def test_tolerations_of_the_flavor_hold_for_every_pod_in_it() -> None:
-    tolerant = Flavor("h200", ("block", "rack"), (Toleration("spot", "Exists"),))
-    nodes = rack("r1", 1, taints=(Taint("spot"),))
+    tolerant = FlavorInfo("h200", ("block", "rack"), (NodeToleration("spot", "Exists"),))
+    nodes = rack("r1", 1, taints=(NodeTaint("spot"),))
     assert started(plan(world(nodes, PLENTY, [gang("g")], flavors=(tolerant,))))
 
 
@@ -193,8 +193,8 @@ def test_every_line_of_a_node_selector_has_to_hold() -> None:
 
 def test_affinity_is_an_or_of_ands() -> None:
     nodes = rack("r1", 1, labels={"a": "1"}) + rack("r2", 1, labels={"b": "1", "c": "1"}) + rack("r3", 1)
-    one = (NodeRequirement("a", "In", ("2", "3")),)
-    two = (NodeRequirement("b", "Exists"), NodeRequirement("c", "NotIn", ("2",)))
+    one = (MatchExpression("a", "In", ("2", "3")),)
+    two = (MatchExpression("b", "Exists"), MatchExpression("c", "NotIn", ("2",)))
     assert place(nodes, gang("g", roles=[role("trainer", 1, affinity=(one, two))])) == {"r2-0": 1}
     assert place(nodes, gang("g", roles=[role("trainer", 2, affinity=(one, two))])) == {}
 
@@ -202,19 +202,19 @@ def test_affinity_is_an_or_of_ands() -> None:
 @pytest.mark.parametrize(
     ("line", "fits"),
     [
-        (NodeRequirement("gen", "In", ("5", "7")), True),
-        (NodeRequirement("gen", "NotIn", ("7",)), False),
-        (NodeRequirement("missing", "NotIn", ("7",)), True),
-        (NodeRequirement("gen", "Exists"), True),
-        (NodeRequirement("gen", "DoesNotExist"), False),
-        (NodeRequirement("gen", "Gt", ("6",)), True),
-        (NodeRequirement("gen", "Gt", ("7",)), False),
-        (NodeRequirement("gen", "Lt", ("8",)), True),
-        (NodeRequirement("missing", "Lt", ("8",)), False),
-        (NodeRequirement("metadata.name", "In", ("r1-0",)), True),
+        (MatchExpression("gen", "In", ("5", "7")), True),
+        (MatchExpression("gen", "NotIn", ("7",)), False),
+        (MatchExpression("missing", "NotIn", ("7",)), True),
+        (MatchExpression("gen", "Exists"), True),
+        (MatchExpression("gen", "DoesNotExist"), False),
+        (MatchExpression("gen", "Gt", ("6",)), True),
+        (MatchExpression("gen", "Gt", ("7",)), False),
+        (MatchExpression("gen", "Lt", ("8",)), True),
+        (MatchExpression("missing", "Lt", ("8",)), False),
+        (MatchExpression("metadata.name", "In", ("r1-0",)), True),
     ],
 )
-def test_affinity_has_the_operators_of_kubernetes(line: NodeRequirement, fits: bool) -> None:
+def test_affinity_has_the_operators_of_kubernetes(line: MatchExpression, fits: bool) -> None:
     asked = gang("g", roles=[role("trainer", 1, affinity=((line,),))])
     assert bool(place(rack("r1", 1, labels={"gen": "7"}), asked)) is fits
 
@@ -230,14 +230,14 @@ def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
 
 def test_nodes_that_everyone_avoids_are_used_by_nobody_and_make_no_job_impossible() -> None:
     wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], avoid=frozenset({"r1-0"})), "g")
-    assert wait.code == "NoRoom"
+    assert wait.reason == "NoRoom"
 
 
 def test_a_cordoned_node_takes_nobody_and_keeps_those_it_has() -> None:
     nodes = rack("r1", 1, schedulable=False)
     half = run(gang("there", size=4), ["r1-0"])
     result = plan(world(nodes, PLENTY, [gang("g", size=4)], [half]))
-    assert (started(result), refused(result)["g"].code, len(result.decisions)) == ({}, "NoRoom", 1)
+    assert (started(result), refused(result)["g"].reason, len(result.decisions)) == ({}, "NoRoom", 1)
 
 
 def test_what_pods_of_others_use_is_not_free() -> None:
@@ -247,7 +247,7 @@ def test_what_pods_of_others_use_is_not_free() -> None:
 
 
 def test_pod_slots_are_room_as_well() -> None:
-    narrow = [Node("n", Resources.of({GPU: 8, "pods": 2}), flavor="h200", domains=("b", "b/r"))]
+    narrow = [NodeInfo("n", Resources.of({GPU: 8, "pods": 2}), flavor="h200", domains=("b", "b/r"))]
     assert place(narrow, gang("g", pods=2, size=1)) == {"n": 2}
     assert place(narrow, gang("g", pods=3, size=1)) == {}
 

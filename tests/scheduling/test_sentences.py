@@ -19,7 +19,7 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Flavor, Hold, Queue, Quota, Resources, Snapshot, Wait
+from muster.model import FlavorInfo, Nomination, QueueInfo, Quota, Resources, Snapshot, Wait
 from muster.scheduling import FIFO, plan
 
 QUEUE = [queue("q", guaranteed=1000)]
@@ -30,7 +30,7 @@ TWO = rack("r1", 2)
 def whole(snapshot: Snapshot, uid: str = "g") -> tuple[str, str]:
     """Code and sentence."""
     wait = wait_of(snapshot, uid)
-    return wait.code, wait.message
+    return wait.reason, wait.message
 
 
 def test_queue_not_found() -> None:
@@ -48,7 +48,7 @@ def test_queue_inactive_says_which_and_why() -> None:
         "queue q admits nothing: its parent lost does not exist"
     )
     circle = [queue("q", "p", 8), queue("p", "q")]
-    assert wait_of(world(ONE, circle, [gang("g")]), "g").code == "QueueInactive"
+    assert wait_of(world(ONE, circle, [gang("g")]), "g").reason == "QueueInactive"
     below = [queue("co", guaranteed=8, active=False), queue("q", "co")]
     assert told(world(ONE, below, [gang("g")]), "g") == "queue q admits nothing: it is not active"
 
@@ -75,7 +75,7 @@ def test_unknown_flavor_tells_apart_what_does_not_exist_and_what_the_queue_may_n
     assert told(world(ONE, QUEUE, [gang("g", flavors=("a100",))]), "g") == (
         "needs nodes of flavor a100, but the queue may use none of them (queue q names h200)"
     )
-    assert told(world(ONE, [Queue("q")], [gang("g", flavors=("a100",))]), "g") == (
+    assert told(world(ONE, [QueueInfo("q")], [gang("g", flavors=("a100",))]), "g") == (
         "needs nodes of flavor a100, but the queue may use none of them (queue q names no flavor)"
     )
 
@@ -158,7 +158,7 @@ def test_the_limit_of_a_queue_above_is_not_told_as_that_of_the_queue() -> None:
 
 
 def test_quota_exceeded_speaks_of_the_resource_that_is_scarce() -> None:
-    cores = Queue("q", quotas=(Quota("h200", GPU, 80), Quota("h200", "cpu", 40_000)))
+    cores = QueueInfo("q", quotas=(Quota("h200", GPU, 80), Quota("h200", "cpu", 40_000)))
     busy = run(gang("x", roles=[role("trainer", 1, request=gpus(1, cpu=30))]), ["r1-0"])
     asked = gang("g", roles=[role("trainer", 1, request=gpus(1, cpu=16))])
     assert whole(world(TWO, [cores], [asked], [busy])) == (
@@ -203,7 +203,7 @@ def test_topology_no_room_names_the_best_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y"), ["r2-0"])]
     snapshot = world(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
-    assert wait_of(snapshot, "g").code == "TopologyNoRoom"
+    assert wait_of(snapshot, "g").reason == "TopologyNoRoom"
     assert told(snapshot, "g") == (
         "needs 24 GPUs of h200; queue q has 976 of 1000 left and may borrow 0; "
         "16 GPUs free in rack b1/r2, 24 required in one rack"
@@ -213,7 +213,7 @@ def test_topology_no_room_names_the_best_domain() -> None:
 def test_reserved_tells_that_what_is_free_is_promised() -> None:
     running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
     snapshot = world(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
-    assert wait_of(snapshot, "g").code == "Reserved"
+    assert wait_of(snapshot, "g").reason == "Reserved"
     assert told(snapshot, "g") == (
         "needs 8 GPUs of h200; queue q has 992 of 1000 left and may borrow 0; "
         "there is room, promised to a gang that comes first"
@@ -242,7 +242,7 @@ def _listed(before: Snapshot) -> str:
 
 def test_hold_waiting_for_pods_that_are_not_victims() -> None:
     stopping = run(gang("x"), ["r1-0"], state="leaving")
-    held = Hold("g", on(["r1-0"]), (), expires_at=2000.0)
+    held = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
     assert told(world(ONE, QUEUE, [gang("g")], [stopping], holds=(held,)), "g") == (
         "1 node is held for it; waits for what is still on them to leave"
     )
@@ -256,7 +256,7 @@ def test_behind_head_names_the_head() -> None:
 
 
 def test_two_flavors_are_both_named() -> None:
-    queues = [Queue("q", quotas=(Quota("a100", GPU, 80), Quota("h200", GPU, 80)))]
+    queues = [QueueInfo("q", quotas=(Quota("a100", GPU, 80), Quota("h200", GPU, 80)))]
     roles = [role("big", 2, flavors=("h200",)), role("old", 1, 1, 4, flavors=("a100",))]
     nodes = TWO + rack("x", 1, flavor="a100")
     busy = run(gang("x", flavors=("h200",)), ["r1-0"])
@@ -267,7 +267,7 @@ def test_two_flavors_are_both_named() -> None:
 
 
 def test_a_flavor_without_any_node() -> None:
-    empty = Flavor("none-yet", ("block", "rack"))
+    empty = FlavorInfo("none-yet", ("block", "rack"))
     queues = [queue("q", guaranteed=8, flavor="none-yet")]
     assert whole(world(ONE, queues, [gang("g")], flavors=(empty,))) == (
         "LargerThanCluster",
@@ -277,7 +277,7 @@ def test_a_flavor_without_any_node() -> None:
 
 def test_a_gang_that_no_flavor_can_ever_hold_within_its_quota_is_told_so() -> None:
     # a100: enough quota, one node only. h200: three nodes, quota for one. It will never start.
-    queues = [Queue("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 8)))]
+    queues = [QueueInfo("q", quotas=(Quota("a100", GPU, 16), Quota("h200", GPU, 8)))]
     nodes = rack("h", 3) + rack("x", 1, flavor="a100")
     wait = wait_of(world(nodes, queues, [gang("g", pods=2)]), "g")
-    assert wait.code in ("LargerThanCluster", "LargerThanQuota")
+    assert wait.reason in ("LargerThanCluster", "LargerThanQuota")

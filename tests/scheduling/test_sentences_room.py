@@ -8,8 +8,8 @@ from dataclasses import replace
 from tests.scheduling.builders import told, wait_of
 from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
 
-from muster.model import Gang, Node, Resources, Running, Taint, Topology
-from muster.scheduling.units import amount_of
+from muster.model import Gang, NodeInfo, Resources, RunningGang, NodeTaint, Topology
+from muster.scheduling.units import format_amount
 
 QUEUE = [queue("q", guaranteed=1000)]
 ONE = rack("r1", 1)
@@ -29,12 +29,12 @@ def in_one_rack(gang: Gang) -> Gang:
     return replace(gang, topology=Topology("rack"))
 
 
-def busy(node: str, pods: int = 1, **amounts: int) -> Running:
+def busy(node: str, pods: int = 1, **amounts: int) -> RunningGang:
     """A gang whose pods take this much of one node of 96 cores, 1024 GiB, 8 GPUs and 110 pod slots."""
     return run(replace(job(pods, **amounts), uid=f"on-{node}"), {node: pods})
 
 
-def said(gang: Gang, *running: Running, nodes: Sequence[Node] = tuple(TWO)) -> str:
+def said(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TWO)) -> str:
     """The whole sentence. The queue names GPUs only, so that there is nothing to say of its quota otherwise."""
     return told(world(nodes, QUEUE, [gang], running), "g")
 
@@ -42,13 +42,13 @@ def said(gang: Gang, *running: Running, nodes: Sequence[Node] = tuple(TWO)) -> s
 def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
     nodes = rack("r1", 1, foreign=Resources.of({GPU: 6, "pods": 1}))
     wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
-    assert wait.code == "NoRoom"
+    assert wait.reason == "NoRoom"
     assert wait.message == (
         "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
         " even without other gangs, pods that are not Muster's take room that it needs"
     )
     wait = wait_of(world(nodes, QUEUE, [job(2, gpu=8)]), "g")
-    assert wait.code == "LargerThanCluster"
+    assert wait.reason == "LargerThanCluster"
     assert "the largest that fits the empty cluster is 1 of its 2 pods, 8 GPUs" in wait.message
 
 
@@ -58,7 +58,7 @@ def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_thos
     kept_out, behind = gang("g", queue="q", size=8), gang("h", queue="q", size=4, pods=2, at=1.0)
     snapshot = world(nodes, QUEUE, [kept_out, behind], [running])
     assert wait_of(snapshot, "g").estimated_start is None
-    assert wait_of(snapshot, "h").estimated_start == running.release_bound
+    assert wait_of(snapshot, "h").estimated_start == running.release_deadline
 
 
 CORES_TAKEN = (busy("r1-0", cpu=94), busy("r1-1", cpu=90))
@@ -120,7 +120,7 @@ def test_nodes_that_are_down_are_counted() -> None:
 
 
 def test_nodes_that_do_not_accept_the_pods_are_told_apart_from_full_ones() -> None:
-    tainted = rack("r1", 2, taints=(Taint("dedicated", "x"),))
+    tainted = rack("r1", 2, taints=(NodeTaint("dedicated", "x"),))
     assert said(job(1, gpu=8), nodes=tainted) == (
         "needs 8 GPUs of h200; no node of h200 accepts its pods: see taints, node selector and affinity"
     )
@@ -185,9 +185,9 @@ def test_roles_that_have_room_one_by_one_but_not_together() -> None:
 
 
 def test_one_is_told_in_the_singular() -> None:
-    assert [amount_of(name, one) for name, one in ((GPU, 1), ("cpu", 1000), ("pods", 1))] == [
+    assert [format_amount(name, one) for name, one in ((GPU, 1), ("cpu", 1000), ("pods", 1))] == [
         "1 GPU",
         "1 core",
         "1 pod slot",
     ]
-    assert [amount_of(name, two) for name, two in (("cpu", 1500), ("pods", 2))] == ["1.5 cores", "2 pod slots"]
+    assert [format_amount(name, two) for name, two in (("cpu", 1500), ("pods", 2))] == ["1.5 cores", "2 pod slots"]

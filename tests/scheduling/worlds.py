@@ -13,29 +13,29 @@ from muster.model import (
     Admit,
     Decision,
     Evict,
-    Flavor,
+    FlavorInfo,
     Gang,
-    Hold,
-    HoldRoom,
-    Node,
+    Nomination,
+    Nominate,
+    NodeInfo,
     Placement,
-    Queue,
+    QueueInfo,
     Quota,
     Resize,
     Resources,
     Role,
     RolePlacement,
-    Running,
+    RunningGang,
     Snapshot,
     Topology,
     Wait,
 )
-from muster.scheduling import Plan
+from muster.scheduling import PlanResult
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30
-H200 = Flavor("h200", ("block", "rack"))
-A100 = Flavor("a100", ("block", "rack"))
+H200 = FlavorInfo("h200", ("block", "rack"))
+A100 = FlavorInfo("a100", ("block", "rack"))
 HOUR = 3600.0
 
 
@@ -44,11 +44,11 @@ def gpus(count: int, *, cpu: int = 0, **more: int) -> Resources:
     return Resources.of({GPU: count, "pods": 1, "cpu": cpu * 1000, **more})
 
 
-def rack(name: str, count: int, *, size: int = 8, block: str = "b1", flavor: str = "h200", **more: Any) -> list[Node]:
+def rack(name: str, count: int, *, size: int = 8, block: str = "b1", flavor: str = "h200", **more: Any) -> list[NodeInfo]:
     """Nodes of one rack with `size` GPUs each."""
     amounts = Resources.of({GPU: size, "cpu": 96_000, "memory": 1024 * GIB, "pods": 110})
     return [
-        Node(f"{name}-{i}", amounts, flavor=flavor, domains=(block, f"{block}/{name}"), **more) for i in range(count)
+        NodeInfo(f"{name}-{i}", amounts, flavor=flavor, domains=(block, f"{block}/{name}"), **more) for i in range(count)
     ]
 
 
@@ -61,11 +61,11 @@ def queue(
     *,
     flavor: str = "h200",
     **more: Any,
-) -> Queue:
+) -> QueueInfo:
     """A queue that names the GPUs of one flavor; without any amount it names nothing."""
     named = (guaranteed, limit, lend) != (None, None, None)
     quotas = (Quota(flavor, GPU, guaranteed, limit, lend),) if named else ()
-    return Queue(name, parent, quotas=quotas, **more)
+    return QueueInfo(name, parent, quotas=quotas, **more)
 
 
 def role(name: str, pods: int, least: int | None = None, size: int = 8, **more: Any) -> Role:
@@ -109,33 +109,33 @@ def on(nodes: Mapping[str, int] | Iterable[str], *, role: str = "trainer", flavo
     return (RolePlacement(role, flavor, tuple(pods)),)
 
 
-def run(gang: Gang, nodes: Mapping[str, int] | Iterable[str], *, since: float = 0.0, **more: Any) -> Running:
+def run(gang: Gang, nodes: Mapping[str, int] | Iterable[str], *, since: float = 0.0, **more: Any) -> RunningGang:
     """A gang that runs there."""
-    return Running(gang, on(nodes), admitted_at=since, started_at=more.pop("started_at", since), **more)
+    return RunningGang(gang, on(nodes), admitted_at=since, started_at=more.pop("started_at", since), **more)
 
 
-def returning(running: Running, nodes: Mapping[str, int] | Iterable[str], until: float = 2000.0) -> Running:
+def returning(running: RunningGang, nodes: Mapping[str, int] | Iterable[str], until: float = 2000.0) -> RunningGang:
     """A gang that stops, and comes back to these of its nodes, which it keeps under a hold until then."""
-    return replace(running, keeps=on(nodes), kept_until=until, state="evicting")
+    return replace(running, retained_placement=on(nodes), retained_until=until, state="evicting")
 
 
 def world(
-    nodes: Iterable[Node],
-    queues: Iterable[Queue],
+    nodes: Iterable[NodeInfo],
+    queues: Iterable[QueueInfo],
     waiting: Iterable[Gang] = (),
-    running: Iterable[Running] = (),
+    running: Iterable[RunningGang] = (),
     *,
     now: float = 1000.0,
-    flavors: Iterable[Flavor] = (H200, A100),
+    flavors: Iterable[FlavorInfo] = (H200, A100),
     **more: Any,
 ) -> Snapshot:
     """A snapshot."""
     return Snapshot(now, tuple(nodes), tuple(flavors), tuple(queues), tuple(waiting), tuple(running), **more)
 
 
-def started(plan: Plan) -> dict[str, Placement]:
+def started(plan: PlanResult) -> dict[str, Placement]:
     """Where gangs start, by uid, in the order they were admitted."""
-    return {d.gang: d.placement for d in plan.decisions if isinstance(d, Admit)}
+    return {d.gang_uid: d.placement for d in plan.decisions if isinstance(d, Admit)}
 
 
 def nodes_of(placement: Placement) -> dict[str, int]:
@@ -147,38 +147,38 @@ def nodes_of(placement: Placement) -> dict[str, int]:
     return total
 
 
-def refused(plan: Plan) -> dict[str, Wait]:
+def refused(plan: PlanResult) -> dict[str, Wait]:
     """Who waits, by uid."""
-    return {d.gang: d for d in plan.decisions if isinstance(d, Wait)}
+    return {d.gang_uid: d for d in plan.decisions if isinstance(d, Wait)}
 
 
-def evicted(plan: Plan) -> dict[str, str]:
+def evicted(plan: PlanResult) -> dict[str, str]:
     """Who leaves, and for whom."""
-    return {d.gang: d.beneficiary for d in plan.decisions if isinstance(d, Evict)}
+    return {d.gang_uid: d.preemptor for d in plan.decisions if isinstance(d, Evict)}
 
 
-def resized(plan: Plan) -> dict[str, Resize]:
+def resized(plan: PlanResult) -> dict[str, Resize]:
     """Who restarts at another size."""
-    return {d.gang: d for d in plan.decisions if isinstance(d, Resize)}
+    return {d.gang_uid: d for d in plan.decisions if isinstance(d, Resize)}
 
 
-def held(plan: Plan) -> dict[str, HoldRoom]:
+def held(plan: PlanResult) -> dict[str, Nominate]:
     """For whom room is held."""
-    return {d.gang: d for d in plan.decisions if isinstance(d, HoldRoom)}
+    return {d.gang_uid: d for d in plan.decisions if isinstance(d, Nominate)}
 
 
 def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
     """The world right after the decisions were carried out: pods of those who leave are still there."""
-    gangs = {gang.uid: gang for gang in snapshot.waiting}
+    gangs = {gang.uid: gang for gang in snapshot.pending}
     running = {r.gang.uid: r for r in snapshot.running}
-    holds = {hold.gang: hold for hold in snapshot.holds}
+    holds = {hold.gang_uid: hold for hold in snapshot.nominations}
     for decision in decisions:
         match decision:
-            case HoldRoom(uid, placement, victims, expires_at):
-                holds[uid] = Hold(uid, placement, victims, expires_at)
+            case Nominate(uid, placement, victims, expires_at):
+                holds[uid] = Nomination(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:
                 running[uid] = replace(
-                    running[uid], state="evicting", evicted_for=beneficiary, keeps=(), kept_until=None
+                    running[uid], state="evicting", preemptor=beneficiary, retained_placement=(), retained_until=None
                 )
             case Evict(uid):
                 holds.pop(uid, None)
@@ -186,15 +186,15 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
                 running[uid] = resizing(running[uid], placement, beneficiary, snapshot.now)
             case Admit(uid, placement):
                 holds.pop(uid, None)
-                running[uid] = Running(gangs.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+                running[uid] = RunningGang(gangs.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
             case Wait():
                 pass
     return replace(
-        snapshot, waiting=tuple(gangs.values()), running=tuple(running.values()), holds=tuple(holds.values())
+        snapshot, pending=tuple(gangs.values()), running=tuple(running.values()), nominations=tuple(holds.values())
     )
 
 
-def resizing(running: Running, placement: Placement, beneficiary: str | None, now: float) -> Running:
+def resizing(running: RunningGang, placement: Placement, beneficiary: str | None, now: float) -> RunningGang:
     """A gang that was told to go on at `placement`: until its old pods are gone it takes the room of both."""
     parts = []
     for old, new in zip(running.placement, placement, strict=True):
@@ -203,23 +203,23 @@ def resizing(running: Running, placement: Placement, beneficiary: str | None, no
             pods[node] = max(pods.get(node, 0), count)
         parts.append(RolePlacement(old.role, old.flavor, tuple(pods.items())))
     return replace(
-        running, placement=tuple(parts), keeps=placement, state="evicting", evicted_for=beneficiary, resized_at=now
+        running, placement=tuple(parts), retained_placement=placement, state="evicting", preemptor=beneficiary, resized_at=now
     )
 
 
 def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
     """The world some time later: those who were told to leave have left and wait again, with a hold if they come back,
     and resized ones go on."""
-    running, waiting, holds = [], list(snapshot.waiting), list(snapshot.holds)
+    running, waiting, holds = [], list(snapshot.pending), list(snapshot.nominations)
     for r in snapshot.running:
         if r.state == "admitted":
             running.append(r)
-        elif r.kept_until is not None:
+        elif r.retained_until is not None:
             waiting.append(r.gang)
-            holds.append(Hold(r.gang.uid, r.keeps, (), r.kept_until))
-        elif r.keeps:
-            running.append(replace(r, placement=r.keeps, keeps=(), state="admitted", evicted_for=None))
+            holds.append(Nomination(r.gang.uid, r.retained_placement, (), r.retained_until))
+        elif r.retained_placement:
+            running.append(replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None))
         elif r.state == "evicting":
             waiting.append(r.gang)
     now = snapshot.now + after_s
-    return replace(snapshot, now=now, waiting=tuple(waiting), running=tuple(running), holds=tuple(holds))
+    return replace(snapshot, now=now, pending=tuple(waiting), running=tuple(running), nominations=tuple(holds))

@@ -7,22 +7,22 @@ from random import Random
 
 import pytest
 
-from muster.simulate import POLICIES, Habits, JobRow, NodeRow, Result, Setup, Workload, run
+from muster.simulate import POLICIES, WorkloadAssumptions, TraceJob, TraceNode, SimulationResult, SimulationConfig, RecordedWorkload, run
 
 JOBS = 60
 
 
 @functools.cache
-def replayed(policy: str, seed: int) -> Result:
+def replayed(policy: str, seed: int) -> SimulationResult:
     """Jobs of 1 to 16 GPUs that come quicker than two nodes can serve them."""
     draw = Random(seed)
-    nodes = tuple(NodeRow(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
+    nodes = tuple(TraceNode(f"n{i}", 8, 96_000, 1 << 20, "h200") for i in range(2))
     jobs = []
     for i in range(JOBS):
         pods, gpus = draw.choice(((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (3, 4), (4, 4), (5, 2), (16, 1)))
         runtime_s, queue = draw.choice((120.0, 600.0, 1800.0, 7200.0)), draw.choice(("a", "b"))
-        jobs.append(JobRow(f"job{i}", 60.0 * i, runtime_s, pods, gpus, pods, queue=queue))
-    return run(Workload(nodes, tuple(jobs)), POLICIES[policy], Setup(Habits(stop_s=STOP_S, checkpoint_every_s=600.0)))
+        jobs.append(TraceJob(f"job{i}", 60.0 * i, runtime_s, pods, gpus, pods, queue=queue))
+    return run(RecordedWorkload(nodes, tuple(jobs)), POLICIES[policy], SimulationConfig(WorkloadAssumptions(stop_s=STOP_S, checkpoint_every_s=600.0)))
 
 
 STOP_S = 10.0  # a pod that is told to leave at once has stayed no longer
@@ -37,7 +37,7 @@ def test_everyone_is_served(seed: int) -> None:
 
 @seeds
 def test_no_gang_is_evicted_at_the_instant_at_which_it_started(seed: int) -> None:
-    stays = [stay for stay in replayed("muster", seed).stays if stay.outcome in ("reclaimed", "preempted")]
+    stays = [stay for stay in replayed("muster", seed).pod_runs if stay.outcome in ("reclaimed", "preempted")]
     assert [stay for stay in stays if stay.end_s - stay.start_s <= STOP_S] == []
 
 

@@ -13,13 +13,13 @@ from tests.simulate import auditor
 from muster import spec
 from muster.simulate import (
     POLICIES,
-    Habits,
-    JobRow,
-    NodeRow,
-    Progress,
-    Result,
-    Setup,
-    Workload,
+    WorkloadAssumptions,
+    TraceJob,
+    TraceNode,
+    SimulationProgress,
+    SimulationResult,
+    SimulationConfig,
+    RecordedWorkload,
     compare,
     read_workload,
     run,
@@ -42,18 +42,18 @@ BEGINNING = 40
 
 
 @functools.cache
-def replayed(form: str, policy: str, first: int = BEGINNING) -> tuple[Workload, Result]:
+def replayed(form: str, policy: str, first: int = BEGINNING) -> tuple[RecordedWorkload, SimulationResult]:
     workload = beginning(form, first)
-    return workload, run(workload, POLICIES[policy], Setup(Habits(start_delay_s=2.5)))
+    return workload, run(workload, POLICIES[policy], SimulationConfig(WorkloadAssumptions(start_delay_s=2.5)))
 
 
-def beginning(form: str = "plain", first: int = BEGINNING) -> Workload:
+def beginning(form: str = "plain", first: int = BEGINNING) -> RecordedWorkload:
     whole = read_workload(*FORMS[form])
     return replace(whole, jobs=whole.jobs[:first])
 
 
-def audit(form: str, result: Result, path: Path, **named: Any) -> list[str]:
-    write_placements(path, result.stays, result.rows)
+def audit(form: str, result: SimulationResult, path: Path, **named: Any) -> list[str]:
+    write_placements(path, result.pod_runs, result.job_rows)
     return auditor.complaints(*FORMS[form], path, **named)
 
 
@@ -83,12 +83,12 @@ def test_the_auditor_is_not_blind(tmp_path: Path) -> None:
 
 def test_the_placements_have_one_line_for_every_stay(tmp_path: Path) -> None:
     workload, result = replayed("plain", "fifo")
-    write_placements(tmp_path / "p.csv", result.stays, result.rows)
+    write_placements(tmp_path / "p.csv", result.pod_runs, result.job_rows)
     with (tmp_path / "p.csv").open(newline="") as file:
         header, *lines = csv.reader(file)
     assert header == ["job", "pod", "node", "gpus", "cpu_milli", "memory_mib", "start_s", "end_s", "outcome"]
     pods = {job.name: job.pods for job in workload.jobs}
-    refused = {refusal.job for refusal in result.refusals}
+    refused = {refusal.job for refusal in result.refused_jobs}
     wanted = sum(count for name, count in pods.items() if name not in refused)
     assert len(lines) >= wanted - sum(job.pods - job.min_pods for job in workload.jobs)
     assert {line[8] for line in lines} == {"completed"}
@@ -104,14 +104,14 @@ def test_the_figures_have_the_agreed_names() -> None:
 def test_the_same_input_gives_the_same_result() -> None:
     workload = beginning()
     first, second = (run(workload, POLICIES["muster"]) for _ in range(2))
-    assert first.stays == second.stays
+    assert first.pod_runs == second.pod_runs
     assert replace(first, wall_s=0.0) == replace(second, wall_s=0.0)
 
 
 def test_policies_side_by_side_and_progress_up_to_the_last_job() -> None:
     workload = beginning()
-    seen: list[Progress] = []
-    results = compare(workload, setup=Setup(progress=seen.append, progress_every_s=0.0))
+    seen: list[SimulationProgress] = []
+    results = compare(workload, config=SimulationConfig(progress=seen.append, progress_every_s=0.0))
     assert [result.policy for result in results] == ["muster", "fifo", "priority", "backfill"]
     assert seen[-1].finished == seen[-1].jobs
     assert max(one.waiting for one in seen) > 0
@@ -124,13 +124,13 @@ def test_policies_side_by_side_and_progress_up_to_the_last_job() -> None:
 # ---- small cases, computed by hand
 
 
-def one(name: str, submit_s: float, runtime_s: float, pods: int = 1, gpus: int = 8, **fields: Any) -> JobRow:
-    return JobRow(name, submit_s, runtime_s, pods, gpus, fields.pop("min_pods", pods), **fields)
+def one(name: str, submit_s: float, runtime_s: float, pods: int = 1, gpus: int = 8, **fields: Any) -> TraceJob:
+    return TraceJob(name, submit_s, runtime_s, pods, gpus, fields.pop("min_pods", pods), **fields)
 
 
-def figures(*jobs: JobRow, nodes: int = 2, policy: str = "muster", **habits: Any) -> Result:
-    rows = tuple(NodeRow(f"n{i}", 8, 64_000, 1 << 20, "h200") for i in range(nodes))
-    return run(Workload(rows, jobs), POLICIES[policy], Setup(Habits(**habits)))
+def figures(*jobs: TraceJob, nodes: int = 2, policy: str = "muster", **habits: Any) -> SimulationResult:
+    rows = tuple(TraceNode(f"n{i}", 8, 64_000, 1 << 20, "h200") for i in range(nodes))
+    return run(RecordedWorkload(rows, jobs), POLICIES[policy], SimulationConfig(WorkloadAssumptions(**habits)))
 
 
 def test_waits_and_completion_times_of_two_gangs_that_need_everything() -> None:
@@ -150,7 +150,7 @@ def test_fifo_blocks_where_backfill_passes() -> None:
 def test_priority_goes_first_but_nobody_is_evicted_for_it() -> None:
     jobs = (one("running", 0, 100, 2), one("early", 10, 50, 2), one("urgent", 20, 50, 2, priority=5))
     result = figures(*jobs, policy="priority")
-    ends = {stay.job: stay.end_s for stay in result.stays}
+    ends = {stay.job: stay.end_s for stay in result.pod_runs}
     assert [ends[f"j{n:07d}"] for n in range(3)] == [100, 200, 150]
     assert result.preemptions == 0
 
@@ -160,7 +160,7 @@ def test_a_preempted_job_loses_what_it_did_since_its_checkpoint_and_resumes_ther
     result = figures(*jobs, checkpoint_every_s=20.0, stop_s=5.0)
     assert result.preemptions == 1
     assert result.lost_work_s == pytest.approx(15 * 2), "two pods since 40"
-    outcomes = [(stay.start_s, stay.end_s, stay.outcome) for stay in result.stays if stay.job == "j0000000"]
+    outcomes = [(stay.start_s, stay.end_s, stay.outcome) for stay in result.pod_runs if stay.job == "j0000000"]
     assert outcomes == [(0, 60, "preempted")] * 2 + [(70, 130, "completed")] * 2
 
 
@@ -174,14 +174,14 @@ def test_a_job_that_checkpoints_on_sigterm_loses_nothing() -> None:
 def test_an_elastic_gang_runs_smaller_and_proportionally_longer() -> None:
     jobs = (one("fixed", 0, 1000), one("elastic", 10, 100, 2, min_pods=1))
     result = figures(*jobs)
-    assert [(s.start_s, s.end_s) for s in result.stays if s.job == "j0000001"] == [(10, 210)]
+    assert [(s.start_s, s.end_s) for s in result.pod_runs if s.job == "j0000001"] == [(10, 210)]
 
 
 def test_a_job_that_outruns_its_bound_fails_and_is_told() -> None:
     result = figures(one("a", 0, 100, max_runtime_s=50))
     assert (result.completed, result.refused) == (0, 0)
     assert any("1 jobs failed" in note for note in result.notes)
-    assert [(stay.end_s, stay.outcome) for stay in result.stays] == [(60.0, "maxruntimeexceeded")]
+    assert [(stay.end_s, stay.outcome) for stay in result.pod_runs] == [(60.0, "maxruntimeexceeded")]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_a_job_that_outruns_its_bound_fails_and_is_told() -> None:
         (one("a", 0, 1, topology="rack"), "UnknownTopologyLevel"),
     ],
 )
-def test_what_could_never_start_is_refused_by_name_and_the_rest_runs(job: JobRow, code: str) -> None:
+def test_what_could_never_start_is_refused_by_name_and_the_rest_runs(job: TraceJob, code: str) -> None:
     result = figures(job, one("b", 5, 10))
     assert (result.jobs, result.completed, result.refused) == (2, 1, 1)
-    assert [(refusal.job, refusal.code) for refusal in result.refusals] == [("a", code)]
+    assert [(refusal.job, refusal.code) for refusal in result.refused_jobs] == [("a", code)]
 
 
 def test_fragmentation_is_the_share_of_free_gpus_that_nobody_who_waits_could_use() -> None:
@@ -226,7 +226,7 @@ def test_quotas_of_a_given_tree_hold_at_every_instant(tmp_path: Path) -> None:
             ("language", "all", share),
         )
     )
-    result = run(workload, POLICIES["muster"], Setup(queue_tree=tree))
+    result = run(workload, POLICIES["muster"], SimulationConfig(queue_tree=tree))
     assert result.completed + result.refused == result.jobs
     limits = {"vision": 40, "language": 40}
     assert audit("plain", result, tmp_path / "p.csv", limits=limits) == []
@@ -247,5 +247,5 @@ def test_the_output_says_what_was_rounded_and_what_never_ran() -> None:
 def test_qos_can_stand_for_priority() -> None:
     jobs = (one("running", 0, 100, 2), one("batch", 10, 50, 2, qos="BE"), one("service", 20, 50, 2, qos="LS"))
     result = figures(*jobs, policy="priority", qos_priorities={"LS": 10})
-    ends = {stay.job: stay.end_s for stay in result.stays}
+    ends = {stay.job: stay.end_s for stay in result.pod_runs}
     assert ends["j0000002"] < ends["j0000001"]

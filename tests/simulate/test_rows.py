@@ -6,7 +6,7 @@ import pytest
 from tests.simulate.test_replay import FORMS
 
 from muster.errors import InvalidTrace
-from muster.simulate import JobRow, NodeRow, read_jobs, read_nodes, read_workload
+from muster.simulate import TraceJob, TraceNode, read_jobs, read_nodes, read_workload
 
 NODES = "name,gpus,cpu_milli,memory_mib\nn0,8,1000,2000\n"
 JOBS = "name,submit_s,runtime_s,pods,gpus_per_pod\na,0,10,1,8\n"
@@ -26,25 +26,25 @@ def test_a_plain_row_with_all_columns(tmp_path: Path) -> None:
     header = f"name,submit_s,runtime_s,pods,gpus_per_pod,{optional}"
     path = put(tmp_path, "j.csv", f"{header}\nbig job,1.5,20,4,8,2,500,64,red,-3,99.5,h200|b200,rack\n")
     assert read_jobs(path).rows == (
-        JobRow("big job", 1.5, 20.0, 4, 8, 2, 500, 64, "red", -3, 100, ("h200", "b200"), "rack"),
+        TraceJob("big job", 1.5, 20.0, 4, 8, 2, 500, 64, "red", -3, 100, ("h200", "b200"), "rack"),
     )
 
 
 def test_columns_may_come_in_any_order_with_others_between(tmp_path: Path) -> None:
     path = put(tmp_path, "n.csv", "\ufeffrack,memory_mib,colour,name,cpu_milli,gpus\nr1,2000,red,n0,1000,8\n")
-    assert read_nodes(path).rows == (NodeRow("n0", 8, 1000, 2000, "", "r1", ""),)
+    assert read_nodes(path).rows == (TraceNode("n0", 8, 1000, 2000, "", "r1", ""),)
 
 
 def test_a_fraction_of_a_gpu_is_marked_and_models_are_alternatives(tmp_path: Path) -> None:
     path = put(tmp_path, "p.csv", f"{OPENB}a,1,2,1,460,V100M16|V100M32,LS,Running,10,50,20\n")
     row = read_jobs(path).rows[0]
-    assert (row.fraction, row.gpus_per_pod, row.gpu_types) == (True, 1, ("V100M16", "V100M32"))
+    assert (row.fractional_gpu, row.gpus_per_pod, row.gpu_types) == (True, 1, ("V100M16", "V100M32"))
     assert (row.submit_s, row.runtime_s) == (10.0, 30.0)
 
 
 def test_a_task_that_was_never_scheduled_runs_for_as_long_as_it_existed(tmp_path: Path) -> None:
     row = read_jobs(put(tmp_path, "p.csv", f"{OPENB}a,1,2,0,0,,LS,Pending,10,50,\n")).rows[0]
-    assert (row.never_ran, row.runtime_s, row.fraction) == (True, 40.0, False)
+    assert (row.never_scheduled, row.runtime_s, row.fractional_gpu) == (True, 40.0, False)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_bad_row_is_named_by_line_and_reason(line: str, reason: str, tmp_path:
     path = put(tmp_path, "j.csv", JOBS.replace("\na,", "\nok,") + line + "\n")
     table = read_jobs(path)
     assert [row.name for row in table.rows] == ["ok"]
-    assert [str(row) for row in table.bad] == [f"line 3: {reason}"]
+    assert [str(row) for row in table.invalid_rows] == [f"line 3: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_bad_row_is_named_by_line_and_reason(line: str, reason: str, tmp_path:
     ],
 )
 def test_a_bad_row_of_openb_is_named_too(line: str, reason: str, tmp_path: Path) -> None:
-    assert [str(row) for row in read_jobs(put(tmp_path, "p.csv", f"{OPENB}{line}\n")).bad] == [f"line 2: {reason}"]
+    assert [str(row) for row in read_jobs(put(tmp_path, "p.csv", f"{OPENB}{line}\n")).invalid_rows] == [f"line 2: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_a_bad_row_of_openb_is_named_too(line: str, reason: str, tmp_path: Path)
 )
 def test_optional_columns_are_checked(extra: str, reason: str, tmp_path: Path) -> None:
     path = put(tmp_path, "j.csv", f"name,submit_s,runtime_s,pods,gpus_per_pod,{extra}\na,0,10,1,8,3\n")
-    assert [row.reason for row in read_jobs(path).bad] == ([reason] if reason else [])
+    assert [row.reason for row in read_jobs(path).invalid_rows] == ([reason] if reason else [])
     path = put(tmp_path, "k.csv", f"name,submit_s,runtime_s,pods,gpus_per_pod,{extra}\na,0,10,1,8,x\n")
-    assert len(read_jobs(path).bad) == 1
+    assert len(read_jobs(path).invalid_rows) == 1
 
 
 def test_bad_rows_are_refused_with_a_count_unless_they_are_to_be_skipped(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_bad_rows_are_refused_with_a_count_unless_they_are_to_be_skipped(tmp_pat
     assert "j.csv: 12 of 13 rows cannot be read; mend them or pass --skip-bad" in text
     assert "line 3: submit_s '-1'" in text
     assert "and 2 more" in text
-    workload = read_workload(nodes, jobs, skip_bad=True)
-    assert (len(workload.nodes), len(workload.jobs), len(workload.bad)) == (1, 1, 13)
+    workload = read_workload(nodes, jobs, skip_invalid=True)
+    assert (len(workload.nodes), len(workload.jobs), len(workload.invalid_rows)) == (1, 1, 13)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_bad_rows_are_refused_with_a_count_unless_they_are_to_be_skipped(tmp_pat
 )
 def test_a_file_that_makes_no_sense_is_refused_whole(text: str | bytes, reason: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidTrace, match=reason):
-        read_workload(put(tmp_path, "n.csv", NODES), put(tmp_path, "j.csv", text), skip_bad=True)
+        read_workload(put(tmp_path, "n.csv", NODES), put(tmp_path, "j.csv", text), skip_invalid=True)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_both_forms_read_whole() -> None:
     for nodes, jobs in FORMS.values():
-        assert read_workload(nodes, jobs).bad == ()
+        assert read_workload(nodes, jobs).invalid_rows == ()

@@ -7,19 +7,19 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import DRAIN, NodeView, PodView, Unreadable, World
+from muster.cluster import DRAIN_TAINT, NodeView, PodView, DecodeErrors, ObservedState
 from muster.engine import replay
 from muster.lifecycle import moves, pod_name
-from muster.model import Hold, Placement, Queue, Quota, Resources, RolePlacement, Running, Snapshot, Taint, Topology
-from muster.snapshot import Built, Cache, build
+from muster.model import Nomination, Placement, QueueInfo, Quota, Resources, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
+from muster.snapshot import BuildResult, SnapshotCache, build_snapshot
 
 NOW = 1000.0
 PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
 
 
-def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> World:
+def world(*jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any) -> ObservedState:
     parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
-    return World(now=NOW, jobs=jobs, pods=pods or {}, **parts)
+    return ObservedState(now=NOW, jobs=jobs, pods=pods or {}, **parts)
 
 
 def named(name: str, **fields: Any) -> spec.TrainingJob:
@@ -39,7 +39,7 @@ def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: A
 
 
 def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
-    return build(world(*jobs, **fields), Cache()).snapshot
+    return build_snapshot(world(*jobs, **fields), SnapshotCache()).snapshot
 
 
 # ---- nodes, flavors, queues
@@ -48,7 +48,7 @@ def snapshot(*jobs: spec.TrainingJob, **fields: Any) -> Snapshot:
 def test_a_node_that_matches_two_flavors_belongs_to_neither_and_both_say_so() -> None:
     views = (*nodes(1, gpu="h200"), NodeView("both", Resources(), {"gpu": "h200", "spot": "yes"}))
     kinds = (flavor("h200", {"gpu": "h200"}), flavor("spot", {"spot": "yes"}))
-    built = build(world(nodes=views, flavors=kinds), Cache())
+    built = build_snapshot(world(nodes=views, flavors=kinds), SnapshotCache())
     assert [(node.name, node.flavor) for node in built.snapshot.nodes] == [("n0", "h200"), ("both", None)]
     assert built.overlaps == {
         "h200": "1 node also of spot and hence of neither: both",
@@ -70,7 +70,7 @@ def test_only_nodes_that_are_ready_and_neither_cordoned_nor_drained_take_pods() 
         one,
         replace(one, name="down", ready=False),
         replace(one, name="cordoned", cordoned=True),
-        replace(one, name="drained", taints=(Taint(DRAIN),)),
+        replace(one, name="drained", taints=(NodeTaint(DRAIN_TAINT),)),
     )
     assert [node.schedulable for node in snapshot(nodes=views).nodes] == [True, False, False, False]
 
@@ -80,7 +80,7 @@ def test_quotas_tell_absent_from_zero_and_a_flavor_can_be_named_without_any() ->
     body = {"metadata": {"name": "q"}, "spec": {"resources": resources, "weight": 2, "maxPriority": 7}}
     wanted = spec.Queue.model_validate(body)
     quotas = (Quota("a", "cpu", None, 2000, None), Quota("a", "nvidia.com/gpu", 0, None, None), Quota("b", ""))
-    assert snapshot(queues=(wanted,)).queues == (Queue("q", None, 2.0, 7, quotas),)
+    assert snapshot(queues=(wanted,)).queues == (QueueInfo("q", None, 2.0, 7, quotas),)
 
 
 def test_a_queue_in_a_cycle_is_inactive_with_its_reason() -> None:
@@ -89,7 +89,7 @@ def test_a_queue_in_a_cycle_is_inactive_with_its_reason() -> None:
 
 
 def test_a_queue_that_cannot_be_read_keeps_its_place_and_admits_nothing() -> None:
-    seen = snapshot(queues=(queue("all"), queue("low", parent="all")), unreadable=Unreadable({"all": "spec: odd"}))
+    seen = snapshot(queues=(queue("all"), queue("low", parent="all")), unreadable=DecodeErrors({"all": "spec: odd"}))
     assert [(q.name, q.active, q.inactive_reason) for q in seen.queues] == [
         ("all", False, "it cannot be read: spec: odd"),
         ("low", False, "its parent 'all' is inactive: it cannot be read: spec: odd"),
@@ -104,7 +104,7 @@ def test_a_waiting_job_is_a_gang_with_everything_that_placing_needs() -> None:
         "priority": 3, "maxRuntimeSeconds": 60, "startTimeoutSeconds": 9, "flavors": ["any"],
         "topology": {"required": "rack"},
     }  # fmt: skip
-    gang = snapshot(named("a", least=1, grace=7, **fields)).waiting[0]
+    gang = snapshot(named("a", least=1, grace=7, **fields)).pending[0]
     assert (gang.name, gang.queue, gang.priority, gang.submitted_at) == ("default/a", "default", 3, NOW - 10)
     assert (gang.max_runtime_s, gang.grace_s, gang.start_timeout_s) == (60.0, 7.0, 9.0)
     assert (gang.flavors, gang.topology) == (("any",), Topology("rack", None))
@@ -115,7 +115,7 @@ def test_a_waiting_job_is_a_gang_with_everything_that_placing_needs() -> None:
 
 @pytest.mark.parametrize("fields", [{"suspend": True}, {"cancel": True}], ids=str)
 def test_suspended_and_cancelled_jobs_do_not_wait(fields: dict[str, Any]) -> None:
-    assert snapshot(named("a", **fields)).waiting == ()
+    assert snapshot(named("a", **fields)).pending == ()
 
 
 def test_finished_and_deleted_jobs_do_not_wait() -> None:
@@ -123,27 +123,27 @@ def test_finished_and_deleted_jobs_do_not_wait() -> None:
     done = done.model_copy(update={"status": moves.finish(done.status, "Cancelled", "Cancelled", "", NOW)})
     gone = named("b")
     gone = gone.model_copy(update={"metadata": gone.metadata.model_copy(update={"deletion_timestamp": NOW})})
-    assert snapshot(done, gone).waiting == ()
+    assert snapshot(done, gone).pending == ()
 
 
 def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhile() -> None:
-    hold = spec.HoldStatus(placement=[], expires_at=NOW + 500)
+    hold = spec.NominationStatus(placement=[], expires_at=NOW + 500)
     one = named("a")
     one = one.model_copy(update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "hold": hold})})
-    cache = Cache()
-    built = build(world(one), cache)
-    assert built.snapshot.waiting == ()
-    assert [(h.gang, h.holder is not None) for h in built.snapshot.holds] == [("a", True)]
+    cache = SnapshotCache()
+    built = build_snapshot(world(one), cache)
+    assert built.snapshot.pending == ()
+    assert [(h.gang_uid, h.nominated_gang is not None) for h in built.snapshot.nominations] == [("a", True)]
     assert built.wake_at == NOW + 50
-    later = build(replace(world(one), now=NOW + 50), cache)
-    assert [gang.uid for gang in later.snapshot.waiting] == ["a"]
+    later = build_snapshot(replace(world(one), now=NOW + 50), cache)
+    assert [gang.uid for gang in later.snapshot.pending] == ["a"]
 
 
 def test_an_expired_hold_holds_nothing() -> None:
-    hold = spec.HoldStatus(placement=[], expires_at=NOW)
+    hold = spec.NominationStatus(placement=[], expires_at=NOW)
     one = named("a")
     one = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
-    assert snapshot(one).holds == ()
+    assert snapshot(one).nominations == ()
 
 
 def test_an_admitted_gang_takes_its_placement_before_its_pods_exist() -> None:
@@ -170,7 +170,7 @@ def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
 def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
     one = named("a")
     seen = snapshot(one, pods={"a": (pod(one, 0, "n0"),)})
-    assert (seen.waiting, [running.state for running in seen.running]) == ((), ["leaving"])
+    assert (seen.pending, [running.state for running in seen.running]) == ((), ["leaving"])
 
 
 def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_now() -> None:
@@ -194,7 +194,7 @@ def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_n
     assert sorted(left("mixed", 8, 1)) == [("n0", 1, 8), ("n1", 1, 1)]
     assert (
         snapshot(named("a", gpus=4), pods={"a": (pod(named("a"), 0, "n0"),)}).running[0].gang
-        == (snapshot(named("a", gpus=4)).waiting[0])
+        == (snapshot(named("a", gpus=4)).pending[0])
     )  # what a pod asks for is not known: its role's request
 
 
@@ -203,7 +203,7 @@ def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
     status = moves.evict(one.status, "Preempted", "", NOW, eviction=eviction)
     running = snapshot(one.model_copy(update={"status": status})).running[0]
-    assert (running.state, running.evicted_for, running.placement, running.keeps) == ("evicting", "b", PLACED, ())
+    assert (running.state, running.preemptor, running.placement, running.retained_placement) == ("evicting", "b", PLACED, ())
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_a_gang_that_leaves_keeps_its_good_nodes_only_if_it_comes_back_to_them(
     entries = [spec.BlamedNode(node=name, until=NOW + 100) for name in blamed]
     status = moves.evict(one.status, reason, "", NOW).model_copy(update={"blamed_nodes": entries, "restarts": 3})
     running = snapshot(one.model_copy(update={"status": status})).running[0]
-    assert (running.state, running.placement, running.kept_until) == ("evicting", PLACED, until)
-    assert tuple(node for part in running.keeps for node, _ in part.nodes) == keeps
+    assert (running.state, running.placement, running.retained_until) == ("evicting", PLACED, until)
+    assert tuple(node for part in running.retained_placement for node, _ in part.nodes) == keeps
 
 
 def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_are_gone() -> None:
@@ -236,26 +236,26 @@ def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_ar
     old = (pod(one, 0, "n0"), pod(one, 1, "n1"))
     during = snapshot(one, pods={"a": old}).running[0]
     taken = {node: count for part in during.placement for node, count in part.nodes}
-    assert (taken, during.state, during.keeps) == ({"n0": 1, "n1": 1}, "evicting", smaller)
+    assert (taken, during.state, during.retained_placement) == ({"n0": 1, "n1": 1}, "evicting", smaller)
     after = snapshot(one, pods={"a": (pod(one, 0, "n1", attempt=1),)}).running[0]
-    assert (after.placement, after.state, after.keeps) == (smaller, "admitted", ())
+    assert (after.placement, after.state, after.retained_placement) == (smaller, "admitted", ())
 
 
 def test_blamed_nodes_are_avoided_until_their_time() -> None:
     one = named("a")
     blamed = [spec.BlamedNode(node="n0", until=NOW + 5), spec.BlamedNode(node="n1", until=NOW)]
     one = one.model_copy(update={"status": one.status.model_copy(update={"blamed_nodes": blamed})})
-    cache = Cache()
-    assert build(world(one), cache).snapshot.waiting[0].avoid == {"n0"}
-    assert build(replace(world(one), now=NOW + 5), cache).snapshot.waiting[0].avoid == frozenset()
+    cache = SnapshotCache()
+    assert build_snapshot(world(one), cache).snapshot.pending[0].excluded_nodes == {"n0"}
+    assert build_snapshot(replace(world(one), now=NOW + 5), cache).snapshot.pending[0].excluded_nodes == frozenset()
 
 
 # ---- identity
 
 
-def rebuilt(before: World, after: World) -> tuple[Built, Built]:
-    cache = Cache()
-    return build(before, cache), build(after, cache)
+def rebuilt(before: ObservedState, after: ObservedState) -> tuple[BuildResult, BuildResult]:
+    cache = SnapshotCache()
+    return build_snapshot(before, cache), build_snapshot(after, cache)
 
 
 def test_the_same_world_gives_the_same_objects() -> None:
@@ -267,7 +267,7 @@ def test_the_same_world_gives_the_same_objects() -> None:
 
 def test_equal_objects_from_a_new_parse_are_still_the_old_ones() -> None:
     first, second = rebuilt(world(named("a"), admitted("b")), world(named("a"), admitted("b")))
-    assert first.snapshot.waiting[0] is second.snapshot.waiting[0]
+    assert first.snapshot.pending[0] is second.snapshot.pending[0]
     assert first.snapshot.running[0] is second.snapshot.running[0]
     assert first.snapshot.nodes is second.snapshot.nodes
     assert first.snapshot.queues is second.snapshot.queues
@@ -279,8 +279,8 @@ def test_only_what_changed_is_a_new_object() -> None:
     status = jobs[1].status.model_copy(update={"blamed_nodes": [spec.BlamedNode(node="n0", until=NOW + 99)]})
     changed = replace(seen, jobs=(jobs[0], jobs[1].model_copy(update={"status": status}), jobs[2]))
     first, second = rebuilt(seen, changed)
-    assert first.snapshot.waiting[0] is second.snapshot.waiting[0]
-    assert first.snapshot.waiting[1] is not second.snapshot.waiting[1]
+    assert first.snapshot.pending[0] is second.snapshot.pending[0]
+    assert first.snapshot.pending[1] is not second.snapshot.pending[1]
     assert first.snapshot.running is second.snapshot.running
 
 
@@ -293,32 +293,32 @@ def test_news_of_a_pod_that_change_nothing_for_the_planner_keep_the_stay() -> No
 
 def in_order(seen: Snapshot) -> Snapshot:
     """What a snapshot says does not depend on the order of its gangs."""
-    waiting = tuple(sorted(seen.waiting, key=lambda gang: gang.uid))
+    waiting = tuple(sorted(seen.pending, key=lambda gang: gang.uid))
     running = tuple(sorted(seen.running, key=lambda stay: stay.gang.uid))
-    return replace(seen, waiting=waiting, running=running, holds=tuple(sorted(seen.holds, key=lambda hold: hold.gang)))
+    return replace(seen, pending=waiting, running=running, nominations=tuple(sorted(seen.nominations, key=lambda hold: hold.gang_uid)))
 
 
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
-    one, cache = named("a"), Cache()
+    one, cache = named("a"), SnapshotCache()
     seen = world(one)
     soon = one.model_copy(update={"status": moves.admit(one.status, PLACED, NOW)})
-    assert [stay.gang.uid for stay in build(seen, cache, newest={"a": soon}).snapshot.running] == ["a"]
-    refused = build(seen, cache).snapshot
-    assert ([gang.uid for gang in refused.waiting], refused.running) == (["a"], ())
+    assert [stay.gang.uid for stay in build_snapshot(seen, cache, updated_jobs={"a": soon}).snapshot.running] == ["a"]
+    refused = build_snapshot(seen, cache).snapshot
+    assert ([gang.uid for gang in refused.pending], refused.running) == (["a"], ())
 
 
 def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
-    cache = Cache()
+    cache = SnapshotCache()
     one, two = named("a"), admitted("b")
-    build(world(one, two), cache)
+    build_snapshot(world(one, two), cache)
     evicted = two.model_copy(update={"status": moves.evict(two.status, "NodeLost", "", NOW)})
-    held = one.status.model_copy(update={"hold": spec.HoldStatus(placement=[], expires_at=NOW + 9)})
+    held = one.status.model_copy(update={"hold": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
     changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
-    again, fresh = build(changed, cache).snapshot, build(changed, Cache()).snapshot
+    again, fresh = build_snapshot(changed, cache).snapshot, build_snapshot(changed, SnapshotCache()).snapshot
     assert in_order(again) == in_order(fresh)
-    assert [type(hold) for hold in again.holds] == [Hold]
-    assert [type(stay) for stay in again.running] == [Running]
-    assert build(world(), cache).snapshot == build(world(), Cache()).snapshot
+    assert [type(hold) for hold in again.nominations] == [Nomination]
+    assert [type(stay) for stay in again.running] == [RunningGang]
+    assert build_snapshot(world(), cache).snapshot == build_snapshot(world(), SnapshotCache()).snapshot
 
 
 # ---- what cannot be read
@@ -327,34 +327,34 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
 def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() -> None:
     tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
     jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
-    cache = Cache()
-    built = build(world(*jobs, queues=tree, unreadable=Unreadable({"all": "spec.weight: odd"})), cache)
-    assert [gang.uid for gang in built.snapshot.waiting] == ["c"]
-    assert {wait.gang: (wait.code, wait.message) for wait in built.refused} == {
+    cache = SnapshotCache()
+    built = build_snapshot(world(*jobs, queues=tree, unreadable=DecodeErrors({"all": "spec.weight: odd"})), cache)
+    assert [gang.uid for gang in built.snapshot.pending] == ["c"]
+    assert {wait.gang_uid: (wait.reason, wait.message) for wait in built.rejected} == {
         "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
         "b": ("QueueInactive", "queue all cannot be read: spec.weight: odd"),
         "d": ("QueueNotFound", "queue none does not exist; there are: all, low, ok"),
     }
     mended = tuple(queue(name, parent=parent) for name, parent in (("all", None), ("low", "all"), ("ok", None)))
-    after = build(world(*jobs, queues=mended), cache)
-    assert sorted(gang.uid for gang in after.snapshot.waiting) == ["a", "b", "c"]
+    after = build_snapshot(world(*jobs, queues=mended), cache)
+    assert sorted(gang.uid for gang in after.snapshot.pending) == ["a", "b", "c"]
 
 
 def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_other() -> None:
     entries = [{"flavor": name, "guaranteed": {"nvidia.com/gpu": 8}} for name in ("h200", "any")]
     jobs = [named("a", flavors=["h200"]), named("b", flavors=["h200", "any"]), named("c")]
-    seen = world(*jobs, queues=(queue(resources=entries),), unreadable=Unreadable(flavors={"h200": "spec: odd"}))
-    built = build(seen, Cache())
-    assert [gang.uid for gang in built.snapshot.waiting] == ["b", "c"]
-    assert [(w.gang, w.code, w.message) for w in built.refused] == [
+    seen = world(*jobs, queues=(queue(resources=entries),), unreadable=DecodeErrors(flavors={"h200": "spec: odd"}))
+    built = build_snapshot(seen, SnapshotCache())
+    assert [gang.uid for gang in built.snapshot.pending] == ["b", "c"]
+    assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [
         ("a", "UnknownFlavor", "flavor h200 cannot be read: spec: odd")
     ]
-    both = replace(seen, unreadable=Unreadable(flavors={"h200": "spec: odd", "any": "spec: too"}))
-    assert [wait.gang for wait in build(both, Cache()).refused] == ["a", "b", "c"]
+    both = replace(seen, unreadable=DecodeErrors(flavors={"h200": "spec: odd", "any": "spec: too"}))
+    assert [wait.gang_uid for wait in build_snapshot(both, SnapshotCache()).rejected] == ["a", "b", "c"]
 
 
 def test_who_runs_in_a_queue_that_cannot_be_read_runs_on_and_stays_charged() -> None:
     one = admitted("a")
-    seen = snapshot(one, unreadable=Unreadable({"default": "spec: odd"}, {"any": "spec: odd"}))
+    seen = snapshot(one, unreadable=DecodeErrors({"default": "spec: odd"}, {"any": "spec: odd"}))
     assert [(running.gang.uid, running.state) for running in seen.running] == [("a", "admitted")]
     assert replay(seen) == ()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from muster.model import NodeRequirement, Resources, Toleration
+from muster.model import MatchExpression, Resources, NodeToleration
 from muster.snapshot import pod_request
 from muster.snapshot.requests import node_affinity, tolerations
 from muster.spec import PodSpec
@@ -55,22 +55,22 @@ def test_tolerations_keep_what_placing_needs() -> None:
         {"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5},
         {"key": "a", "value": "b"},
     ]
-    assert tolerations(raw) == (Toleration("gpu", "Exists", "", "NoSchedule"), Toleration("a", "Equal", "b", ""))
+    assert tolerations(raw) == (NodeToleration("gpu", "Exists", "", "NoSchedule"), NodeToleration("a", "Equal", "b", ""))
 
 
 @pytest.mark.parametrize(
     ("terms", "expected"),
     [
-        ([], ((NodeRequirement("kubernetes.io/hostname", "In", ()),),)),  # no node has a name of none
-        ([{}], ((NodeRequirement("kubernetes.io/hostname", "In", ()),),)),
+        ([], ((MatchExpression("kubernetes.io/hostname", "In", ()),),)),  # no node has a name of none
+        ([{}], ((MatchExpression("kubernetes.io/hostname", "In", ()),),)),
         (
             [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["x", "y"]}]}, {"matchExpressions": []}],
-            ((NodeRequirement("a", "In", ("x", "y")),),),
+            ((MatchExpression("a", "In", ("x", "y")),),),
         ),
         (
             [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}],
               "matchExpressions": [{"key": "b", "operator": "Exists"}]}],
-            ((NodeRequirement("b", "Exists"), NodeRequirement("metadata.name", "In", ("n0",))),),
+            ((MatchExpression("b", "Exists"), MatchExpression("metadata.name", "In", ("n0",))),),
         ),
     ],
     ids=["none", "an empty term", "an expression", "a field"],

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torchx")
 
-from muster.documents import load_documents
+from muster.documents import load_objects
 from muster.errors import DaemonError
 from muster.local.client import LocalClient
 
@@ -31,7 +31,7 @@ def client() -> Iterator[LocalClient]:
     """A daemon that shows two nodes of 2 CPUs, and a queue `research` with room for one of them."""
     with tempfile.TemporaryDirectory(prefix="muster-", ignore_cleanup_errors=True) as home:
         client = LocalClient.up(home, nodes="2x0:cpu=2")
-        client.apply(load_documents(QUEUE))
+        client.apply(load_objects(QUEUE))
         yield LocalClient.connect(home)
         with suppress(DaemonError):
             client.down(force=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torchx.specs import AppDef, Resource, Role
 
-from muster.torchx.accelerator import NodeSize, asks_for_nodes, with_accelerators
+from muster.torchx.accelerator import NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.refusal import SubmissionRefused
 
-LAPTOP = [NodeSize(cpu_milli=8000, gpus=0)]
-HOST = [NodeSize(cpu_milli=16_000, gpus=0), NodeSize(cpu_milli=192_000, gpus=8)]
+LAPTOP = [NodeCapacity(cpu_milli=8000, gpus=0)]
+HOST = [NodeCapacity(cpu_milli=16_000, gpus=0), NodeCapacity(cpu_milli=192_000, gpus=8)]
 
 
 def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
@@ -33,14 +33,14 @@ def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
         (app(2, gpu=0), HOST, 2, 0, []),
         (app(2, cpu=4), HOST, 4, 2, []),
         (app(1, gpu=4), HOST, 96, 4, []),
-        (app(8, gpu=0), [NodeSize(cpu_milli=7920, gpus=0)], 7, 0, ["8 processes share the 7 CPU cores of a node"]),
+        (app(8, gpu=0), [NodeCapacity(cpu_milli=7920, gpus=0)], 7, 0, ["8 processes share the 7 CPU cores of a node"]),
         (app(2), [], 2, 0, []),
     ],
 )
 def test_open_numbers_follow_from_the_nodes(
-    described: AppDef, nodes: list[NodeSize], cpu: int, gpu: int, notices: list[str]
+    described: AppDef, nodes: list[NodeCapacity], cpu: int, gpu: int, notices: list[str]
 ) -> None:
-    sized, told = with_accelerators(described, nodes)
+    sized, told = resolve_auto_resources(described, nodes)
     resource = sized.roles[0].resource
     assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
 
@@ -55,10 +55,10 @@ def test_open_numbers_follow_from_the_nodes(
     ],
 )
 def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with_the_numbers(
-    described: AppDef, nodes: list[NodeSize], told: str
+    described: AppDef, nodes: list[NodeCapacity], told: str
 ) -> None:
     with pytest.raises(SubmissionRefused) as refused:
-        with_accelerators(described, nodes)
+        resolve_auto_resources(described, nodes)
     assert told in str(refused.value)
 
 
@@ -71,27 +71,27 @@ def test_more_processes_than_the_largest_node_has_gpus_or_cores_are_refused_with
     ],
 )
 def test_oversubscription_is_allowed_where_it_is_asked_for(
-    described: AppDef, nodes: list[NodeSize], cpu: int, gpu: int, notices: list[str]
+    described: AppDef, nodes: list[NodeCapacity], cpu: int, gpu: int, notices: list[str]
 ) -> None:
-    sized, told = with_accelerators(described, nodes, oversubscribe=True)
+    sized, told = resolve_auto_resources(described, nodes, oversubscribe=True)
     resource = sized.roles[0].resource
     assert (resource.cpu, resource.gpu, told) == (cpu, gpu, notices)
 
 
 def test_the_users_app_is_not_changed() -> None:
     described = app(2)
-    with_accelerators(described, HOST)
+    resolve_auto_resources(described, HOST)
     assert described.roles[0].resource.gpu == 0
 
 
 def test_nodes_are_asked_for_only_when_something_is_open() -> None:
-    assert asks_for_nodes(app(2))
-    assert asks_for_nodes(app(2, gpu=1))
-    assert not asks_for_nodes(app(2, gpu=1, cpu=2))
+    assert needs_node_capacity(app(2))
+    assert needs_node_capacity(app(2, gpu=1))
+    assert not needs_node_capacity(app(2, gpu=1, cpu=2))
 
 
 def test_an_unknown_key_of_a_role_is_refused() -> None:
     described = app(2)
     described.roles[0].metadata["muster.dev/queue"] = "research"
     with pytest.raises(SubmissionRefused, match=r"role trainer: metadata muster\.dev/queue: .* belong to the app"):
-        with_accelerators(described, LAPTOP)
+        resolve_auto_resources(described, LAPTOP)

@@ -8,11 +8,11 @@ import pytest
 from torchx.components import dist, utils
 from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
 
-from muster.local.environment import expand
+from muster.local.environment import expand_references
 from muster.spec import FailureRule, TopologyRequest, TraceRequest
-from muster.torchx.appdef import app_id, split_app_id, training_job
+from muster.torchx.appdef import app_id, split_app_id, to_training_job
 from muster.torchx.local import to_yaml
-from muster.torchx.readback import description
+from muster.torchx.readback import describe_response
 from muster.torchx.refusal import SubmissionRefused
 from muster_components import train
 
@@ -26,7 +26,7 @@ def app(**fields: object) -> AppDef:
 
 
 def test_replicas_do_not_make_the_job_longer() -> None:
-    small, large = (to_yaml(training_job(app(num_replicas=n), "a", {})) for n in (1, 100_000))
+    small, large = (to_yaml(to_training_job(app(num_replicas=n), "a", {})) for n in (1, 100_000))
     assert len(large) - len(small) == len("100000") - len("1")
 
 
@@ -39,7 +39,7 @@ def test_a_role_keeps_command_environment_and_resources() -> None:
         resource=Resource(cpu=8, gpu=4, memMB=2048, devices={"vpc.amazonaws.com/efa": 2}),
         port_map={"tensorboard": 6006},
     )
-    role = training_job(described, "a", {}).spec.roles[0]
+    role = to_training_job(described, "a", {}).spec.roles[0]
     container = role.template.spec.containers[0]
     assert (role.name, role.replicas, role.min_replicas) == ("trainer", 4, 1)
     assert (container.image, container.command, container.args) == ("img", ["python"], ["train.py", "--lr", "0.1"])
@@ -52,7 +52,7 @@ def test_a_role_keeps_command_environment_and_resources() -> None:
 
 
 def test_what_torchx_leaves_unsaid_is_not_asked_for() -> None:
-    role = training_job(
+    role = to_training_job(
         app(resource=Resource(cpu=-1, gpu=-1, memMB=-1), num_replicas=2, min_replicas=2), "a", {}
     ).spec.roles[0]
     assert role.template.spec.containers[0].resources.requests == {}
@@ -60,13 +60,13 @@ def test_what_torchx_leaves_unsaid_is_not_asked_for() -> None:
 
 
 def test_names_that_kubernetes_does_not_take_are_changed() -> None:
-    assert training_job(app(name="Train_GPT"), "a", {}).spec.roles[0].name == "train-gpt"
+    assert to_training_job(app(name="Train_GPT"), "a", {}).spec.roles[0].name == "train-gpt"
 
 
 def test_the_whole_gang_restarts_as_often_as_the_most_patient_role() -> None:
     described = app(max_retries=2)
     described.roles.append(Role(name="reader", image="", entrypoint="cat", max_retries=5))
-    assert training_job(described, "a", {}).spec.failure_policy.max_restarts == 5
+    assert to_training_job(described, "a", {}).spec.failure_policy.max_restarts == 5
 
 
 def test_options_of_the_command_line_win_over_metadata() -> None:
@@ -77,7 +77,7 @@ def test_options_of_the_command_line_win_over_metadata() -> None:
         "muster.dev/trace-steps": "20:25", "muster.dev/trace-ranks": "0,3", "muster.dev/ttl": "1d",
         "muster.dev/failure-rules": '[{"onExitCodes": [42], "action": "FailJob"}]', "other": "ignored",
     }  # fmt: skip
-    spec = training_job(described, "a", {"queue": "from-cfg", "stall_timeout": "30m", "priority": None}).spec
+    spec = to_training_job(described, "a", {"queue": "from-cfg", "stall_timeout": "30m", "priority": None}).spec
     assert (spec.queue, spec.priority, spec.max_runtime_seconds, spec.stall_timeout_seconds) == (
         "from-cfg",
         3,
@@ -96,16 +96,16 @@ def test_options_of_the_command_line_win_over_metadata() -> None:
 def test_an_empty_option_takes_back_what_the_app_asks_for() -> None:
     described = app()
     described.metadata = {"muster.dev/trace-steps": "20:25"}
-    assert training_job(described, "a", {"trace_steps": ""}).spec.trace is None
+    assert to_training_job(described, "a", {"trace_steps": ""}).spec.trace is None
 
 
 def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() -> None:
     described = dist.ddp("--lr", "0.1", script="train.py", j="1x2")
     with pytest.raises(SubmissionRefused, match=re.escape("trace_steps: '20:25' would record nothing")) as refused:
-        training_job(described, "a", {"trace_steps": "20:25"})
+        to_training_job(described, "a", {"trace_steps": "20:25"})
     for wanted in ("muster.train.script", "muster_components.trainer.attach", "role 'train'", "'bash'"):
         assert wanted in str(refused.value)
-    assert training_job(described, "a", {"trace_steps": ""}).spec.trace is None
+    assert to_training_job(described, "a", {"trace_steps": ""}).spec.trace is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() 
     ],
 )
 def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: AppDef) -> None:
-    assert training_job(described, "a", {"trace_steps": "20:25"}).spec.trace == TraceRequest(start_step=20, steps=5)
+    assert to_training_job(described, "a", {"trace_steps": "20:25"}).spec.trace == TraceRequest(start_step=20, steps=5)
 
 
 @pytest.mark.parametrize(
@@ -135,29 +135,29 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
 )
 def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], told: str) -> None:
     with pytest.raises(SubmissionRefused, match=re.escape(told)):
-        training_job(app(), "a", cfg)
+        to_training_job(app(), "a", cfg)
 
 
 def test_a_key_that_muster_does_not_know_is_refused_with_the_nearest() -> None:
     described = app()
     described.metadata = {"muster.dev/max_runtime": "2h"}
     with pytest.raises(SubmissionRefused, match=re.escape("did you mean 'muster.dev/max-runtime'")):
-        training_job(described, "a", {})
+        to_training_job(described, "a", {})
 
 
 def test_negative_and_absurd_sizes_are_refused_by_field() -> None:
     with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].replicas: 0 is too small; write 1 or more")):
-        training_job(app(num_replicas=0), "a", {})
+        to_training_job(app(num_replicas=0), "a", {})
     with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].replicas: 1000000 is too large")):
-        training_job(app(num_replicas=10**6), "a", {})
+        to_training_job(app(num_replicas=10**6), "a", {})
     with pytest.raises(SubmissionRefused, match=re.escape("spec.roles[0].minReplicas: 5 is above replicas 2")):
-        training_job(app(num_replicas=2, min_replicas=5), "a", {})
+        to_training_job(app(num_replicas=2, min_replicas=5), "a", {})
 
 
 def test_macros_mean_the_job_its_replica_and_the_place_of_rank_0() -> None:
     described = app(args=[f"{macros.app_id} {macros.replica_id} {macros.rank0_env} {macros.img_root}"])
     container = (
-        training_job(described, "a-1", {"namespace": "team"}, img_root="/here")
+        to_training_job(described, "a-1", {"namespace": "team"}, img_root="/here")
         .spec.roles[0]
         .template.spec.containers[0]
     )
@@ -167,15 +167,15 @@ def test_macros_mean_the_job_its_replica_and_the_place_of_rank_0() -> None:
 @pytest.mark.parametrize("text", ["$(MUSTER_REPLICA)", "$(date)", "cost: 5$", "$", "a$(", "$HOME", "\\$(x)"])
 def test_what_looks_like_a_reference_but_is_not_ours_stays_as_it_is(text: str) -> None:
     described = app(entrypoint=text, args=[text], env={"V": text})
-    container = training_job(described, "a", {}).spec.roles[0].template.spec.containers[0]
+    container = to_training_job(described, "a", {}).spec.roles[0].template.spec.containers[0]
     written = (container.command[0], container.args[0], container.env[0].value or "")
-    assert {expand(part, {"MUSTER_REPLICA": "7", "date": "now"}) for part in written} == {text}
-    read_back = description(training_job(described, "a", {}), "").roles[0]
+    assert {expand_references(part, {"MUSTER_REPLICA": "7", "date": "now"}) for part in written} == {text}
+    read_back = describe_response(to_training_job(described, "a", {}), "").roles[0]
     assert (read_back.entrypoint, read_back.args, read_back.env) == (text, [text], {"V": text})
 
 
 def test_dist_ddp_of_torchx_works_unchanged() -> None:
-    job = training_job(dist.ddp(script="train.py", j="2x2"), "train-1", {"queue": "research"})
+    job = to_training_job(dist.ddp(script="train.py", j="2x2"), "train-1", {"queue": "research"})
     role = job.spec.roles[0]
     container = role.template.spec.containers[0]
     assert (job.spec.queue, role.name, role.replicas, role.min_replicas) == ("research", "train", 2, None)
@@ -184,7 +184,7 @@ def test_dist_ddp_of_torchx_works_unchanged() -> None:
 
 
 def test_utils_echo_of_torchx_works_unchanged() -> None:
-    container = training_job(utils.echo("hi"), "echo-1", {}).spec.roles[0].template.spec.containers[0]
+    container = to_training_job(utils.echo("hi"), "echo-1", {}).spec.roles[0].template.spec.containers[0]
     assert (container.command, container.args) == (["echo"], ["hi"])
 
 
@@ -193,7 +193,7 @@ def test_mounts_and_capabilities_become_volumes_and_labels() -> None:
         mounts=[BindMount(src_path="/data", dst_path="/in", read_only=True), VolumeMount(src="claim", dst_path="/out")],
         resource=Resource(cpu=1, gpu=0, memMB=1, capabilities={"node.kubernetes.io/instance-type": "p5.48xlarge"}),
     )
-    pod = training_job(described, "a", {}).spec.roles[0].template.spec
+    pod = to_training_job(described, "a", {}).spec.roles[0].template.spec
     assert pod.volumes == [
         {"name": "mount-0", "hostPath": {"path": "/data"}},
         {"name": "mount-1", "persistentVolumeClaim": {"claimName": "claim"}},

@@ -15,8 +15,8 @@ from torchx.specs import AppDef
 from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_component
 
-from muster.torchx.appdef import training_job
-from muster_components.apps import BadArgument
+from muster.torchx.appdef import to_training_job
+from muster_components.apps import InvalidArgument
 from muster_components.train import ddp, fsdp, script
 
 
@@ -34,7 +34,7 @@ def test_torchx_takes_every_component_for_a_valid_one() -> None:
 
 def test_the_command_of_the_readme_becomes_this_job() -> None:
     arguments = "-j 1x2 --model gpt:10m --data DIR --steps 60 --trace_steps 20:25 --queue research"
-    job = training_job(built("fsdp", arguments), "fsdp-1", {})
+    job = to_training_job(built("fsdp", arguments), "fsdp-1", {})
     role = job.spec.roles[0]
     container = role.template.spec.containers[0]
     assert (job.spec.queue, role.replicas, role.min_replicas) == ("research", 1, None)
@@ -135,12 +135,12 @@ def test_both_parallel_components_document_the_same_arguments() -> None:
 def test_a_bad_value_is_named_with_what_would_be_right(
     component: Callable[..., AppDef], arguments: dict[str, Any], told: str
 ) -> None:
-    with pytest.raises(BadArgument, match=re.escape(told)):
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
         component(**{"model": "gpt:1m", "data": "DIR", **arguments})
 
 
 def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -> None:
-    with pytest.raises(BadArgument, match=r"'--sed'.*--seed"):
+    with pytest.raises(InvalidArgument, match=r"'--sed'.*--seed"):
         fsdp("--sed", "3", model="gpt:1m", data="DIR")
 
 
@@ -153,24 +153,24 @@ def test_a_mistyped_flag_of_the_trainer_is_told_before_anything_is_submitted() -
     ],
 )
 def test_a_flag_of_the_component_or_of_a_launcher_behind_the_dashes_is_told_where_to_go(flag: str, told: str) -> None:
-    with pytest.raises(BadArgument, match=re.escape(told)):
+    with pytest.raises(InvalidArgument, match=re.escape(told)):
         built("ddp", f"--model gpt:1m --data DIR -- {flag} 2")
 
 
 def test_a_script_that_is_called_wrongly_is_not_called_again() -> None:
-    job = training_job(built("script", "--script train.py --max_restarts 3"), "train-1", {})
+    job = to_training_job(built("script", "--script train.py --max_restarts 3"), "train-1", {})
     assert job.spec.failure_policy.max_restarts == 3
     assert [(rule.on_exit_codes, rule.action) for rule in job.spec.failure_policy.rules] == [([2], "FailJob")]
 
 
 def test_a_script_component_wants_exactly_one_thing_to_run() -> None:
     for path, module in ((None, None), ("a.py", "b")):
-        with pytest.raises(BadArgument, match="write one of --script PATH and -m MODULE"):
+        with pytest.raises(InvalidArgument, match="write one of --script PATH and -m MODULE"):
             script(script=path, m=module)
 
 
 def test_torchx_prints_bad_values_without_a_traceback() -> None:
-    assert issubclass(BadArgument, ComponentValidationException)
+    assert issubclass(InvalidArgument, ComponentValidationException)
 
 
 def test_describing_a_job_does_not_import_torch() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from muster.excerpt import WHOLE, Excerpt
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob
-from muster.torchx.follow import Pod, Told, follow
+from muster.torchx.follow import FollowedPod, StatusReporter, follow
 
-POD = Pod("llama", "team", "trainer", 0, speaks=True)
+POD = FollowedPod("llama", "team", "trainer", 0, is_primary=True)
 
 
 class Cluster:
@@ -37,7 +37,7 @@ class Cluster:
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         return None
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
         yield "step 1"
 
 
@@ -52,6 +52,6 @@ class Cluster:
 def test_it_names_the_command_for_the_report_where_a_store_has_the_run(
     traces: dict[str, Any] | None, last: str
 ) -> None:
-    lines = list(follow(Cluster(traces), POD, None, "llama", Told()))  # type: ignore[arg-type]
+    lines = list(follow(Cluster(traces), POD, None, "llama", StatusReporter()))  # type: ignore[arg-type]
     assert lines[0] == "step 1"
     assert lines[-1] == last

@@ -22,24 +22,24 @@ from muster.torchx import forms
     ],
 )
 def test_a_topology_is_required_then_preferred(text: str, wanted: dict[str, str]) -> None:
-    assert forms.read_topology(text) == wanted
+    assert forms.parse_topology(text) == wanted
 
 
 def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
-    assert forms.read_list("h200, a100") == forms.read_list("h200;a100") == forms.read_list('["h200", "a100"]')
-    assert forms.read_ranks("3,0,3") == [0, 3]
+    assert forms.parse_list("h200, a100") == forms.parse_list("h200;a100") == forms.parse_list('["h200", "a100"]')
+    assert forms.parse_ranks("3,0,3") == [0, 3]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "told"),
     [
-        (forms.read_topology, ":", "is no topology"),
-        (forms.read_topology, "a:b:c", "is no topology"),
-        (forms.read_whole, "high", "is no whole number"),
-        (forms.read_ranks, "0,x", "is no list of ranks"),
-        (forms.read_list, "[1]", "holds something else than texts"),
-        (forms.read_json_list, "{}", "is no JSON list"),
-        (forms.read_json_list, "[", "is no JSON"),
+        (forms.parse_topology, ":", "is no topology"),
+        (forms.parse_topology, "a:b:c", "is no topology"),
+        (forms.parse_int, "high", "is no whole number"),
+        (forms.parse_ranks, "0,x", "is no list of ranks"),
+        (forms.parse_list, "[1]", "holds something else than texts"),
+        (forms.parse_json_list, "{}", "is no JSON list"),
+        (forms.parse_json_list, "[", "is no JSON"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
@@ -47,13 +47,13 @@ def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[st
         read(text)
 
 
-@given(st.text(max_size=80), st.integers(8, forms.LONGEST_NAME))
+@given(st.text(max_size=80), st.integers(8, forms.MAX_NAME_LENGTH))
 def test_any_text_becomes_a_name_that_kubernetes_takes(text: str, longest: int) -> None:
-    name = forms.unique_name(text, "a1b2c3", longest)
+    name = forms.with_suffix(text, "a1b2c3", longest)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= longest
     assert name.endswith("-a1b2c3")
 
 
 def test_a_name_keeps_what_can_be_kept() -> None:
-    assert forms.kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"
+    assert forms.to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"

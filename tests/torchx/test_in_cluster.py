@@ -11,7 +11,7 @@ from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
-from muster.documents import load_documents
+from muster.documents import load_objects
 from muster.spec import TrainingJob
 from muster.torchx.refusal import SubmissionRefused
 from muster.torchx.run_options import run_options
@@ -46,7 +46,7 @@ def app(**fields: object) -> AppDef:
 
 
 def dry_run(runner: Runner, app: AppDef, **cfg: object) -> TrainingJob:
-    (job,) = load_documents(str(runner.dryrun(app, "muster", cfg)))
+    (job,) = load_objects(str(runner.dryrun(app, "muster", cfg)))
     assert isinstance(job, TrainingJob)
     return job
 

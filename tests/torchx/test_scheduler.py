@@ -18,7 +18,7 @@ from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import NONE, AppDef, AppHandle, AppState, AppStatus, Resource, Role, RoleStatus, macros
 
-from muster.documents import load_documents
+from muster.documents import load_objects
 from muster.local.client import LocalClient
 from muster.local.pod_folder import PodFolder
 from muster.spec import TrainingJob
@@ -114,7 +114,7 @@ def test_text_that_is_not_there_is_refused_before_anything_is_submitted(runner: 
 def test_a_dry_run_prints_what_muster_submit_takes_and_submits_nothing(runner: Runner, client: LocalClient) -> None:
     before = len(client.jobs())
     info = runner.dryrun(shell("true", replicas=2), SCHEDULER, {"queue": "research", "max_runtime": "2h"})
-    (job,) = load_documents(str(info))
+    (job,) = load_objects(str(info))
     assert isinstance(job, TrainingJob)
     assert (job.spec.queue, job.spec.max_runtime_seconds, job.spec.roles[0].replicas) == ("research", 7200, 2)
     assert len(client.jobs()) == before

@@ -7,8 +7,8 @@ import pytest
 from muster.lifecycle import conditions, moves
 from muster.model import RolePlacement, Wait
 from muster.spec import TrainingJob, TrainingJobStatus
-from muster.torchx.follow import Told
-from muster.torchx.story import doing, news
+from muster.torchx.follow import StatusReporter
+from muster.torchx.story import status_message, change_key
 
 WAIT = Wait("u", "NoRoom", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
 PLACE = (RolePlacement("main", "local", (("n1", 1), ("n2", 1))),)
@@ -30,14 +30,14 @@ def running() -> TrainingJobStatus:
 
 def ended(status: TrainingJobStatus) -> TrainingJobStatus:
     """Its last process has ended."""
-    return conditions.with_fields(status, {"finished_at": 9.0})
+    return conditions.with_status_fields(status, {"finished_at": 9.0})
 
 
 @pytest.mark.parametrize(
     ("status", "told"),
     [
         (TrainingJobStatus(), "waits in queue research"),
-        (moves.wait(TrainingJobStatus(), WAIT, 1.0), "waits in queue research, place 2: needs 2 cores; 1 of 2 free"),
+        (moves.set_waiting(TrainingJobStatus(), WAIT, 1.0), "waits in queue research, place 2: needs 2 cores; 1 of 2 free"),
         (moves.admit(TrainingJobStatus(), PLACE, 1.0), "admitted to n1, n2; its pods are starting"),
         (running(), "runs on n1, n2"),
         (moves.restart(running(), "Restarting", "restart 1 of 3 in 5 s", 3.0, 5.0), "restart 1 of 3 in 5 s"),
@@ -54,25 +54,25 @@ def ended(status: TrainingJobStatus) -> TrainingJobStatus:
     ],
 )
 def test_a_job_says_what_it_is_doing(status: TrainingJobStatus, told: str) -> None:
-    assert doing(job(status)) == told
+    assert status_message(job(status)) == told
 
 
 def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     def seen(position: int, start: float) -> tuple[object, ...] | None:
         verdict = Wait("u", "NoRoom", "no room", position=position, estimated_start=start)
-        return news(job(moves.wait(TrainingJobStatus(), verdict, 1.0)))
+        return change_key(job(moves.set_waiting(TrainingJobStatus(), verdict, 1.0)))
 
     assert seen(2, 100.0) == seen(2, 200.0)
     assert seen(2, 100.0) != seen(1, 100.0)
-    assert news(job(TrainingJobStatus())) is news(job(running())) is None
+    assert change_key(job(TrainingJobStatus())) is change_key(job(running())) is None
 
 
 def test_nobody_is_told_the_same_twice_in_a_row() -> None:
-    told = Told()
+    told = StatusReporter()
     waiting, starting = (
-        job(moves.wait(TrainingJobStatus(), WAIT, 1.0)),
+        job(moves.set_waiting(TrainingJobStatus(), WAIT, 1.0)),
         job(moves.admit(TrainingJobStatus(), PLACE, 1.0)),
     )
-    heard = [told.tell("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
+    heard = [told.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
     assert heard == [True, False, True, False, True]
-    assert told.tell("b-2", waiting) is not None
+    assert told.next_message("b-2", waiting) is not None

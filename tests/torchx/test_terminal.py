@@ -10,11 +10,11 @@ import pytest
 from tests.torchx.test_story import job, running
 from tests.torchx.test_waiting import Ranks, Watching
 
-from muster.excerpt import WHOLE, Excerpt
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import conditions, moves
 from muster.spec import LastFailure, TrainingJob
-from muster.torchx.readback import description
-from muster.torchx.story import doing
+from muster.torchx.readback import describe_response
+from muster.torchx.story import status_message
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 RED = "\x1b[31mred\x1b[0m"
@@ -26,7 +26,7 @@ class Logged(Ranks):
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         return job(running())
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
         yield f"{RED}{CLIPBOARD} step 1"
 
 
@@ -55,7 +55,7 @@ def test_torchx_log_gives_a_terminal_text_and_colours_and_all_others_what_was_wr
 
 def test_how_a_job_ended_is_told_as_text() -> None:
     ended = moves.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
-    assert doing(job(ended)) == "it said: no"
+    assert status_message(job(ended)) == "it said: no"
     failure = LastFailure(pod="a-1-main-0-x", exit_code=1, log_tail=f"{RED}{CLIPBOARD} bad\n")
-    told = description(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))
+    told = describe_response(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))
     assert json.loads(told.structured_error_msg)["message"]["message"] == "red bad"

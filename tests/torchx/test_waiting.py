@@ -11,14 +11,14 @@ import pytest
 from tests.torchx.test_story import PLACE, job, running
 
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
-from muster.excerpt import WHOLE, Excerpt
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import conditions, moves
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx import scheduler
 from muster.torchx.local import LocalScheduler
-from muster.torchx.refusal import WatchEnded
+from muster.torchx.refusal import WatchInterrupted
 from muster.torchx.scheduler import JobClient
-from muster.torchx.waiting import Waiting
+from muster.torchx.waiting import ProgressReporter
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Ranks:
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         raise NotImplementedError
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
         raise NotImplementedError
 
 
@@ -55,17 +55,17 @@ def beat(step: int, **fields: Any) -> dict[str, Any]:
 
 def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and_the_end() -> None:
     now, ranks, heard = [0.0], Ranks(), []
-    waiting = Waiting(clock=lambda: now[0])
+    waiting = ProgressReporter(clock=lambda: now[0])
     for second in range(150):
         now[0] = float(second)
         step = max(0, second - 70)
         phase = {"loss": None, "phase": "setup" if second < 5 else "compile", "at": 5.0 if second >= 5 else 0.0}
         ranks.said = [] if second < 2 else [beat(0, **phase)] if not step else [beat(min(step, 60))]
-        heard += [(second, line) for line in waiting.news("a-1", job(running()), ranks)]
+        heard += [(second, line) for line in waiting.next_lines("a-1", job(running()), ranks)]
     over = moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
     over = over.model_copy(update={"started_at": 2.0, "finished_at": 3.0})
     for _ in range(2):
-        heard += [(150, line) for line in waiting.news("a-1", job(over), ranks)]
+        heard += [(150, line) for line in waiting.next_lines("a-1", job(over), ranks)]
     hint = "; the first time this can take a minute or more"
     assert heard == [
         (0, "runs on n1, n2"),
@@ -80,20 +80,20 @@ def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and
 
 
 def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progress_of_it() -> None:
-    ranks, waiting = Ranks([beat(40)]), Waiting(clock=lambda: 0.0)
-    assert list(waiting.news("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
+    ranks, waiting = Ranks([beat(40)]), ProgressReporter(clock=lambda: 0.0)
+    assert list(waiting.next_lines("a-1", job(running()), ranks))[-1] == "step 40/60  loss 4"
     second = running().model_copy(update={"attempt": 1})
-    assert list(waiting.news("a-1", job(second), ranks)) == ["runs on n1, n2, attempt 1"]
-    assert list(waiting.news("a-1", job(second), ranks)) == []
+    assert list(waiting.next_lines("a-1", job(second), ranks)) == ["runs on n1, n2, attempt 1"]
+    assert list(waiting.next_lines("a-1", job(second), ranks)) == []
 
 
 def test_a_job_that_waits_or_never_started_has_no_start_to_tell_of() -> None:
-    ranks, waiting = Ranks(), Waiting(clock=lambda: 0.0)
-    assert list(waiting.news("a-1", job(moves.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
+    ranks, waiting = Ranks(), ProgressReporter(clock=lambda: 0.0)
+    assert list(waiting.next_lines("a-1", job(moves.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
     ended = moves.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
-    assert list(waiting.news("b-2", job(ended), ranks)) == [], "processes of it may still run"
-    ended = conditions.with_fields(ended, {"finished_at": 4.0})
-    assert list(waiting.news("b-2", job(ended), ranks)) == ["cancelled: cancelled by the user"]
+    assert list(waiting.next_lines("b-2", job(ended), ranks)) == [], "processes of it may still run"
+    ended = conditions.with_status_fields(ended, {"finished_at": 4.0})
+    assert list(waiting.next_lines("b-2", job(ended), ranks)) == ["cancelled: cancelled by the user"]
 
 
 class Gone(Ranks):
@@ -123,7 +123,7 @@ class Watching(LocalScheduler):
 
 
 def test_a_cluster_that_goes_away_while_a_job_is_asked_how_far_it_is_ends_the_watch_in_words() -> None:
-    with pytest.raises(WatchEnded, match="default:a-1 cannot be watched any more: the daemon is closing"):
+    with pytest.raises(WatchInterrupted, match="default:a-1 cannot be watched any more: the daemon is closing"):
         Watching(Gone(DaemonError("the daemon is closing"))).describe("default:a-1")
     assert Watching(Gone(NotFound("there is no job 'a-1'"))).describe("default:a-1") is None
 
@@ -149,7 +149,7 @@ def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgrade
     assert told is not None
     assert told.state.name == "RUNNING"
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.0)
-    with pytest.raises(WatchEnded, match="default:a-1 cannot be watched any more: https://a does not answer"):
+    with pytest.raises(WatchInterrupted, match="default:a-1 cannot be watched any more: https://a does not answer"):
         Watching(Upgraded(silent=10**9)).describe("default:a-1")
 
 

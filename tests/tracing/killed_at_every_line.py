@@ -30,10 +30,10 @@ BAD = "rank-1.attempt-0.steps-20-25.json"
 
 def collect_all(run_dir: Path, pod: int = 0) -> None:
     """What the collector's process does with what is in the spool."""
-    duty = collect.Duty(run_dir, "trainer", pod, store=str(run_dir / "kept"))
-    with claims.only_one(duty.run, duty.owner):
-        collector = collect.start(duty, time.time())
-        while collector.sweep(time.time(), patient=False):
+    duty = collect.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "kept"))
+    with claims.collector_lock(duty.run_folder, duty.owner):
+        collector = collect.start_collector(duty, time.time())
+        while collector.collect_finished(time.time(), respect_backoff=False):
             pass
 
 
@@ -87,7 +87,7 @@ def nothing_is_lost(run_dir: Path, good: bytes, bad: bytes) -> None:
 def all_is_collected_once(run_dir: Path, good: bytes, bad: bytes) -> None:
     """After another one finished: one entry each in all manifests, the right bytes, nothing claimed, no leftovers."""
     traces, kept = run_dir / "traces", run_dir / "kept" / "traces"
-    entries = [entry for found in manifest.manifests(SharedFolder(run_dir)) for entry in found.traces]
+    entries = [entry for found in manifest.read_manifests(SharedFolder(run_dir)) for entry in found.traces]
     assert sorted((e.file, e.status) for e in entries) == [(f"corrupt/{BAD}", "corrupt"), (f"{GOOD}.gz", "ok")], entries
     assert (traces / "corrupt" / BAD).read_bytes() == bad
     assert gzip.decompress((traces / f"{GOOD}.gz").read_bytes()) == good

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing.collector import main
-from muster.tracing.manifest import Manifest, TraceEntry, manifests, read_manifest
+from muster.tracing.manifest import Manifest, TraceEntry, read_manifests, read_manifest
 from muster.tracing.sharedfolder import SharedFolder
 
 TRACE = trace_text(training_steps(5))
@@ -66,7 +66,7 @@ def run_once(run_dir: Path, *options: str, pod: int = 0) -> int:
 
 def listed(run_dir: Path) -> list[TraceEntry]:
     """All entries of all manifests."""
-    return [entry for manifest in manifests(SharedFolder(run_dir)) for entry in manifest.traces]
+    return [entry for manifest in read_manifests(SharedFolder(run_dir)) for entry in manifest.traces]
 
 
 def abandoned(run_dir: Path, rank: int = 0, *, pod: int) -> Path:

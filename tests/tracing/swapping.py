@@ -17,8 +17,8 @@ from typing import Any
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing import claims, collect, keeping, manifest, publish, sharedfolder, store
-from muster.tracing.collect import Duty
-from muster.tracing.collector import Watch, run
+from muster.tracing.collect import CollectorOptions
+from muster.tracing.collector import CollectorState, run_collector
 
 SECRET = b"AWS_SECRET_ACCESS_KEY"
 NAME = "rank-0.attempt-0.steps-20-25.json"
@@ -155,11 +155,11 @@ def collect_while_swapping(stage: Stage, swap: Callable[[Stage], None] | None, a
                 swap(stage)
         return trace
 
-    duty = Duty(stage.run_dir, "trainer", 0, store=str(stage.kept), keeps_metrics=True)
+    duty = CollectorOptions(stage.run_dir, "trainer", 0, store=str(stage.kept), sync_metrics=True)
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        run(duty, Watch(), follow=False, poll_s=0.0)
+        run_collector(duty, CollectorState(), follow=False, poll_s=0.0)
     finally:
         sys.settrace(before)
     return list(seen)

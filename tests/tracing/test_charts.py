@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import re
 
-from muster.tracing.charts import Beyond, Curve, Plot, line_chart
+from muster.tracing.charts import Outlier, LineSeries, LinePlot, line_chart
 
-FAST = Curve("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
+FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
 
 
 def test_a_point_above_the_cut_stands_at_its_place_where_the_axis_reaches_it() -> None:
     """The cut at 42 ms is rounded up to 60 ms: a step of 50 ms can be shown as it is, one of 80 ms cannot."""
-    inside, outside = Beyond(30, 0.05, "c0", "step 30: 50.0 ms"), Beyond(40, 0.08, "c0", "step 40: 80.0 ms")
-    curve = Curve("rank 0", "c0", (*FAST.points, (61, 0.042)))
-    chart = line_chart([curve], Plot(title="t", from_zero=True, time=True, top=0.042, beyond=(inside, outside)))
+    inside, outside = Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(40, 0.08, "c0", "step 40: 80.0 ms")
+    curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
+    chart = line_chart([curve], LinePlot(title="t", y_from_zero=True, y_is_time=True, y_limit=0.042, outliers=(inside, outside)))
     assert ">60 ms</text>" in chart
     (circle,) = re.findall(r'<circle class="dot c0" cx="([\d.]+)" cy="([\d.]+)" r="2.5"><title>(.*?)</title>', chart)
-    assert circle[2] == inside.name
+    assert circle[2] == inside.label
     zero, top = height_of("0", chart), height_of("60 ms", chart)
     assert abs(float(circle[1]) - (zero + (top - zero) * 0.05 / 0.06)) < 0.1
     (triangle,) = re.findall(r'<path class="dot c0" d="M[\d.]+ ([\d.]+)h8l-4 -7z"><title>(.*?)</title>', chart)
-    assert triangle[1] == outside.name
+    assert triangle[1] == outside.label
     assert abs(float(triangle[0]) - top - 3) < 0.1
-    assert f">{outside.name}</text>" in chart
-    assert f">{inside.name}</text>" not in chart
+    assert f">{outside.label}</text>" in chart
+    assert f">{inside.label}</text>" not in chart
 
 
 def test_the_highest_point_is_named_where_it_stands() -> None:
-    slow = (Beyond(30, 0.05, "c0", "step 30: 50.0 ms"), Beyond(31, 0.055, "c0", "step 31: 55.0 ms"))
-    curve = Curve("rank 0", "c0", (*FAST.points, (61, 0.042)))
-    chart = line_chart([curve], Plot(title="t", from_zero=True, time=True, top=0.042, beyond=slow))
+    slow = (Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(31, 0.055, "c0", "step 31: 55.0 ms"))
+    curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
+    chart = line_chart([curve], LinePlot(title="t", y_from_zero=True, y_is_time=True, y_limit=0.042, outliers=slow))
     assert "l-4 -7z" not in chart
     place = re.search(r'cy="([\d.]+)" r="2.5"><title>step 31', chart)
     name = re.search(r'y="([\d.]+)" text-anchor="start">step 31: 55.0 ms</text>', chart)

@@ -21,11 +21,11 @@ from tests.tracing.spool import (
 )
 
 from muster.tracing import collect
-from muster.tracing.claims import Claims
-from muster.tracing.collect import Duty
-from muster.tracing.collector import ranks
-from muster.tracing.names import parse_name
-from muster.tracing.reader import TraceFacts, check
+from muster.tracing.claims import SpoolClaims
+from muster.tracing.collect import CollectorOptions
+from muster.tracing.collector import parse_ranks
+from muster.tracing.names import parse_trace_name
+from muster.tracing.reader import TraceInfo, validate_trace
 from muster.tracing.sharedfolder import SharedFolder
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
@@ -68,7 +68,7 @@ def test_ranks_that_are_none_are_refused_with_what_would_be_right(
 
 
 def test_ranks_are_lists_of_numbers_and_ranges() -> None:
-    assert ranks("0-2,7") == {0, 1, 2, 7}
+    assert parse_ranks("0-2,7") == {0, 1, 2, 7}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_manifest_that_cannot_be_read_is_kept_and_written_anew(tmp_path: Path)
 
 
 def collector_of(run_dir: Path, store: Path | None = None) -> collect.Collector:
-    return collect.start(Duty(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
+    return collect.start_collector(CollectorOptions(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
 
 
 def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up_no_other(
@@ -145,19 +145,19 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 ) -> None:
     killer, good = spooled(tmp_path, 0), spooled(tmp_path, 1)
 
-    def dies(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
+    def dies(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         if path.name == killer.name:
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
-        return check(file, path)
+        return validate_trace(file, path)
 
     monkeypatch.setattr(collect, "check", dies)
-    for _ in range(collect.MOST_TRIES):
+    for _ in range(collect.MAX_READ_ATTEMPTS):
         with pytest.raises(SystemExit):
-            collector_of(tmp_path).sweep(0.0)
+            collector_of(tmp_path).collect_finished(0.0)
     assert claimed(killer).exists()
     assert [entry.file for entry in manifest_of(tmp_path).traces] == [collected(tmp_path, 1).name], "the second time"
     assert not claimed(good).exists()
-    assert collector_of(tmp_path).sweep(0.0) == 1
+    assert collector_of(tmp_path).collect_finished(0.0) == 1
     bad = next(entry for entry in manifest_of(tmp_path).traces if entry.status == "corrupt")
     assert (bad.rank, bad.reason) == (0, "whoever read it was killed or failed, 5 times")
     assert (tmp_path / "traces" / bad.file).read_bytes() == TRACE
@@ -167,15 +167,15 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
 def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
+    def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         raise MemoryError
 
     monkeypatch.setattr(collect, "check", fails)
     spooled(tmp_path)
     assert run_once(tmp_path) == 1
     sweeping = collector_of(tmp_path)
-    for _ in range(collect.MOST_TRIES):
-        sweeping.sweep(0.0, patient=False)
+    for _ in range(collect.MAX_READ_ATTEMPTS):
+        sweeping.collect_finished(0.0, respect_backoff=False)
     assert [entry.status for entry in manifest_of(tmp_path).traces] == ["corrupt"]
     assert uncollected(tmp_path) == []
 
@@ -186,36 +186,36 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     (tmp_path / "kept").write_text("a file where the folder should be")
     spooled(tmp_path)
     sweeping = collector_of(tmp_path, tmp_path / "kept")
-    for _ in range(2 * collect.MOST_TRIES):
-        assert sweeping.sweep(0.0, patient=False) == 0
+    for _ in range(2 * collect.MAX_READ_ATTEMPTS):
+        assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
 
-    def unread(file: IO[bytes], path: Path, most_bytes: int) -> TraceFacts:
+    def unread(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:
         patched.setattr(collect, "check", unread)
-        for _ in range(2 * collect.MOST_TRIES):
-            assert sweeping.sweep(0.0, patient=False) == 0
+        for _ in range(2 * collect.MAX_READ_ATTEMPTS):
+            assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
     (tmp_path / "kept").unlink()
-    assert sweeping.sweep(0.0, patient=False) == 1
+    assert sweeping.collect_finished(0.0, respect_backoff=False) == 1
     assert [entry.status for entry in manifest_of(tmp_path).traces] == ["ok"]
 
 
 def test_tries_go_with_a_trace_that_another_takes_over_and_end_with_one_that_is_written_again(tmp_path: Path) -> None:
     source = spooled(tmp_path)
-    name = parse_name(source.name)
+    name = parse_trace_name(source.name)
     assert name is not None
-    dead, heir = Claims(SharedFolder(tmp_path), "trainer-0"), Claims(SharedFolder(tmp_path), "trainer-1")
+    dead, heir = SpoolClaims(SharedFolder(tmp_path), "trainer-0"), SpoolClaims(SharedFolder(tmp_path), "trainer-1")
     heir.prepare()
     assert dead.claim(name)
     for _ in range(3):
-        dead.begin_try(name)
-    assert heir.take_over(None) == [name]
-    assert (dead.tries(name), heir.tries(name)) == (0, 3)
+        dead.begin_read(name)
+    assert heir.take_over_stale(None) == [name]
+    assert (dead.read_attempts(name), heir.read_attempts(name)) == (0, 3)
     spooled(tmp_path)
     assert heir.claim(name)
-    assert heir.tries(name) == 0
-    heir.begin_try(name)
+    assert heir.read_attempts(name) == 0
+    heir.begin_read(name)
     (tmp_path / heir.path(name)).unlink()
     heir.prepare()
     assert uncollected(tmp_path) == []

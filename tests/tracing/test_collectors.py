@@ -24,8 +24,8 @@ from tests.tracing.spool import (
     uncollected,
 )
 
-from muster.tracing.claims import only_one
-from muster.tracing.collect import collect_leftovers
+from muster.tracing.claims import collector_lock
+from muster.tracing.collect import collect_abandoned
 from muster.tracing.sharedfolder import SharedFolder
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
@@ -52,7 +52,7 @@ def test_what_a_dead_collector_of_another_pod_had_claimed_is_taken_over(tmp_path
 
 def test_what_a_living_collector_of_another_pod_has_claimed_is_left_to_it(tmp_path: Path) -> None:
     source = abandoned(tmp_path, pod=7)
-    with only_one(SharedFolder(tmp_path), "trainer-7") as locked:
+    with collector_lock(SharedFolder(tmp_path), "trainer-7") as locked:
         assert locked is True
         assert run_once(tmp_path) == 0
     assert source.read_bytes() == TRACE
@@ -70,7 +70,7 @@ def test_a_trace_that_a_dead_collector_had_written_down_is_not_listed_again(tmp_
 def test_a_trace_written_again_waits_while_another_pod_works_on_the_earlier_one(tmp_path: Path) -> None:
     abandoned(tmp_path, pod=7)
     newer = spooled(tmp_path, content=trace_text(training_steps(2)))
-    with only_one(SharedFolder(tmp_path), "trainer-7"):
+    with collector_lock(SharedFolder(tmp_path), "trainer-7"):
         run_once(tmp_path)
     assert newer.exists()
     assert run_once(tmp_path) == 0
@@ -82,8 +82,8 @@ def test_leftovers_of_dead_collectors_are_collected_in_their_name(tmp_path: Path
     abandoned(tmp_path, 0, pod=0)
     abandoned(tmp_path, 1, pod=1)
     alive = abandoned(tmp_path, 2, pod=2)
-    with only_one(SharedFolder(tmp_path), "trainer-2"):
-        assert collect_leftovers(tmp_path, now=1.0) == 2
+    with collector_lock(SharedFolder(tmp_path), "trainer-2"):
+        assert collect_abandoned(tmp_path, now=1.0) == 2
     assert sorted(entry.rank for entry in listed(tmp_path)) == [0, 1]
     assert alive.exists()
 
@@ -117,7 +117,7 @@ def test_collectors_of_several_pods_killed_at_random_lose_and_double_nothing(tmp
         for process in running.values():
             process.kill()
             process.wait()
-    collect_leftovers(tmp_path, time.time())  # as at report time: one of the two may have ended before the other
+    collect_abandoned(tmp_path, time.time())  # as at report time: one of the two may have ended before the other
     assert sorted(entry.rank for entry in listed(tmp_path)) == list(range(12))
     for rank, content in contents.items():
         assert gzip.decompress(collected(tmp_path, rank).read_bytes()) == content

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 from tests.local.small import eventually
 
-from muster.heartbeat_auth import ANSWER_HEADER, SKEW_S, Peer
+from muster.heartbeat_auth import SIGNATURE_HEADER, MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.devices import free_port
 from muster.tracing import endpoint
 from muster.tracing.collector import main
-from muster.tracing.endpoint import LARGEST_FILE_BYTES, LARGEST_REQUEST_BYTES, Address, Endpoint, Subject
+from muster.tracing.endpoint import MAX_FILE_BYTES, MAX_REQUEST_BYTES, ListenAddress, HeartbeatServer, HeartbeatSource
 from muster.tracing.sharedfolder import SharedFolder
 
 TOKEN = "0123456789abcdef-token"
@@ -34,10 +34,10 @@ NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
 
 @contextmanager
 def listening(run_dir: Path) -> Iterator[int]:
-    one = Endpoint(Address("127.0.0.1", 0), TOKEN, Subject(SharedFolder(run_dir), "uid-1", "pod-0"), print)
+    one = HeartbeatServer(ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(run_dir), "uid-1", "pod-0"), print)
     one.start()
     try:
-        yield one.port(60.0)
+        yield one.wait_for_port(60.0)
     finally:
         one.stop()
 
@@ -48,11 +48,11 @@ def port(tmp_path: Path) -> Iterator[int]:
         yield number
 
 
-PEER = Peer(TOKEN, "uid-1", "pod-0")
+PEER = HeartbeatSigner(TOKEN, "uid-1", "pod-0")
 
 
-def signed(peer: Peer = PEER, path: str = "/beat", ahead_s: float = 0.0) -> str:
-    return peer.request(path, time.time() + ahead_s, secrets.token_hex(16))
+def signed(peer: HeartbeatSigner = PEER, path: str = "/beat", ahead_s: float = 0.0) -> str:
+    return peer.authorization(path, time.time() + ahead_s, secrets.token_hex(16))
 
 
 def ask(
@@ -67,8 +67,8 @@ def ask(
     text = answer.read()
     connection.close()
     if answer.status == 200 and path == "/beat":
-        assert PEER.believes(header, text, answer.headers[ANSWER_HEADER])
-        assert not PEER.believes(signed(), text, answer.headers[ANSWER_HEADER])
+        assert PEER.verify_response(header, text, answer.headers[SIGNATURE_HEADER])
+        assert not PEER.verify_response(signed(), text, answer.headers[SIGNATURE_HEADER])
     return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
 
 
@@ -115,12 +115,12 @@ def test_a_job_that_has_said_nothing_yet_is_no_error(port: int) -> None:
         *(
             f"Authorization: {header}"
             for header in (
-                signed(Peer(TOKEN[:-1], "uid-1", "pod-0")),
-                signed(Peer("", "uid-1", "pod-0")),
-                signed(Peer(TOKEN, "uid-2", "pod-0")),
-                signed(Peer(TOKEN, "uid-1", "pod-1")),
+                signed(HeartbeatSigner(TOKEN[:-1], "uid-1", "pod-0")),
+                signed(HeartbeatSigner("", "uid-1", "pod-0")),
+                signed(HeartbeatSigner(TOKEN, "uid-2", "pod-0")),
+                signed(HeartbeatSigner(TOKEN, "uid-1", "pod-1")),
                 signed(path="/healthz"),
-                signed(ahead_s=-SKEW_S - 60),
+                signed(ahead_s=-MAX_REQUEST_AGE_S - 60),
                 signed(ahead_s=1e6),
                 signed()[:-1],
                 signed().replace("nonce=", "nonce=0"),
@@ -162,9 +162,9 @@ def test_a_corrupt_beat_is_named_and_is_none(port: int, tmp_path: Path, text: st
 
 
 def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path) -> None:
-    write(tmp_path, "beats/rank-0.json", json.dumps({"step": 1, "more": "x" * LARGEST_FILE_BYTES}))
+    write(tmp_path, "beats/rank-0.json", json.dumps({"step": 1, "more": "x" * MAX_FILE_BYTES}))
     (why,) = unreadable(port)
-    assert f"at most {LARGEST_FILE_BYTES} bytes" in why
+    assert f"at most {MAX_FILE_BYTES} bytes" in why
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a symbolic link", "a file with 2 hard links"])
@@ -190,7 +190,7 @@ def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -
     assert {name: value for name, value in beat.items() if value is not None} == {"step": 3}
 
 
-@pytest.mark.parametrize("sent", [b"GET /beat HTTP/1.0\r\nX: ", b"x" * (LARGEST_REQUEST_BYTES + 1)])
+@pytest.mark.parametrize("sent", [b"GET /beat HTTP/1.0\r\nX: ", b"x" * (MAX_REQUEST_BYTES + 1)])
 def test_a_connection_without_a_whole_request_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
@@ -208,15 +208,15 @@ def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: py
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        one = Endpoint(Address("127.0.0.1", number), TOKEN, Subject(SharedFolder(tmp_path)), lambda message: said.set())
+        one = HeartbeatServer(ListenAddress("127.0.0.1", number), TOKEN, HeartbeatSource(SharedFolder(tmp_path)), lambda message: said.set())
         one.start()
         assert said.wait(60)
-    assert one.port(60.0) == number
+    assert one.wait_for_port(60.0) == number
     one.stop()
 
 
 def test_one_that_is_stopped_at_once_ends(tmp_path: Path) -> None:
-    one = Endpoint(Address("127.0.0.1", 0), TOKEN, Subject(SharedFolder(tmp_path)), print)
+    one = HeartbeatServer(ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(tmp_path)), print)
     one.start()
     one.stop()
     eventually(lambda: not one._thread.is_alive())
@@ -271,9 +271,9 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_request_whose_time_or_nonce_was_changed_is_not_accepted() -> None:
-    peer = Peer("0123456789abcdef-token", "u1", "p1")
-    header = peer.request("/beat", 1000.0, "a" * 32)
-    assert peer.accepts("/beat", header, 1000.0)
+    peer = HeartbeatSigner("0123456789abcdef-token", "u1", "p1")
+    header = peer.authorization("/beat", 1000.0, "a" * 32)
+    assert peer.verify_request("/beat", header, 1000.0)
     for old, new in (("time=1000", "time=1001"), ("nonce=a", "nonce=b")):
         assert header.count(old) == 1
-        assert not peer.accepts("/beat", header.replace(old, new), 1000.0)
+        assert not peer.verify_request("/beat", header.replace(old, new), 1000.0)

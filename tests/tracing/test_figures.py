@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.tracing.axes import tick_names, ticks
-from muster.tracing.figures import count, digits, listed, percent, seconds, size
+from muster.tracing.axes import tick_labels, tick_values
+from muster.tracing.figures import format_count, format_number, format_list, format_percent, format_seconds, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,32 +24,32 @@ from muster.tracing.figures import count, digits, listed, percent, seconds, size
     ],
 )
 def test_seconds_get_the_unit_that_suits_them(value: float, shown: str) -> None:
-    assert seconds(value) == shown
+    assert format_seconds(value) == shown
 
 
 @pytest.mark.parametrize(
     ("part", "shown"), [(0, "0%"), (1, "100%"), (0.1834, "18.3%"), (0.0001, "<0.1%"), (0.08, "8.0%")]
 )
 def test_parts_are_shown_in_percent(part: float, shown: str) -> None:
-    assert percent(part) == shown
+    assert format_percent(part) == shown
 
 
 @pytest.mark.parametrize(("value", "shown"), [(5.0, "5"), (13012, "13,012"), (1_376_543, "1.38M"), (129_000, "129k")])
 def test_counts_are_short(value: float, shown: str) -> None:
-    assert count(value) == shown
+    assert format_count(value) == shown
 
 
 def test_digits_that_count_are_kept() -> None:
-    assert [digits(v) for v in (0.012345, 2.4, 12.345, 1234.5, 0)] == ["0.0123", "2.40", "12.3", "1,234", "0"]
+    assert [format_number(v) for v in (0.012345, 2.4, 12.345, 1234.5, 0)] == ["0.0123", "2.40", "12.3", "1,234", "0"]
 
 
 def test_sizes_go_by_powers_of_1024() -> None:
-    assert [size(v) for v in (12, 2048, 58_935_301_000)] == ["12 bytes", "2.00 KiB", "54.9 GiB"]
+    assert [format_bytes(v) for v in (12, 2048, 58_935_301_000)] == ["12 bytes", "2.00 KiB", "54.9 GiB"]
 
 
 def test_lists_read_as_sentences() -> None:
-    assert [listed(["a", "b", "c"][:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
-    assert listed(list("abcdef"), most=4) == "a, b, c and 3 more"
+    assert [format_list(["a", "b", "c"][:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert format_list(list("abcdef"), max_items=4) == "a, b, c and 3 more"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_lists_read_as_sentences() -> None:
     ],
 )
 def test_ticks_are_round_and_share_a_unit(lo: float, hi: float, names: list[str]) -> None:
-    assert tick_names(ticks(lo, hi, 5), time=True) == names
+    assert tick_labels(tick_values(lo, hi, 5), as_time=True) == names
 
 
 def test_an_axis_of_one_value_still_has_two_ticks() -> None:
-    assert ticks(3.0, 3.0, 5) == [3.0, 4.0]
+    assert tick_values(3.0, 3.0, 5) == [3.0, 4.0]

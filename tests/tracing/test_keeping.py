@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.tracing import keeping
-from muster.tracing.fetching import wanted
-from muster.tracing.keeping import Keeping
+from muster.tracing.fetching import select_files
+from muster.tracing.keeping import RunSync
 from muster.tracing.sharedfolder import SharedFolder
 
 
@@ -23,7 +23,7 @@ class Stage:
         self.now = 100.0
         self.takes_s = 0.0
         self.trouble: Exception | None = None
-        self.keeping = Keeping(SharedFolder(folder), self._send, self.said.append, lambda: self.now)
+        self.keeping = RunSync(SharedFolder(folder), self._send, self.said.append, lambda: self.now)
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -49,7 +49,7 @@ def test_metrics_beats_and_events_are_kept_under_their_names_and_nothing_else_is
     stage.write("events.jsonl", "{}\n")
     for name in ("metrics/notes.txt", "metrics/rank-0.json", "beats/.rank-1.json", "beats/rank-2.json.tmp", "secret"):
         stage.write(name, "x")
-    assert stage.keeping.look() == 3
+    assert stage.keeping.sync() == 3
     assert stage.kept == {
         "metrics/rank-0.jsonl": b'{"step": 1}\n',
         "beats/rank-0.json": b"{}",
@@ -60,41 +60,41 @@ def test_metrics_beats_and_events_are_kept_under_their_names_and_nothing_else_is
 def test_only_what_changed_is_sent_again_and_not_before_its_time(stage: Stage) -> None:
     stage.write("beats/rank-0.json", "{}")
     stage.write("beats/rank-1.json", "{}")
-    stage.keeping.look()
+    stage.keeping.sync()
     stage.write("beats/rank-1.json", '{"step": 1}')
-    assert stage.keeping.look() == 0
-    stage.now += keeping.EVERY_S
-    assert stage.keeping.look() == 1
+    assert stage.keeping.sync() == 0
+    stage.now += keeping.SYNC_INTERVAL_S
+    assert stage.keeping.sync() == 1
     assert stage.kept["beats/rank-1.json"] == b'{"step": 1}'
 
 
 def test_at_the_end_it_does_not_wait(stage: Stage) -> None:
-    stage.keeping.look()
+    stage.keeping.sync()
     stage.write("beats/rank-0.json", "{}")
-    assert stage.keeping.look(last=True) == 1
+    assert stage.keeping.sync(final=True) == 1
 
 
 def test_the_longer_sending_takes_the_longer_it_rests(stage: Stage) -> None:
     stage.write("beats/rank-0.json", "{}")
     stage.takes_s = 10.0
-    stage.keeping.look()
+    stage.keeping.sync()
     stage.write("beats/rank-0.json", '{"step": 1}')
-    stage.now += 10.0 * keeping.REST - 1.0
-    assert stage.keeping.look() == 0
+    stage.now += 10.0 * keeping.REST_FACTOR - 1.0
+    assert stage.keeping.sync() == 0
     stage.now += 1.0
-    assert stage.keeping.look() == 1
+    assert stage.keeping.sync() == 1
 
 
 def test_a_line_that_is_being_written_waits(stage: Stage) -> None:
     stage.write("metrics/rank-0.jsonl", '{"step": 1}\n{"st')
-    stage.keeping.look()
+    stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b'{"step": 1}\n'
 
 
 def test_of_a_large_file_the_newest_whole_lines_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "LARGEST_BYTES", 10)
     stage.write("metrics/rank-0.jsonl", "1111\n2222\n3333\n")
-    stage.keeping.look()
+    stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b"3333\n"
 
 
@@ -103,7 +103,7 @@ def test_what_lies_elsewhere_is_never_sent_and_a_pipe_is_not_waited_for(stage: S
     (stage.folder / "metrics").mkdir()
     (stage.folder / "metrics/rank-0.jsonl").symlink_to(secret)
     os.mkfifo(stage.folder / "metrics/rank-1.jsonl")
-    assert stage.keeping.look() == 0
+    assert stage.keeping.sync() == 0
     assert stage.kept == {}
 
 
@@ -111,11 +111,11 @@ def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) 
     stage.write("beats/rank-0.json", "{}")
     stage.trouble = OSError("no way there")
     for _ in range(3):
-        stage.keeping.look()
-        stage.now += keeping.EVERY_S
+        stage.keeping.sync()
+        stage.now += keeping.SYNC_INTERVAL_S
     assert stage.said == ["metrics, beats and events cannot be kept, tried again later: OSError: no way there"]
     stage.trouble = None
-    assert stage.keeping.look() == 1
+    assert stage.keeping.sync() == 1
 
 
 def test_a_report_wants_the_newest_window_and_no_name_that_it_does_not_know() -> None:
@@ -129,4 +129,4 @@ def test_a_report_wants_the_newest_window_and_no_name_that_it_does_not_know() ->
         "checkpoints/step-1/data",
         "traces/manifest-../x-0.json",
     ]
-    assert wanted([*others, *newest, *records]) == (newest, records)
+    assert select_files([*others, *newest, *records]) == (newest, records)

@@ -15,13 +15,13 @@ from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
 from muster.tracing import fetching, reader, runfolder
-from muster.tracing.reader import read
+from muster.tracing.reader import read_trace
 from muster.tracing.report import build
-from muster.tracing.scan import Limits
+from muster.tracing.scan import TraceLimits
 
 __all__ = ["muster"]  # a fixture
 
-SMALL = Limits(unpacked_bytes=10 << 20, events=1000)
+SMALL = TraceLimits(text_bytes=10 << 20, events=1000)
 EVENT = b'{"ph":"X","cat":"c","name":"n","ts":1,"dur":1}'
 
 
@@ -54,8 +54,8 @@ def test_a_trace_of_more_text_than_the_limit_is_refused_and_no_further_read(tmp_
     path = packed(tmp_path / "x.json.gz", of_skipped_events(40))
     assert path.stat().st_size < 2 << 20
     with pytest.raises(InvalidTrace, match="unpacks to more than 10485760 bytes, the limit of --max-trace-bytes"):
-        read(path, SMALL)
-    assert read(path, Limits(unpacked_bytes=64 << 20)).decoded > 1000
+        read_trace(path, SMALL)
+    assert read_trace(path, TraceLimits(text_bytes=64 << 20)).decoded_events > 1000
 
 
 @pytest.mark.parametrize("fields", [{}, {"ph": "M", "name": "thread_name", "tid": "{}", "args": "{}"}])
@@ -67,24 +67,24 @@ def test_a_trace_of_more_events_than_the_limit_is_refused(tmp_path: Path, fields
     else:
         path = packed(tmp_path / "x.json.gz", of_events(1500))
     with pytest.raises(InvalidTrace, match="keeps more than 1000 events, the limit of --max-trace-events"):
-        read(path, SMALL)
-    assert read(path, Limits(events=2000)).decoded == 1501
+        read_trace(path, SMALL)
+    assert read_trace(path, TraceLimits(events=2000)).decoded_events == 1501
 
 
 def test_names_take_no_more_memory_than_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path / "x.json.gz", of_events(100, name="name-{}" + "x" * 1000))
     monkeypatch.setattr(reader, "MOST_NAME_CHARACTERS", 50_000)
     with pytest.raises(InvalidTrace, match="more than 50000 characters of names"):
-        read(path)
+        read_trace(path)
     same = packed(tmp_path / "same.json.gz", of_events(100, name="x" * 1000))
-    assert read(same).decoded == 101
+    assert read_trace(same).decoded_events == 101
 
 
 def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, muster: Muster) -> None:
     folder = tmp_path / "logs"
     packed(folder / "large.json.gz", of_skipped_events(3))
     (folder / "good.json").write_bytes(trace_text(training_steps(3)))
-    assert build(folder, limits=Limits(unpacked_bytes=1 << 20)).skipped[0].file == "large.json.gz"
+    assert build(folder, limits=TraceLimits(text_bytes=1 << 20)).skipped[0].file == "large.json.gz"
     ended = muster("report", str(folder), "--max-trace-bytes", "1Mi", "--json")
     assert ended.code == 0
     (report,) = json.loads(ended.out)
@@ -136,8 +136,8 @@ def test_a_run_that_is_too_large_to_be_fetched_is_refused_before_anything_is_wri
     packed(store / "traces/rank-0.attempt-0.steps-1-2.json.gz", of_events(1000))
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     with pytest.raises(Refused) as refusal:
-        fetching.fetch(f"file://{store}", tmp_path / "here", most_bytes=size - 1)
+        fetching.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size - 1)
     assert refusal.value.reason == "TooLarge"
     assert "--max-fetch-bytes" in str(refusal.value)
     assert not (tmp_path / "here").exists()
-    assert fetching.fetch(f"file://{store}", tmp_path / "here", most_bytes=size).traces == 1
+    assert fetching.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1

@@ -7,16 +7,16 @@ from functools import cache
 import pytest
 from tests.tracing.kineto import DATA
 
-from muster.tracing.analysis import HtaNumbers, hta_numbers
+from muster.tracing.analysis import HtaMetrics, hta_metrics
 from muster.tracing.events import Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
-from muster.tracing.reader import read
-from muster.tracing.temporal import KernelType, kernel_type, kernel_types, selected, type_coverage, whole_microseconds
+from muster.tracing.reader import read_trace
+from muster.tracing.temporal import KernelType, kernel_type, kernel_types, select_device_work, type_coverage, round_to_microseconds
 
 
 @cache
 def sample(name: str) -> Trace:
-    return read(DATA / name)
+    return read_trace(DATA / name)
 
 
 @pytest.mark.parametrize(
@@ -30,20 +30,20 @@ def sample(name: str) -> Trace:
 def test_temporal_breakdown_and_overlap_equal_htas(
     name: str, idle: int, compute: int, non_compute: int, total: int, overlap: float | None
 ) -> None:
-    found = hta_numbers(sample(name))
-    assert found == HtaNumbers(idle, compute, non_compute, total, overlap)
+    found = hta_metrics(sample(name))
+    assert found == HtaMetrics(idle, compute, non_compute, total, overlap)
 
 
 def test_reasons_of_idleness_and_launches_equal_htas() -> None:
-    trace = whole_microseconds(sample("ns_resolution.pt.trace.json.gz"))
-    work = selected(trace, last_step=False)
+    trace = round_to_microseconds(sample("ns_resolution.pt.trace.json.gz"))
+    work = select_device_work(trace, include_last_step=False)
     assert idle_by_stream(trace, work) == (StreamIdle(7, host_wait_ns=1_709_000, kernel_wait_ns=8_404_000, other_ns=0),)
     assert len(work) == 4876
 
 
 def test_time_by_kernel_type_and_their_overlaps_equal_htas() -> None:
-    trace = whole_microseconds(sample("negative_queue.json.gz"))
-    work = selected(trace, last_step=False)
+    trace = round_to_microseconds(sample("negative_queue.json.gz"))
+    work = select_device_work(trace, include_last_step=False)
     compute, communication, memory = (1 << t for t in KernelType)
     found = type_coverage(kernel_types(trace, work), work.spans).by_state()
     found.pop(0)
@@ -75,7 +75,7 @@ def test_full_resolution_counts_the_work_that_rounding_swallows() -> None:
     """Rounding every start up and every end down makes 6.5 ms of idleness look like 10.1 ms."""
     exact = sample("ns_resolution.pt.trace.json.gz")
     idle_us = [
-        sum(idle.total_ns for idle in idle_by_stream(trace, selected(trace, last_step=False))) // 1000
-        for trace in (exact, whole_microseconds(exact))
+        sum(idle.total_ns for idle in idle_by_stream(trace, select_device_work(trace, include_last_step=False))) // 1000
+        for trace in (exact, round_to_microseconds(exact))
     ]
     assert idle_us == [6452, 10113]

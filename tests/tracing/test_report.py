@@ -20,9 +20,9 @@ DEEP = "[" * 20_000 + "]" * 20_000
 
 def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> None:
     report = build(run_folder(tmp_path / "llama-8b", slow_rank=1))
-    facts = report.facts
+    facts = report.summary
     assert (facts.name, facts.world_size, facts.steps, facts.attempts, facts.device) == ("llama-8b", 2, 40, 1, "CPU")
-    assert (facts.loss_from, facts.loss_to) == (5.0, 2.5625)
+    assert (facts.first_loss, facts.last_loss) == (5.0, 2.5625)
     assert (facts.step_time_s, facts.tokens_per_s, facts.mfu, facts.peak_memory_bytes) == (0.1, 1000.0, None, 2**31)
     where = "55.0% computing, 25.0% waiting for communication, 12.0% outside of any operator (Python, or waiting)"
     least = "Rank 1 waits least for communication, 10.0% of the time"
@@ -64,7 +64,7 @@ def test_a_step_beside_which_the_trace_was_written_is_explained_and_counts_in_no
         ]
         (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(lines))
     report = build(folder)
-    assert [(p.step, p.rank, p.started_s, p.written_s, p.spread_s) for p in report.pauses] == [
+    assert [(p.step, p.rank, p.start_s, p.write_s, p.spread_s) for p in report.profiler_overheads] == [
         (19, 0, 0.2, 0.0, 0.0),
         (23, 1, 0.0, 3.5, 3.0),
     ]
@@ -85,7 +85,7 @@ def test_steps_beside_which_a_trace_was_started_or_written_are_in_no_median(tmp_
     steps = [(0.1, {}), (0.1, {}), (0.9, {"trace_start_s": 0.4}), (0.9, {"trace_write_s": 0.7}), (0.9, {})]
     lines = [metrics_line(i, step_time_s=s, tokens_per_s=1 / s, mfu=s, **aside) for i, (s, aside) in enumerate(steps)]
     (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
-    facts = build(folder).facts
+    facts = build(folder).summary
     assert (facts.step_time_s, facts.tokens_per_s, facts.mfu) == (0.1, 10.0, 0.1)
 
 
@@ -94,7 +94,7 @@ def test_what_tracing_took_is_no_news_where_it_is_a_small_part_of_a_step(tmp_pat
     lines = [metrics_line(i, step_time_s=1.0, trace_write_s=0.04 if i == 23 else None) for i in range(40)]
     (folder / "metrics/rank-0.jsonl").write_text("".join(lines))
     report = build(folder)
-    assert [pause.step for pause in report.pauses] == [23]
+    assert [pause.step for pause in report.profiler_overheads] == [23]
     assert not any("trace was written" in sentence for sentence in report.findings)
 
 
@@ -159,8 +159,8 @@ def test_collected_traces_and_those_still_in_the_spool_count_alike(tmp_path: Pat
     folder = run_folder(tmp_path / "b")
     collect(["--run-dir", str(folder), "--role", "trainer", "--index", "0", "--until-idle", "--ranks", "1"])
     collected = build(folder, tmp_path / "out-b")
-    assert [row.trace.work_s for row in collected.rows] == [row.trace.work_s for row in spooled.rows]
-    assert collected.rows[1].trace.source.endswith(".json.gz")
+    assert [row.trace.time_by_category_s for row in collected.traces] == [row.trace.time_by_category_s for row in spooled.traces]
+    assert collected.traces[1].trace.source.endswith(".json.gz")
 
 
 def test_damaged_traces_are_named_with_the_reason_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_damaged_traces_are_named_with_the_reason_and_the_rest_is_reported(tmp_p
     assert re.search(r"truncated.*byte \d+", reasons["rank-1.attempt-0.steps-20-23.json"])
     assert "is empty" in reasons["rank-2.attempt-0.steps-20-23.json"]
     assert "not finished" in reasons["rank-3.attempt-0.steps-20-23.json"]
-    assert [row.label for row in report.rows] == ["rank 0"]
+    assert [row.label for row in report.traces] == ["rank 0"]
     assert "There are traces of 1 of 4 ranks; what is said of ranks is said of those." in report.findings
     assert all(file in page_of(report) for file in reasons)
 
@@ -189,8 +189,8 @@ def test_the_newest_attempt_and_window_is_analysed(tmp_path: Path) -> None:
         path = folder / f"traces/spool/rank-0.attempt-{attempt}.steps-{first}-{first + 3}.json"
         write_trace(path, training_steps(3, first=first), rank=0, world_size=2)
     report = build(folder)
-    assert report.traced == (30, 33)
-    assert [number for number, _ in report.rows[0].trace.steps] == [30, 31, 32]
+    assert report.traced_steps == (30, 33)
+    assert [number for number, _ in report.traces[0].trace.steps] == [30, 31, 32]
 
 
 def test_after_a_resume_the_line_of_the_highest_attempt_counts(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_after_a_resume_the_line_of_the_highest_attempt_counts(tmp_path: Path) -
         lines.write(metrics_line(39, attempt=0, loss=9.0) + '{"step": 40, "att')
     report = build(folder)
     assert report.loss is not None
-    assert (report.facts.steps, report.loss.values[-2:]) == (40, (1.0, 1.0))
+    assert (report.summary.steps, report.loss.values[-2:]) == (40, (1.0, 1.0))
     assert [(s.file, s.reason) for s in report.skipped] == [("metrics/rank-0.jsonl", "cannot be read: line 44")]
 
 
@@ -209,7 +209,7 @@ def test_a_run_without_traces_is_reported_by_its_metrics(tmp_path: Path) -> None
     for path in (folder / "traces/spool").iterdir():
         path.unlink()
     report = build(folder)
-    assert report.rows == ()
+    assert report.traces == ()
     assert "Loss" in page_of(report)
     assert "Time per kind of work" not in page_of(report)
 
@@ -275,7 +275,7 @@ def test_what_is_claimed_but_not_collected_counts_as_well(tmp_path: Path) -> Non
     claimed = folder / "traces/claimed/trainer-1"
     claimed.mkdir(parents=True)
     (folder / "traces/spool/rank-1.attempt-0.steps-20-23.json").rename(claimed / "rank-1.attempt-0.steps-20-23.json")
-    assert [row.label for row in build(folder).rows] == ["rank 0", "rank 1"]
+    assert [row.label for row in build(folder).traces] == ["rank 0", "rank 1"]
 
 
 def test_a_report_is_read_back_as_it_was_built(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_what_is_nested_deeper_than_any_program_follows_is_named_and_the_rest_is
     trace.write_text('{"traceEvents": [{"ph": "X", "args": ' + DEEP + "}]}")
     report = build(folder)
     assert {s.file.rpartition("/")[2] for s in report.skipped} == {metrics.name, "rank-0.json", trace.name}
-    assert [row.label for row in report.rows] == ["rank 0"]
+    assert [row.label for row in report.traces] == ["rank 0"]
 
 
 def test_ranks_are_apart_by_what_their_devices_took_for_a_step_and_not_by_how_far_their_cpus_ran_ahead(

@@ -62,7 +62,7 @@ def test_lines_of_metrics_that_make_no_sense_are_named_and_the_others_count(
 ) -> None:
     odd = {"step": 99, **values}
     report = build(written(tmp_path, {"metrics/rank-0.jsonl": lines() + json.dumps(odd) + "\n"}))
-    assert report.facts.loss_to == 1.0
+    assert report.summary.last_loss == 1.0
     assert [s.file for s in report.skipped] == ([] if values == {"step_time_s": None} else ["metrics/rank-0.jsonl"])
 
 
@@ -80,7 +80,7 @@ def traced(name: str) -> bytes:
 @pytest.mark.parametrize("name", ["ProfilerStep#" + "9" * 5000, "ProfilerStep#" + "9" * 30, "a\ud800b", "\udcff"])
 def test_any_name_of_an_event_gives_a_page(tmp_path: Path, name: str) -> None:
     report = build(written(tmp_path, {SPOOLED: traced(name)}))
-    assert [number for number, _ in report.rows[0].trace.steps] == [20, 21, 22]
+    assert [number for number, _ in report.traces[0].trace.steps] == [20, 21, 22]
     assert "rank 0" in shown(report)
 
 

@@ -32,7 +32,7 @@ def test_any_folder_of_profiler_traces_is_reported(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_bytes(trace_text(training_steps())[:300])
     for _ in range(2):  # the second time, the first report lies beside them
         report = build(tmp_path)
-        assert [row.label for row in report.rows] == ["rank 0", "rank 1"]
+        assert [row.label for row in report.traces] == ["rank 0", "rank 1"]
         assert [s.file for s in report.skipped] == ["broken.json"]
         assert report.loss is None
 
@@ -52,19 +52,19 @@ def test_a_folder_that_does_not_tell_its_job_gives_the_report_its_title(
     where = tmp_path / folder
     where.mkdir(parents=True)
     write_trace(where / "some.json", training_steps())
-    assert build(where, tmp_path / "out").facts.name == title
+    assert build(where, tmp_path / "out").summary.name == title
 
 
 def test_traces_of_the_same_rank_are_told_apart_by_file(tmp_path: Path) -> None:
     for name in ("before", "after"):
         write_trace(tmp_path / f"{name}.json", training_steps(), rank=0)
-    assert [row.label for row in build(tmp_path).rows] == ["rank 0 · after", "rank 0 · before"]
+    assert [row.label for row in build(tmp_path).traces] == ["rank 0 · after", "rank 0 · before"]
 
 
 def test_a_single_trace_file_is_reported_on_a_page_of_its_own(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "one.json", training_steps(), rank=None)
     of_folder, report = build(tmp_path), build(path)
-    assert [row.label for row in report.rows] == ["one"]
+    assert [row.label for row in report.traces] == ["one"]
     assert report.page == str(tmp_path / "report/report-of-one.html")
     assert load(report.page) == report
     assert of_folder.page == str(tmp_path / "report/report.html")
@@ -76,7 +76,7 @@ def test_some_traces_are_reported_on_a_page_of_their_own_that_other_traces_leave
     pages = [build(some).page for some in (traces[:2], traces[1:], traces[:2], traces[1::-1], tmp_path)]
     assert pages[0] == pages[2] == pages[3]
     assert len(set(pages)) == 3
-    assert [row.label for row in load(str(pages[0])).rows] == ["rank 0", "rank 1"]
+    assert [row.label for row in load(str(pages[0])).traces] == ["rank 0", "rank 1"]
     assert re.fullmatch(r"report-of-2-traces-[0-9a-f]{8}\.html", Path(str(pages[0])).name)
 
 
@@ -104,9 +104,9 @@ def test_eight_ranks_of_a_large_trace_give_a_page_under_3_mb(tmp_path: Path) -> 
         mine = text.replace(b'"rank": 3', b'"rank": %d' % rank, 1)
         (tmp_path / f"rank-{rank}.json.gz").write_bytes(gzip.compress(mine, 1))
     report = build(tmp_path)
-    assert [row.label for row in report.rows] == [f"rank {rank}" for rank in range(8)]
+    assert [row.label for row in report.traces] == [f"rank {rank}" for rank in range(8)]
     assert len(page_of(report).encode()) < 3_000_000
-    assert {row.trace.hta.overlap_percent for row in report.rows if row.trace.hta} == {47.03}
+    assert {row.trace.hta.overlap_percent for row in report.traces if row.trace.hta} == {47.03}
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_several_processes_find_the_same_as_one(tmp_path: Path) -> None:
     for name in ("simple_add.json.gz", "ns_resolution.pt.trace.json.gz"):
         (tmp_path / name).symlink_to(DATA / name)
     one, two = (build(tmp_path, tmp_path / f"report-{n}", workers=n) for n in (1, 2))
-    assert [row.trace.work_s for row in one.rows] == [row.trace.work_s for row in two.rows]
+    assert [row.trace.time_by_category_s for row in one.traces] == [row.trace.time_by_category_s for row in two.traces]
 
 
 names = st.sampled_from(["aten::mm", "ProfilerStep#1", "ProfilerStep#2", "gloo:all_reduce", "data", "nccl:x", ""])
@@ -137,9 +137,9 @@ any_event = st.builds(
 @given(st.lists(any_event, min_size=1, max_size=12))
 def test_any_events_at_all_give_a_report_whose_parts_sum_up(tmp_path: Path, events: list[Event]) -> None:
     report = build(write_trace(tmp_path / "any.json", events))
-    trace = report.rows[0].trace
-    assert sum(trace.work_s.values()) == pytest.approx(trace.window_s)
-    assert all(seconds >= 0 for seconds in trace.work_s.values())
+    trace = report.traces[0].trace
+    assert sum(trace.time_by_category_s.values()) == pytest.approx(trace.window_s)
+    assert all(seconds >= 0 for seconds in trace.time_by_category_s.values())
     assert 0 <= trace.overlapped_s <= trace.communication_s + 1e-12
     assert Page(page_of(report)).open == []
     assert "any" in text_of(report)

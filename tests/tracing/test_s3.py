@@ -18,7 +18,7 @@ from tests.tracing import s3
 from tests.tracing.runs import metrics_line
 from tests.tracing.spool import collector
 
-from muster.tracing.store import Store
+from muster.tracing.store import TraceStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 __all__ = ["muster"]  # a fixture
@@ -42,14 +42,14 @@ def server() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TraceStore:
     """The run's folder there, empty."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.items():
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()  # else it is that of an address of before
-    one = Store(LOCATION, skip_instance_cache=True)
+    one = TraceStore(LOCATION, skip_instance_cache=True)
     for name in one.list():
         one._fs.rm(one._path(name))
     return one
@@ -106,7 +106,7 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
 
 
 def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
-    tmp_path: Path, store: Store, cluster: MemoryClient, muster: Muster
+    tmp_path: Path, store: TraceStore, cluster: MemoryClient, muster: Muster
 ) -> None:
     for rank in (0, 1):
         assert collect(pod(tmp_path / f"pod-{rank}", rank), rank) == {"traces": 1, "checkpoint": None}
@@ -134,7 +134,7 @@ def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
 
 
 def test_a_pod_whose_folder_went_with_the_attempt_before_lists_what_that_had_collected(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: TraceStore
 ) -> None:
     collect(pod(tmp_path / "first", 0), 0)
     assert collect(pod(tmp_path / "second", 0, attempt=1), 0)["traces"] == 2
@@ -143,7 +143,7 @@ def test_a_pod_whose_folder_went_with_the_attempt_before_lists_what_that_had_col
 
 
 def test_where_nothing_has_been_collected_yet_the_report_says_so(
-    store: Store, cluster: MemoryClient, muster: Muster
+    store: TraceStore, cluster: MemoryClient, muster: Muster
 ) -> None:
     ended = muster("report", "llama", "-n", "team")
     assert (ended.code, ended.out) == (3, "")
@@ -152,7 +152,7 @@ def test_where_nothing_has_been_collected_yet_the_report_says_so(
 
 
 def test_a_store_out_of_reach_is_told_with_what_would_help(
-    store: Store, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+    store: TraceStore, cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     ended = muster("report", "llama", "-n", "team")

@@ -11,7 +11,7 @@ import boto3  # type: ignore[import-untyped]  # comes with moto, the S3 server
 import pytest
 from tests.tracing import s3
 
-from muster.tracing.store import Store
+from muster.tracing.store import TraceStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -51,12 +51,12 @@ def test_a_namespaces_own_key_writes_and_reads_below_its_prefix_and_nowhere_else
             assert answer.status == 200
 
         mine, other = (f"s3://{s3.BUCKET}/muster/{team}/uid" for team in ("team-a", "team-b"))
-        Store(mine, skip_instance_cache=True, **collector).write("traces/rank0.json.gz", b"trace")
+        TraceStore(mine, skip_instance_cache=True, **collector).put_bytes("traces/rank0.json.gz", b"trace")
         with pytest.raises(PermissionError):
-            Store(other, skip_instance_cache=True, **collector).write("traces/rank0.json.gz", b"trace")
+            TraceStore(other, skip_instance_cache=True, **collector).put_bytes("traces/rank0.json.gz", b"trace")
         large = b"x" * (20 << 20)  # more than is sent at once
-        Store(mine, skip_instance_cache=True, **collector).put(io.BytesIO(large), "traces/rank1.json.gz")
-        there = Store(mine, skip_instance_cache=True, **reader)
+        TraceStore(mine, skip_instance_cache=True, **collector).put_file(io.BytesIO(large), "traces/rank1.json.gz")
+        there = TraceStore(mine, skip_instance_cache=True, **reader)
         assert there.sizes() == {"traces/rank0.json.gz": 5, "traces/rank1.json.gz": len(large)}
         with there.open("traces/rank0.json.gz") as trace:
             assert trace.read() == b"trace"

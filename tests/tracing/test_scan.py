@@ -15,8 +15,8 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, traini
 
 from muster.errors import InvalidTrace
 from muster.tracing import scan as scanning
-from muster.tracing.reader import TraceFacts, check, read
-from muster.tracing.scan import RawEvent, scan
+from muster.tracing.reader import TraceInfo, validate_trace, read_trace
+from muster.tracing.scan import RawEvent, stream_events
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
 tricky = st.sampled_from(
@@ -29,14 +29,14 @@ values = st.recursive(
 )
 
 
-def checked(path: Path) -> TraceFacts:
+def checked(path: Path) -> TraceInfo:
     with path.open("rb") as file:
-        return check(file, path)
+        return validate_trace(file, path)
 
 
 def scanned(path: Path, block_bytes: int) -> list[RawEvent]:
     events: list[RawEvent] = []
-    scan(path, events.extend, block_bytes=block_bytes)
+    stream_events(path, events.extend, block_bytes=block_bytes)
     return events
 
 
@@ -66,7 +66,7 @@ def test_any_block_size_finds_the_same_events(
 def test_a_bare_array_of_events_is_a_trace_too(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps([e.as_json() for e in training_steps()]))
-    assert read(path).decoded == len(training_steps())
+    assert read_trace(path).decoded_events == len(training_steps())
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
@@ -135,22 +135,22 @@ def test_fields_of_an_unexpected_type_cost_only_their_event(tmp_path: Path) -> N
     )
     path = tmp_path / "types.json"
     path.write_bytes(text)
-    trace = read(path)
-    assert (trace.decoded, trace.unusable, len(trace.events)) == (15, 1, 14)
+    trace = read_trace(path)
+    assert (trace.decoded_events, trace.invalid_events, len(trace.events)) == (15, 1, 14)
 
 
 def test_events_without_a_possible_time_are_counted_and_left_out(tmp_path: Path) -> None:
     events = [*training_steps(2), Event("aten::add", 5, -3)]
     path = tmp_path / "t.json"
     path.write_bytes(trace_text(events))
-    trace = read(path)
-    assert (trace.unusable, len(trace.events)) == (1, 10)
+    trace = read_trace(path)
+    assert (trace.invalid_events, len(trace.events)) == (1, 10)
 
 
 def test_a_trace_knows_its_rank_its_threads_and_which_call_launched_what(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(trace_text([launch(5, 1.0), kernel("gemm", 4.0, 2.5, stream=7, launch=5)], rank=3, world_size=8))
-    trace = read(path)
+    trace = read_trace(path)
     assert (trace.rank, trace.world_size, trace.backend) == (3, 8, "gloo")
     assert trace.kernels.stream.tolist() == [7]
     assert trace.kernels.correlation.tolist() == trace.launches.correlation.tolist() == [5]
@@ -161,14 +161,14 @@ def test_a_trace_knows_its_rank_its_threads_and_which_call_launched_what(tmp_pat
 def test_compact_json_keeps_the_rank(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(trace_text(training_steps(), rank=3, indent=None).replace(b": ", b":"))
-    assert read(path).rank == 3
+    assert read_trace(path).rank == 3
 
 
 def test_what_stands_before_the_events_is_looked_at_once_however_often_their_name_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_at = []
-    opened = scanning._opened
+    opened = scanning._depth_change
 
     def counted(text: bytes) -> int:
         looked_at.append(len(text))
@@ -238,5 +238,5 @@ def test_what_is_nested_deeper_than_any_trace_is_damage(tmp_path: Path, text: by
 def test_arguments_of_an_unexpected_type_cost_no_event(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(trace_text(training_steps(3)).replace(b'"args": {}', b'"args": {"stream": [7]}', 1))
-    trace = read(path)
-    assert (trace.decoded, trace.unusable, len(trace.events)) == (15, 0, 15)
+    trace = read_trace(path)
+    assert (trace.decoded_events, trace.invalid_events, len(trace.events)) == (15, 0, 15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.tracing.spans import Spans, clip, coverage, intersect, spans_of, subtract, total, union
+from muster.tracing.spans import Spans, clip, coverage, intersect, spans_from_pairs, subtract, total_ns, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12)
 
@@ -20,16 +20,16 @@ def is_disjoint_and_ordered(spans: Spans) -> bool:
 
 @given(pairs)
 def test_a_union_covers_the_same_instants_in_disjoint_ordered_spans(a: list[tuple[int, int]]) -> None:
-    merged = union(spans_of(a))
-    assert instants(merged) == instants(spans_of(a))
+    merged = union(spans_from_pairs(a))
+    assert instants(merged) == instants(spans_from_pairs(a))
     assert is_disjoint_and_ordered(merged)
-    assert total(spans_of(a)) == len(instants(spans_of(a)))
+    assert total_ns(spans_from_pairs(a)) == len(instants(spans_from_pairs(a)))
 
 
 @given(pairs, pairs)
 def test_an_intersection_holds_exactly_the_instants_of_both(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
-    both = intersect(spans_of(a), spans_of(b))
-    assert instants(both) == instants(spans_of(a)) & instants(spans_of(b))
+    both = intersect(spans_from_pairs(a), spans_from_pairs(b))
+    assert instants(both) == instants(spans_from_pairs(a)) & instants(spans_from_pairs(b))
     assert is_disjoint_and_ordered(both)
 
 
@@ -37,24 +37,24 @@ def test_an_intersection_holds_exactly_the_instants_of_both(a: list[tuple[int, i
 def test_a_difference_holds_exactly_the_instants_of_the_first_alone(
     a: list[tuple[int, int]], b: list[tuple[int, int]]
 ) -> None:
-    rest = subtract(spans_of(a), spans_of(b))
-    assert instants(rest) == instants(spans_of(a)) - instants(spans_of(b))
+    rest = subtract(spans_from_pairs(a), spans_from_pairs(b))
+    assert instants(rest) == instants(spans_from_pairs(a)) - instants(spans_from_pairs(b))
     assert is_disjoint_and_ordered(rest)
 
 
 @given(st.lists(pairs, max_size=4))
 def test_coverage_tells_for_each_instant_which_sets_are_active(sets: list[list[tuple[int, int]]]) -> None:
-    members = [instants(spans_of(s)) for s in sets]
+    members = [instants(spans_from_pairs(s)) for s in sets]
     expected: dict[int, int] = {}
     for t in range(60):
         state = sum(1 << k for k, m in enumerate(members) if t in m)
         if state:
             expected[state] = expected.get(state, 0) + 1
-    found = coverage([spans_of(s) for s in sets]).by_state()
+    found = coverage([spans_from_pairs(s) for s in sets]).by_state()
     found.pop(0, None)
     assert found == expected
 
 
 @given(pairs, st.integers(0, 50), st.integers(0, 50))
 def test_clipping_keeps_what_lies_inside_the_bounds(a: list[tuple[int, int]], lo: int, hi: int) -> None:
-    assert instants(clip(spans_of(a), lo, hi)) == {t for t in instants(spans_of(a)) if lo <= t < hi}
+    assert instants(clip(spans_from_pairs(a), lo, hi)) == {t for t in instants(spans_from_pairs(a)) if lo <= t < hi}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.tracing.store import Store
+from muster.tracing.store import TraceStore
 
 
 class Failing(io.BytesIO):
@@ -21,17 +21,17 @@ class Failing(io.BytesIO):
 
 
 def test_a_file_that_cannot_be_read_to_its_end_is_not_published(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "kept"))
-    store.put(io.BytesIO(b"before"), "traces/x")
+    store = TraceStore(str(tmp_path / "kept"))
+    store.put_file(io.BytesIO(b"before"), "traces/x")
     with pytest.raises(OSError, match="does not answer"):
-        store.put(Failing(b"0123456789"), "traces/x")
+        store.put_file(Failing(b"0123456789"), "traces/x")
     assert (tmp_path / "kept/traces/x").read_bytes() == b"before"
 
 
 def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = TraceStore(str(tmp_path / "kept"))
 
     def killed(*names: Any) -> None:
         raise SystemExit(137)
@@ -40,19 +40,19 @@ def test_what_a_killed_upload_of_a_file_left_goes_with_the_next_one(
         patched.setattr(store._fs, "mv", killed)
         for _ in range(2):
             with pytest.raises(SystemExit):
-                store.put(io.BytesIO(b"one"), "traces/x")
+                store.put_file(io.BytesIO(b"one"), "traces/x")
     folder = tmp_path / "kept/traces"
     (left,) = folder.iterdir()
     assert left.name.startswith(".x.")
     assert store.list() == ()
-    store.put(io.BytesIO(b"one"), "traces/x")
+    store.put_file(io.BytesIO(b"one"), "traces/x")
     assert [path.name for path in folder.iterdir()] == ["x"]
 
 
 def test_a_folder_is_listed_once_for_a_name_until_an_upload_of_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store(str(tmp_path / "kept"))
+    store = TraceStore(str(tmp_path / "kept"))
     listed: list[str] = []
     ls = store._fs.ls
 
@@ -62,10 +62,10 @@ def test_a_folder_is_listed_once_for_a_name_until_an_upload_of_it_fails(
 
     monkeypatch.setattr(store._fs, "ls", counted)
     for _ in range(3):
-        store.put(io.BytesIO(b"one"), "traces/x")
+        store.put_file(io.BytesIO(b"one"), "traces/x")
     assert len(listed) == 1
     with pytest.raises(OSError, match="does not answer"):
-        store.put(Failing(b"0123456789"), "traces/x")
-    store.put(io.BytesIO(b"one"), "traces/x")
-    store.put(io.BytesIO(b"one"), "traces/y")
+        store.put_file(Failing(b"0123456789"), "traces/x")
+    store.put_file(io.BytesIO(b"one"), "traces/x")
+    store.put_file(io.BytesIO(b"one"), "traces/y")
     assert len(listed) == 3

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis import TraceSummary, summarise
+from muster.tracing.analysis import TraceSummary, summarise_trace
 from muster.tracing.events import Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
-from muster.tracing.nesting import nest
+from muster.tracing.nesting import build_call_tree
 from muster.tracing.operators import operators_by_self_time, short_name
-from muster.tracing.reader import read
-from muster.tracing.spans import spans_of
-from muster.tracing.steps import skew, steps_of
-from muster.tracing.timeline import SLOTS, slots
-from muster.tracing.work import Work
+from muster.tracing.reader import read_trace
+from muster.tracing.spans import spans_from_pairs
+from muster.tracing.steps import step_skews, profiled_steps
+from muster.tracing.timeline import SLOTS, slot_levels
+from muster.tracing.work import TimeCategory
 
 MS = 1000.0
 
@@ -37,15 +37,15 @@ class Traced:
         self._folder = folder
 
     def trace(self, events: Sequence[Event]) -> Trace:
-        return read(write_trace(self._folder / "trace.json", events))
+        return read_trace(write_trace(self._folder / "trace.json", events))
 
     def summary(self, events: Sequence[Event]) -> TraceSummary:
-        return summarise(self.trace(events))
+        return summarise_trace(self.trace(events))
 
 
-def work_ms(summary: TraceSummary) -> dict[Work, float]:
+def work_ms(summary: TraceSummary) -> dict[TimeCategory, float]:
     return {
-        kind: round(summary.work_s[kind.name.lower()] * 1e3, 6) for kind in Work if summary.work_s[kind.name.lower()]
+        kind: round(summary.time_by_category_s[kind.name.lower()] * 1e3, 6) for kind in TimeCategory if summary.time_by_category_s[kind.name.lower()]
     }
 
 
@@ -75,22 +75,22 @@ def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) 
         ]
     )
     assert work_ms(summary) == {
-        Work.COMPUTE: 4.0,
-        Work.OPTIMIZER: 1.0,
-        Work.COMMUNICATION: 3.0,
-        Work.DATA: 1.0,
-        Work.OTHER: 1.0,
+        TimeCategory.COMPUTE: 4.0,
+        TimeCategory.OPTIMIZER: 1.0,
+        TimeCategory.COMMUNICATION: 3.0,
+        TimeCategory.DATA: 1.0,
+        TimeCategory.OTHER: 1.0,
     }
     assert (summary.communication_s, summary.overlapped_s) == (0.004, 0.001)
     assert summary.overlap_ratio == 0.25
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("data", Work.DATA), ("optimizer", Work.OPTIMIZER), ("clip", Work.OPTIMIZER)]
+    ("name", "kind"), [("data", TimeCategory.DATA), ("optimizer", TimeCategory.OPTIMIZER), ("clip", TimeCategory.OPTIMIZER)]
 )
-def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: Work) -> None:
+def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: TimeCategory) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation(name, 1, 2), op("aten::mul", 1, 1)])
-    assert work_ms(summary) == {kind: 2.0, Work.OTHER: 2.0}
+    assert work_ms(summary) == {kind: 2.0, TimeCategory.OTHER: 2.0}
 
 
 def test_forward_and_backward_that_run_in_a_closure_of_the_optimizer_are_compute(traced: Traced) -> None:
@@ -111,7 +111,7 @@ def test_forward_and_backward_that_run_in_a_closure_of_the_optimizer_are_compute
             op("aten::lerp_", 8, 1.5),
         ]
     )
-    assert work_ms(summary) == {Work.COMPUTE: 5.0, Work.OPTIMIZER: 4.0, Work.OTHER: 1.0}
+    assert work_ms(summary) == {TimeCategory.COMPUTE: 5.0, TimeCategory.OPTIMIZER: 4.0, TimeCategory.OTHER: 1.0}
 
 
 def test_an_annotation_around_the_backward_pass_in_a_closure_ends_before_the_optimizer_begins(traced: Traced) -> None:
@@ -127,7 +127,7 @@ def test_an_annotation_around_the_backward_pass_in_a_closure_ends_before_the_opt
             op("aten::lerp_", 6, 3),
         ]
     )
-    assert work_ms(summary) == {Work.COMPUTE: 2.0, Work.OPTIMIZER: 5.0, Work.OTHER: 3.0}
+    assert work_ms(summary) == {TimeCategory.COMPUTE: 2.0, TimeCategory.OPTIMIZER: 5.0, TimeCategory.OTHER: 3.0}
 
 
 def test_an_optimizer_that_steps_within_the_backward_pass_is_the_optimizer(traced: Traced) -> None:
@@ -142,7 +142,7 @@ def test_an_optimizer_that_steps_within_the_backward_pass_is_the_optimizer(trace
             op("aten::add_", 5, 3),
         ]
     )
-    assert work_ms(summary) == {Work.OPTIMIZER: 6.0, Work.OTHER: 4.0}
+    assert work_ms(summary) == {TimeCategory.OPTIMIZER: 6.0, TimeCategory.OTHER: 4.0}
 
 
 def test_on_a_device_what_a_closure_launches_is_compute_and_what_follows_it_the_optimizer(traced: Traced) -> None:
@@ -158,33 +158,33 @@ def test_on_a_device_what_a_closure_launches_is_compute_and_what_follows_it_the_
             kernel("multi_tensor_apply_kernel", 13 * MS, 3 * MS, launch=3),
         ]
     )
-    assert work_ms(summary) == {Work.COMPUTE: 3.0, Work.OPTIMIZER: 3.0}
+    assert work_ms(summary) == {TimeCategory.COMPUTE: 3.0, TimeCategory.OPTIMIZER: 3.0}
 
 
 def test_a_run_of_lightning_computes_more_than_it_spends_in_the_optimizer() -> None:
     """Its forward and backward passes run in the closure that it hands to `optimizer.step`."""
-    summary = summarise(read(DATA / "lightning.json.gz"))
+    summary = summarise_trace(read_trace(DATA / "lightning.json.gz"))
     assert [number for number, _ in summary.steps] == [5, 6, 7]
-    assert summary.share(Work.COMPUTE) > summary.share(Work.OPTIMIZER) > 0
-    assert summary.share(Work.DATA) > 0.2
+    assert summary.share(TimeCategory.COMPUTE) > summary.share(TimeCategory.OPTIMIZER) > 0
+    assert summary.share(TimeCategory.DATA) > 0.2
 
 
 def test_communication_inside_the_optimizer_stays_communication(traced: Traced) -> None:
     summary = traced.summary(
         [a_step(1, 0, 4), annotation("clip", 0, 4), op("c10d::allreduce_", 1, 2), op("aten::add", 1, 1)]
     )
-    assert work_ms(summary) == {Work.OPTIMIZER: 2.0, Work.COMMUNICATION: 2.0}
+    assert work_ms(summary) == {TimeCategory.OPTIMIZER: 2.0, TimeCategory.COMMUNICATION: 2.0}
 
 
 def test_frames_around_work_are_no_work(traced: Traced) -> None:
     """What runs directly in an annotation, a subclass dispatch or autograd's frame is Python."""
     frames = [annotation("FSDP::pre_forward", 0, 4), op("PythonSubclass", 1, 3), op("aten::mm", 2, 1)]
-    assert work_ms(traced.summary([a_step(1, 0, 4), *frames])) == {Work.COMPUTE: 1.0, Work.OTHER: 3.0}
+    assert work_ms(traced.summary([a_step(1, 0, 4), *frames])) == {TimeCategory.COMPUTE: 1.0, TimeCategory.OTHER: 3.0}
 
 
 def test_a_compiled_graph_computes_though_it_is_annotated_only(traced: Traced) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation("## Call CompiledFxGraph f2vzvlwqq ##", 1, 2)])
-    assert work_ms(summary) == {Work.COMPUTE: 2.0, Work.OTHER: 2.0}
+    assert work_ms(summary) == {TimeCategory.COMPUTE: 2.0, TimeCategory.OTHER: 2.0}
     assert [short_name(o.name) for o in summary.operators] == ["compiled graph f2vzvlwq"]
 
 
@@ -223,12 +223,12 @@ def test_on_a_device_kernels_decide_and_the_optimizer_is_known_by_who_launched(t
     )
     assert summary.on_device
     assert work_ms(summary) == {
-        Work.COMPUTE: 3.0,
-        Work.OPTIMIZER: 2.0,
-        Work.COMMUNICATION: 2.0,
-        Work.MEMORY: 1.0,
-        Work.DATA: 1.0,
-        Work.OTHER: 1.0,
+        TimeCategory.COMPUTE: 3.0,
+        TimeCategory.OPTIMIZER: 2.0,
+        TimeCategory.COMMUNICATION: 2.0,
+        TimeCategory.MEMORY: 1.0,
+        TimeCategory.DATA: 1.0,
+        TimeCategory.OTHER: 1.0,
     }
     assert [c.name for c in summary.collectives] == ["nccl:AllGather"]
 
@@ -284,8 +284,8 @@ def test_self_times_of_a_thread_sum_up_to_its_busy_time(
 ) -> None:
     """Also when events do not nest cleanly, as rounded timestamps have it: nothing counts twice."""
     events = [Event(f"op{i}", start, length) for i, (start, length) in enumerate(pairs)]
-    trace = read(write_trace(tmp_path_factory.mktemp("nest") / "t.json", events))
-    tree = nest(trace.cpu_ops)
+    trace = read_trace(write_trace(tmp_path_factory.mktemp("nest") / "t.json", events))
+    tree = build_call_tree(trace.cpu_ops)
     busy = {t for start, length in pairs for t in range(start, start + length)}
     reachable = {t for start, end in outermost(pairs) for t in range(start, end)}
     assert (tree.self_time() >= 0).all()
@@ -302,12 +302,12 @@ def outermost(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def test_steps_are_read_from_the_profilers_annotations(traced: Traced) -> None:
-    steps = steps_of(traced.trace([a_step(21, 2, 3), a_step(20, 0, 2), op("ProfilerStep#9", 0, 1)]))
+    steps = profiled_steps(traced.trace([a_step(21, 2, 3), a_step(20, 0, 2), op("ProfilerStep#9", 0, 1)]))
     assert [(s.number, s.duration_ns) for s in steps] == [(20, 2_000_000), (21, 3_000_000)]
 
 
 def test_skew_names_the_slowest_rank_of_each_step() -> None:
-    found = skew({0: {1: 1.0, 2: 1.0}, 1: {1: 1.5, 2: 1.0}, 2: {1: 1.1, 3: 9.0}})
+    found = step_skews({0: {1: 1.0, 2: 1.0}, 1: {1: 1.5, 2: 1.0}, 2: {1: 1.1, 3: 9.0}})
     assert [(s.step, s.fastest_s, s.median_s, s.slowest_s, s.slowest_rank) for s in found] == [
         (1, 1.0, 1.1, 1.5, 1),
         (2, 1.0, 1.0, 1.0, 1),
@@ -317,8 +317,8 @@ def test_skew_names_the_slowest_rank_of_each_step() -> None:
 
 def test_a_picture_tells_how_much_of_each_slot_was_busy() -> None:
     width = 100
-    spans = spans_of([(0, width), (2 * width, 2 * width + 50), (4 * width, 4 * width + 5)])
-    picture = slots(spans, 0, SLOTS * width)
+    spans = spans_from_pairs([(0, width), (2 * width, 2 * width + 50), (4 * width, 4 * width + 5)])
+    picture = slot_levels(spans, 0, SLOTS * width)
     assert picture == "40201" + "0" * (SLOTS - 5)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.beats import Beat, Metrics, Reporter
+from muster_components.trainer.beats import RankHeartbeat, StepMetrics, Reporter
 from muster_components.trainer.context import RunContext, run_context
 from muster_components.trainer.errors import InputError
 
-BEAT = Beat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
+BEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
 
 
 def context(run_dir: Path, rank: int = 0) -> RunContext:
@@ -30,7 +30,7 @@ class Clock:
 
 
 def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null(tmp_path: Path) -> None:
-    Reporter(context(tmp_path), Clock()).beat(BEAT)
+    Reporter(context(tmp_path), Clock()).write_heartbeat(BEAT)
     beat = json.loads((tmp_path / "beats" / "rank-0.json").read_text())
     assert beat == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
@@ -40,7 +40,7 @@ def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null
 
 
 def test_a_metrics_line_has_every_field_of_the_run_folder_page(tmp_path: Path) -> None:
-    Reporter(context(tmp_path), Clock()).metrics(Metrics(step=3, step_time_s=0.5, loss=2.5))
+    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=0.5, loss=2.5))
     (line,) = (tmp_path / "metrics" / "rank-0.jsonl").read_text().splitlines()
     assert json.loads(line) == {
         "step": 3, "attempt": 1, "at": 100.0, "step_time_s": 0.5, "data_time_s": None, "loss": 2.5, "lr": None,
@@ -53,8 +53,8 @@ def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_
     clock = Clock()
     reporter = Reporter(context(tmp_path), clock)
 
-    def told(beat: Beat) -> int:
-        reporter.beat(beat)
+    def told(beat: RankHeartbeat) -> int:
+        reporter.write_heartbeat(beat)
         return int(json.loads((tmp_path / "beats" / "rank-0.json").read_text())["step"])
 
     assert told(replace(BEAT, step=1)) == 1
@@ -69,10 +69,10 @@ def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_
 def test_events_are_written_by_rank_0_and_said_by_every_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Reporter(context(tmp_path, rank=1)).event("odd", "something happened", step=3)
+    Reporter(context(tmp_path, rank=1)).record_event("odd", "something happened", step=3)
     assert not (tmp_path / "events.jsonl").exists()
     assert capsys.readouterr().err == "[rank 1] something happened\n"
-    Reporter(context(tmp_path), Clock()).event("odd", "something happened", step=3)
+    Reporter(context(tmp_path), Clock()).record_event("odd", "something happened", step=3)
     assert json.loads((tmp_path / "events.jsonl").read_text()) == {
         "at": 100.0, "attempt": 1, "step": 3, "kind": "odd", "message": "something happened",
     }  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_disk_that_refuses_is_said_once_and_raises_nothing(
     (tmp_path / "metrics").write_text("a file where the folder should be")
     reporter = Reporter(context(tmp_path))
     for step in range(3):
-        reporter.metrics(Metrics(step=step, step_time_s=1.0))
+        reporter.write_metrics(StepMetrics(step=step, step_time_s=1.0))
     said = capsys.readouterr().err
     assert said.count("cannot write") == 1
     assert "training goes on" in said
@@ -109,5 +109,5 @@ def test_a_fifo_that_nobody_reads_in_the_place_of_the_metrics_does_not_block_the
 ) -> None:
     (tmp_path / "metrics").mkdir()
     os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
-    Reporter(context(tmp_path), Clock()).metrics(Metrics(step=3, step_time_s=1.0))
+    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
     assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, read_regular, verify, with_digests
+from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, read_regular, verify_files, with_digests
 from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import Finished, Starter, events, losses
@@ -163,7 +163,7 @@ def test_what_is_hashed_while_it_is_written_is_what_lies_there_and_it_loads_agai
     state = {"weights": torch.arange(100_000.0), "options": {"betas": (0.9, 0.95), "lr": 0.1, "fused": None}}
     files = saved(tmp_path, state)
     assert files == (digest(tmp_path / SHARD), digest(tmp_path / ".metadata"))
-    verify(tmp_path, files)
+    verify_files(tmp_path, files)
     empty = {"weights": torch.zeros(100_000), "options": {"betas": (0.0, 0.0), "lr": 0.0, "fused": False}}
     back = loaded(tmp_path, empty)
     assert torch.equal(back["weights"], state["weights"])  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_a_fifo_for_the_metadata_a_listed_file_or_a_shard_without_digest_is_an_e
         (tmp_path / name).unlink()
         os.mkfifo(tmp_path / name)
         with pytest.raises(OSError, match="must be a regular file"):
-            verify(tmp_path, [file for file in listed if file.name == name])
+            verify_files(tmp_path, [file for file in listed if file.name == name])
     with pytest.raises(OSError, match="must be a regular file"):
         read_metadata(tmp_path, None)
     with pytest.raises(BaseException, match="must be a regular file"):
@@ -227,15 +227,15 @@ def test_a_file_of_a_checkpoint_may_be_a_symbolic_link(tmp_path: Path) -> None:
     shard = tmp_path / "checkpoint" / SHARD
     shard.rename(tmp_path / "elsewhere")
     shard.symlink_to(tmp_path / "elsewhere")
-    verify(tmp_path / "checkpoint", listed)
+    verify_files(tmp_path / "checkpoint", listed)
     assert loaded(tmp_path / "checkpoint", {"weights": torch.zeros(3)})["weights"].tolist() == [1.0] * 3
 
 
 def test_a_file_of_more_bytes_than_may_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 10)
-    assert read_regular(tmp_path / "a", most_bytes=10) == b"x" * 10
+    assert read_regular(tmp_path / "a", max_bytes=10) == b"x" * 10
     with pytest.raises(ValueError, match="a: must have at most 9 bytes"):
-        read_regular(tmp_path / "a", most_bytes=9)
+        read_regular(tmp_path / "a", max_bytes=9)
 
 
 @pytest.mark.parametrize(
@@ -264,34 +264,34 @@ def test_a_missing_a_shorter_and_a_changed_file_are_named(tmp_path: Path) -> Non
     (tmp_path / "a").write_bytes(b"x" * 5000)
     (tmp_path / "b").write_bytes(b"y" * 5000)
     files = (digest(tmp_path / "a"), digest(tmp_path / "b"))
-    verify(tmp_path, files)
+    verify_files(tmp_path, files)
     flip_byte(tmp_path / "b", 4999)
     with pytest.raises(ValueError, match="b has sha256"):
-        verify(tmp_path, files)
+        verify_files(tmp_path, files)
     (tmp_path / "b").write_bytes(b"y" * 4999)
     with pytest.raises(ValueError, match="b has 4,999 bytes; its manifest says 5,000"):
-        verify(tmp_path, files)
+        verify_files(tmp_path, files)
     (tmp_path / "b").unlink()
     with pytest.raises(FileNotFoundError):
-        verify(tmp_path, files)
+        verify_files(tmp_path, files)
 
 
 def test_a_manifest_that_was_changed_is_an_error_and_one_without_digests_is_known() -> None:
     files = (FileDigest("a", 5, "0" * 64),)
     described = json.loads(json.dumps(with_digests({"step": 3, "seed": 0, "lr": 0.1}, files)))
-    assert digests_of(described) == files
-    assert digests_of({"step": 3, "seed": 0}) is None
+    assert read_digests(described) == files
+    assert read_digests({"step": 3, "seed": 0}) is None
     changes: list[dict[str, object]] = [{"seed": 1}, {"files": []}, {"files": None}, {"sha256": "0"}, {"more": 1}]
     for change in changes:
         with pytest.raises(ValueError, match="sha256"):
-            digests_of({**described, **change})
+            read_digests({**described, **change})
     with pytest.raises(ValueError, match="sha256"):
-        digests_of({name: value for name, value in described.items() if name != "sha256"})
+        read_digests({name: value for name, value in described.items() if name != "sha256"})
     endless = {"name": "a", "bytes": float("inf"), "sha256": ""}
     wrongs: list[object] = [[{"name": "../a", "bytes": 1, "sha256": ""}], [{}], 3, [3], [endless]]
     for wrong in wrongs:
         with pytest.raises((ValueError), match="files must"):
-            digests_of(with_raw_files(wrong))
+            read_digests(with_raw_files(wrong))
 
 
 def with_raw_files(files: object) -> dict[str, object]:

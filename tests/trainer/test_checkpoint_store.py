@@ -54,7 +54,7 @@ def test_an_abandoned_checkpoint_leaves_room_and_the_one_before(tmp_path: Path) 
     owner = store(tmp_path)
     save(owner, 10)
     owner.begin(20)
-    owner.abandon(20)
+    owner.discard(20)
     assert names(tmp_path) == ["latest", "step-00000010"]
     assert owner.candidates()[0].step == 10
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import amounts
-from muster_components.trainer.console import count, duration, first_line, progress_line
+from muster_components.trainer.console import format_count, format_duration, first_step_line, progress_line
 
 
 def test_progress_on_a_cpu() -> None:
@@ -29,14 +29,14 @@ def test_progress_on_a_gpu_names_mfu_and_memory() -> None:
 
 
 def test_the_first_step_says_nothing_about_the_speed() -> None:
-    assert first_line(step=1, steps=60, loss=5.6, step_time_s=26.73) == "step 1/60  loss 5.60  first step 26.7 s"
+    assert first_step_line(step=1, steps=60, loss=5.6, step_time_s=26.73) == "step 1/60  loss 5.60  first step 26.7 s"
 
 
 @given(st.floats(-10, 1e8))
 def test_the_trainer_tells_durations_as_musters_commands_do(seconds: float) -> None:
-    assert duration(seconds) == amounts.duration(seconds)
+    assert format_duration(seconds) == amounts.format_duration(seconds)
 
 
 def test_durations_and_counts() -> None:
-    assert [duration(s) for s in (-1, 0.6, 59.5, 3599, 3600)] == ["0s", "1s", "1m00s", "59m59s", "1h00m"]
-    assert [count(n) for n in (512, 857_216, 10_800_000, 8_030_000_000)] == ["512", "857k", "10.8M", "8.03B"]
+    assert [format_duration(s) for s in (-1, 0.6, 59.5, 3599, 3600)] == ["0s", "1s", "1m00s", "59m59s", "1h00m"]
+    assert [format_count(n) for n in (512, 857_216, 10_800_000, 8_030_000_000)] == ["512", "857k", "10.8M", "8.03B"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster_components.trainer.data import Corpus, Samples, Skipped, build_corpus, cache_root, find_files
+from muster_components.trainer.data import Corpus, Samples, SkippedText, build_corpus, cache_root, find_files
 from muster_components.trainer.errors import InputError
 
 
@@ -46,9 +46,9 @@ def test_files_that_are_no_text_are_named_with_the_reason_and_skipped(tmp_path: 
     corpus = build_corpus(str(folder), tmp_path / "cache")
     assert text_of(corpus) == "café\0".encode()
     assert corpus.skipped == (
-        Skipped(str(folder / "binary"), "binary (byte 0 at offset 3)"),
-        Skipped(str(folder / "broken"), "not UTF-8 (ends in the middle of a character)"),
-        Skipped(str(folder / "latin"), "not UTF-8 (near offset 3)"),
+        SkippedText(str(folder / "binary"), "binary (byte 0 at offset 3)"),
+        SkippedText(str(folder / "broken"), "not UTF-8 (ends in the middle of a character)"),
+        SkippedText(str(folder / "latin"), "not UTF-8 (near offset 3)"),
     )
     assert corpus.files == 1
 
@@ -64,7 +64,7 @@ def test_a_file_without_read_permission_is_named_and_skipped(tmp_path: Path) -> 
     folder = write(tmp_path / "text", {"a": b"1", "b": b"2"})
     (folder / "b").chmod(0)
     assert build_corpus(str(folder), tmp_path / "cache").skipped == (
-        Skipped(str(folder / "b"), "cannot be read: Permission denied"),
+        SkippedText(str(folder / "b"), "cannot be read: Permission denied"),
     )
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_fails_while_it_is_read_is_named_and_leaves_nothing_behind(t
 def test_hidden_files_caches_and_the_run_folder_are_passed_over(tmp_path: Path) -> None:
     names = (".git/config", ".hidden", "__pycache__/a.pyc", "run/metrics/rank-0.jsonl", "a.txt")
     folder = write(tmp_path / "text", dict.fromkeys(names, b"x"))
-    assert find_files(str(folder), leave_out=folder / "run") == [folder / "a.txt"]
+    assert find_files(str(folder), exclude=folder / "run") == [folder / "a.txt"]
 
 
 def test_a_link_to_a_folder_is_not_followed_into_a_circle(tmp_path: Path) -> None:

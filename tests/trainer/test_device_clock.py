@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.beats import Metrics, Reporter
+from muster_components.trainer.beats import StepMetrics, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import run_context
-from muster_components.trainer.device_clock import LAST_WAIT_S, MOST_AHEAD, DeviceClock, event_now
-from muster_components.trainer.watch import Watcher
+from muster_components.trainer.device_clock import DRAIN_TIMEOUT_S, MAX_PENDING_STEPS, DeviceClock, record_gpu_event
+from muster_components.trainer.watch import OptimizerWatcher
 
 from .conftest import metrics
 
@@ -83,7 +83,7 @@ class Script:
             self.step += 1
             self.gpu.launch()
             cpu_s = CPU_S if self.step > 1 else None
-            lines += self.clock.launched(object(), Metrics(step=self.step, step_time_s=cpu_s))
+            lines += self.clock.step_launched(object(), StepMetrics(step=self.step, step_time_s=cpu_s))
         return shown(lines)
 
     def pause(self) -> None:
@@ -91,10 +91,10 @@ class Script:
         self.gpu.now_s += 0.5
 
     def last(self) -> list[tuple[int, float | None]]:
-        return shown(self.clock.last())
+        return shown(self.clock.drain())
 
 
-def shown(lines: list[Metrics]) -> list[tuple[int, float | None]]:
+def shown(lines: list[StepMetrics]) -> list[tuple[int, float | None]]:
     return [(line.step, line.step_time_s and round(line.step_time_s, 6)) for line in lines]
 
 
@@ -113,9 +113,9 @@ def test_a_step_is_told_once_the_gpu_has_ended_it_with_the_time_it_took_there() 
 def test_a_script_that_does_not_use_cuda_is_told_at_once_as_the_cpu_sees_it() -> None:
     clock = DeviceClock(lambda _: None)
     for step in (1, 2, 3):
-        assert shown(clock.launched(object(), Metrics(step=step, step_time_s=CPU_S))) == [(step, CPU_S)]
-        clock.resume(object())
-    assert clock.last() == []
+        assert shown(clock.step_launched(object(), StepMetrics(step=step, step_time_s=CPU_S))) == [(step, CPU_S)]
+        clock.restart_step(object())
+    assert clock.drain() == []
 
 
 def test_the_first_step_after_cuda_was_started_has_the_cpus_time() -> None:
@@ -131,7 +131,7 @@ def test_what_tracing_takes_between_two_steps_is_no_part_of_either() -> None:
     script = Script()
     script.launch(2)
     script.gpu.now_s = 0.5  # a trace was started meanwhile
-    script.clock.resume(object())
+    script.clock.restart_step(object())
     assert script.launch(2) == [(1, None), (2, GPU_S)]
     script.gpu.now_s = 1.0
     assert script.last() == [(3, GPU_S), (4, GPU_S)]
@@ -154,7 +154,7 @@ def test_an_error_while_tracing_loses_no_line() -> None:
     script = Script()
     script.launch(2)
     script.gpu.fails = "record"
-    script.clock.resume(object())
+    script.clock.restart_step(object())
     assert script.launch() == [(1, None), (2, CPU_S), (3, CPU_S)]
 
 
@@ -167,7 +167,7 @@ def test_an_error_at_the_end_leaves_the_cpus_times() -> None:
 
 def test_so_many_steps_ahead_the_oldest_is_waited_for_and_no_other() -> None:
     script = Script()
-    assert script.launch(MOST_AHEAD) == []
+    assert script.launch(MAX_PENDING_STEPS) == []
     assert script.gpu.waited == 0
     assert script.launch() == [(1, None)]
     assert script.launch() == [(2, GPU_S)]
@@ -182,7 +182,7 @@ def test_the_last_steps_are_waited_for_but_not_for_ever() -> None:
     script.gpu.launch(float("inf"))  # a collective that the other ranks have left
     script.launch()
     assert script.last() == [(1, None), (2, 2.0 + GPU_S), (3, CPU_S)]
-    assert script.waited_s == LAST_WAIT_S
+    assert script.waited_s == DRAIN_TIMEOUT_S
 
 
 def test_a_forks_child_tells_its_own_steps_and_leaves_cuda_alone() -> None:
@@ -199,7 +199,7 @@ def test_no_event_is_recorded_where_cuda_is_not_in_use() -> None:
 
     before = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     weight = torch.nn.Parameter(torch.ones(1))
-    assert event_now(torch.optim.SGD([weight], lr=0.1)) is None
+    assert record_gpu_event(torch.optim.SGD([weight], lr=0.1)) is None
     assert torch.cuda.is_initialized() == before  # type: ignore[no-untyped-call]
 
 
@@ -209,18 +209,18 @@ class Optimizer:
 
 def test_a_watched_script_on_a_gpu_leaves_its_steps_in_order_also_those_it_did_not_wait_for(tmp_path: Path) -> None:
     context, gpu, optimizer = run_context({}, output=str(tmp_path)), Gpu(), Optimizer()
-    clock = DeviceClock(gpu.event, pause=gpu.catch_up)
-    watcher = Watcher(context, TraceConfig(), Reporter(context), clock)
-    watcher.started()
+    clock = DeviceClock(gpu.event, sleep=gpu.catch_up)
+    watcher = OptimizerWatcher(context, TraceConfig(), Reporter(context), clock)
+    watcher.on_start()
     for _ in range(10):
         gpu.launch()
-        watcher.optimizer_stepped(optimizer)
+        watcher.on_optimizer_step(optimizer)
     assert metrics(tmp_path) == []
     gpu.now_s = 5 * GPU_S
     gpu.launch()
-    watcher.optimizer_stepped(optimizer)
+    watcher.on_optimizer_step(optimizer)
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
-    watcher.finished()
+    watcher.on_finish()
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines] == list(range(1, 12))
     assert [line["step_time_s"] for line in lines] == [None, *[pytest.approx(GPU_S)] * 10]

@@ -7,18 +7,18 @@ import sys
 
 import pytest
 
-from muster_components.trainer.config import Machine, Plan, resolve
+from muster_components.trainer.config import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.flags import parse
+from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.recipes import RECIPES, model_config
 
 NEEDED = ("--model", "gpt:10m", "--data", "x")
-LAPTOP = Machine(device="cpu", world_size=2, has_compiler=True, has_bf16=True)
-GPUS = Machine(device="cuda", world_size=2, has_compiler=True, has_bf16=True)
+LAPTOP = HostCapabilities(device="cpu", world_size=2, has_compiler=True, has_bf16=True)
+GPUS = HostCapabilities(device="cuda", world_size=2, has_compiler=True, has_bf16=True)
 
 
-def plan(*flags: str, machine: Machine = LAPTOP) -> Plan:
-    return resolve(parse([*NEEDED, *flags], {}), machine)
+def plan(*flags: str, machine: HostCapabilities = LAPTOP) -> TrainPlan:
+    return resolve_plan(parse_train_config([*NEEDED, *flags], {}), machine)
 
 
 def test_what_is_left_open_fits_the_device() -> None:
@@ -29,7 +29,7 @@ def test_what_is_left_open_fits_the_device() -> None:
 
 
 def test_without_a_compiler_nothing_is_compiled_unless_asked_for() -> None:
-    bare = Machine(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
+    bare = HostCapabilities(device="cpu", world_size=1, has_compiler=False, has_bf16=True)
     assert not plan(machine=bare).compile
     with pytest.raises(InputError, match="--compile needs a C"):
         plan("--compile", machine=bare)
@@ -37,10 +37,10 @@ def test_without_a_compiler_nothing_is_compiled_unless_asked_for() -> None:
 
 def test_the_global_batch_does_not_depend_on_the_number_of_ranks() -> None:
     for world_size in (1, 2, 3, 5, 16):
-        machine = Machine(device="cpu", world_size=world_size, has_compiler=True, has_bf16=True)
+        machine = HostCapabilities(device="cpu", world_size=world_size, has_compiler=True, has_bf16=True)
         made = plan("--global_batch", "16", "--micro_batch", "4", machine=machine)
         assert made.global_batch == 16
-        assert made.micro_batch * made.micro_steps * world_size >= 16
+        assert made.micro_batch * made.gradient_accumulation_steps * world_size >= 16
 
 
 def test_dashes_and_underscores_mean_the_same() -> None:
@@ -51,11 +51,11 @@ def test_dashes_and_underscores_mean_the_same() -> None:
 
 def test_the_traced_steps_come_from_the_environment_unless_flags_say_otherwise() -> None:
     environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
-    told = parse(NEEDED, environ).trace
+    told = parse_train_config(NEEDED, environ).trace
     assert (told.start, told.end, told.ranks) == (20, 25, (0, 3))
-    asked = parse([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
+    asked = parse_train_config([*NEEDED, "--trace_steps", "2:3", "--trace_ranks", ""], environ).trace
     assert (asked.start, asked.end, asked.ranks) == (2, 3, ())
-    assert not parse(NEEDED, {}).trace.covers(0)
+    assert not parse_train_config(NEEDED, {}).trace.covers(0)
 
 
 @pytest.mark.parametrize(

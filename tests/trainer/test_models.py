@@ -25,11 +25,11 @@ SMALL_GPT2 = ModelConfig(name="small2", layers=2, dim=32, heads=4, kv_heads=4, h
 def build(config: ModelConfig, seq_len: int = 16, seed: int = 0) -> Transformer:
     import torch
 
-    from muster_components.trainer.models import Transformer, materialise
+    from muster_components.trainer.models import Transformer, init_weights
 
     with torch.device("meta"):
         model = Transformer(config, seq_len)
-    materialise(model, torch.device("cpu"), seed)
+    init_weights(model, torch.device("cpu"), seed)
     return model
 
 
@@ -101,13 +101,13 @@ def test_no_position_sees_what_comes_after_it(config: ModelConfig) -> None:
 def test_rotary_attention_depends_on_distance_not_on_place() -> None:
     import torch
 
-    from muster_components.trainer.models import rope_table, rotate
+    from muster_components.trainer.models import rope_table, apply_rotary_emb
 
     table = rope_table(32, 8, 10_000.0, torch.device("cpu"))
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 
     def score(at: int, other: int) -> float:
-        return float(rotate(query[None], table[at][None]) @ rotate(key[None], table[other][None]).T)
+        return float(apply_rotary_emb(query[None], table[at][None]) @ apply_rotary_emb(key[None], table[other][None]).T)
 
     assert score(9, 4) == pytest.approx(score(25, 20), abs=1e-5)
     assert score(9, 4) != pytest.approx(score(9, 5), abs=1e-3)
@@ -116,12 +116,12 @@ def test_rotary_attention_depends_on_distance_not_on_place() -> None:
 def test_padded_targets_count_nothing() -> None:
     import torch
 
-    from muster_components.trainer.models import PADDING
+    from muster_components.trainer.models import IGNORE_INDEX
 
     model = build(SMALL)
     source, target = tokens(2, 16)
     alone = model(source[:1], target[:1])
-    target[1] = PADDING
+    target[1] = IGNORE_INDEX
     torch.testing.assert_close(model(source, target), alone)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_components.trainer.order import permute, samples_at
+from muster_components.trainer.order import permute, sample_indices
 
 
 def read_by(ranks: int, micro_batch: int, *, seed: int, step: int, global_batch: int, samples: int) -> list[int]:
@@ -19,7 +19,7 @@ def read_by(ranks: int, micro_batch: int, *, seed: int, step: int, global_batch:
         for rank in range(ranks):
             first = (micro_step * ranks + rank) * micro_batch
             places = range(first, first + micro_batch)
-            chosen = samples_at(seed=seed, step=step, places=places, global_batch=global_batch, samples=samples)
+            chosen = sample_indices(seed=seed, step=step, positions=places, global_batch=global_batch, samples=samples)
             for place, sample in zip(places, chosen.tolist(), strict=True):
                 assert place not in by_place
                 by_place[place] = sample
@@ -72,7 +72,7 @@ def test_an_epoch_holds_every_sample_once_even_if_it_ends_within_a_step(
 
 def test_seeds_and_epochs_differ_in_their_order() -> None:
     def epoch(seed: int, number: int) -> tuple[int, ...]:
-        chosen = samples_at(seed=seed, step=number, places=range(100), global_batch=100, samples=100)
+        chosen = sample_indices(seed=seed, step=number, positions=range(100), global_batch=100, samples=100)
         return tuple(int(sample) for sample in chosen)
 
     orders = {epoch(0, 0), epoch(0, 1), epoch(1, 0), tuple(range(100))}
@@ -81,5 +81,5 @@ def test_seeds_and_epochs_differ_in_their_order() -> None:
 
 def test_the_order_stays_what_it_was_in_earlier_releases() -> None:
     """A job that resumes under a newer release must not see samples twice."""
-    chosen = samples_at(seed=7, step=3, places=range(8), global_batch=8, samples=1000)
+    chosen = sample_indices(seed=7, step=3, positions=range(8), global_batch=8, samples=1000)
     assert chosen.tolist() == [34, 983, 611, 752, 28, 51, 994, 703]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster_components.trainer.beats import Reporter
-from muster_components.trainer.config import trace_config
+from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import run_context
 from muster_components.trainer.trace_window import TraceWindow
 
@@ -16,7 +16,7 @@ from .conftest import events
 
 def window(folder: Path, steps: str, ranks: str = "", rank: int = 0) -> TraceWindow:
     context = run_context({"MUSTER_RUN_DIR": str(folder), "RANK": str(rank), "WORLD_SIZE": "4"})
-    return TraceWindow(trace_config(steps, ranks), context, Reporter(context))
+    return TraceWindow(parse_trace_config(steps, ranks), context, Reporter(context))
 
 
 def kinds(folder: Path) -> list[str]:
@@ -47,7 +47,7 @@ def test_whether_the_steps_come_is_said_once(
     of_run = window(tmp_path, steps, ranks)
     of_run.announce(first, last)
     assert kinds(tmp_path) == expected[:1]
-    of_run.ended(first, done, last)
+    of_run.finish(first, done, last)
     assert kinds(tmp_path) == expected
     assert all(steps in event["message"] for kind in expected for event in events(tmp_path, kind))
 
@@ -55,5 +55,5 @@ def test_whether_the_steps_come_is_said_once(
 def test_ranks_other_than_0_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = window(tmp_path, "200:205", rank=3)
     other.announce(1, 60)
-    other.ended(1, 60, 60)
+    other.finish(1, 60, 60)
     assert (kinds(tmp_path), capsys.readouterr().err) == ([], "")

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster_components.launch.place import BadPlace, place_of
-from muster_components.launch.watch import launch, say
+from muster_components.launch.place import InvalidLayout, read_rank_layout
+from muster_components.launch.watch import launch, log
 
 EXIT_USAGE = 2
 
@@ -19,9 +19,9 @@ def main(argv: Sequence[str]) -> int:
     """Start the ranks of this pod; the exit code of the one that failed first, or 0."""
     try:
         options, program = _parse(argv)
-        place = place_of(os.environ, options.nproc, options.nnodes)
-    except (BadPlace, FileNotFoundError) as error:
-        say(str(error))
+        place = read_rank_layout(os.environ, options.nproc, options.nnodes)
+    except (InvalidLayout, FileNotFoundError) as error:
+        log(str(error))
         return EXIT_USAGE
     return launch(place, [sys.executable, *program], os.environ)
 
@@ -33,8 +33,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
         usage="%(prog)s [--nproc N] [--nnodes M] -- (SCRIPT | -m MODULE) [ARGS...]",
         allow_abbrev=False,
     )
-    parser.add_argument("--nproc", type=_positive, default=1, help="ranks of this pod (default 1)")
-    parser.add_argument("--nnodes", type=_positive, help="pods of the role (default MUSTER_REPLICAS, else 1)")
+    parser.add_argument("--nproc", type=_positive_integer, default=1, help="ranks of this pod (default 1)")
+    parser.add_argument("--nnodes", type=_positive_integer, help="pods of the role (default MUSTER_REPLICAS, else 1)")
     cut = argv.index("--") if "--" in argv else len(argv)
     options, unknown = parser.parse_known_args(argv[:cut])
     if unknown:
@@ -49,7 +49,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     return options, program
 
 
-def _positive(text: str) -> int:
+def _positive_integer(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
     return int(text)

@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LEAST_GRACE_SHARE = 0.5
-GRACE_KEPT_S = 10.0
+MIN_GRACE_SHARE = 0.5
+GRACE_RESERVE_S = 10.0
 DEFAULT_GRACE_S = 30.0
 
 
-class BadPlace(ValueError):
+class InvalidLayout(ValueError):
     """The environment or an option contradicts itself; the text names it, its value and what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLayout:
     """Pod `replica` of `replicas`, `nproc` ranks each. `port` 0: any free one."""
 
     nproc: int
@@ -40,35 +40,35 @@ class Place:
         return self.nproc * self.replicas
 
     @property
-    def patience_s(self) -> float:
+    def stop_timeout_s(self) -> float:
         """How long ranks may take to stop: the pod's grace less 10 s, at least half of it."""
-        return max(self.grace_s - GRACE_KEPT_S, self.grace_s * LEAST_GRACE_SHARE)
+        return max(self.grace_s - GRACE_RESERVE_S, self.grace_s * MIN_GRACE_SHARE)
 
     def rank(self, local_rank: int) -> int:
         """The global rank of a local one."""
         return self.replica * self.nproc + local_rank
 
 
-def place_of(environ: Mapping[str, str], nproc: int, replicas: int | None = None) -> Place:
+def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | None = None) -> RankLayout:
     """The place that the environment tells (docs/run-folder.md). Raises BadPlace."""
-    replicas = replicas if replicas is not None else _whole(environ, "MUSTER_REPLICAS", 1, least=1)
-    replica = _whole(environ, "MUSTER_REPLICA", 0)
+    replicas = replicas if replicas is not None else _read_integer(environ, "MUSTER_REPLICAS", 1, minimum=1)
+    replica = _read_integer(environ, "MUSTER_REPLICA", 0)
     if replica >= replicas:
-        raise BadPlace(f"MUSTER_REPLICA={replica}, but the role has {replicas} pods; write 0 to {replicas - 1}")
+        raise InvalidLayout(f"MUSTER_REPLICA={replica}, but the role has {replicas} pods; write 0 to {replicas - 1}")
     host = environ.get("MUSTER_RANK0_HOST", "")
-    port = _whole(environ, "MUSTER_RANK0_PORT", 0)
+    port = _read_integer(environ, "MUSTER_RANK0_PORT", 0)
     if port > 65535:
-        raise BadPlace(f"MUSTER_RANK0_PORT={port} is no port; write 1 to 65535")
+        raise InvalidLayout(f"MUSTER_RANK0_PORT={port} is no port; write 1 to 65535")
     if replicas > 1 and not (host and port):
-        raise BadPlace(f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both")
+        raise InvalidLayout(f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both")
     grace = environ.get("MUSTER_GRACE_SECONDS", "") or str(DEFAULT_GRACE_S)
     try:
         grace_s = max(0.0, float(grace))
     except ValueError:
-        raise BadPlace(f"MUSTER_GRACE_SECONDS={grace!r} is no number of seconds; write one such as 30") from None
-    attempt = _whole(environ, "MUSTER_ATTEMPT", 0)
+        raise InvalidLayout(f"MUSTER_GRACE_SECONDS={grace!r} is no number of seconds; write one such as 30") from None
+    attempt = _read_integer(environ, "MUSTER_ATTEMPT", 0)
     job = environ.get("MUSTER_JOB_UID") or environ.get("MUSTER_JOB") or "local"
-    return Place(
+    return RankLayout(
         nproc=nproc,
         replica=replica,
         replicas=replicas,
@@ -82,11 +82,11 @@ def place_of(environ: Mapping[str, str], nproc: int, replicas: int | None = None
 
 
 def rank_environment(
-    place: Place, local_rank: int, environ: Mapping[str, str], *, threads: int, error_file: str = ""
+    layout: RankLayout, local_rank: int, environ: Mapping[str, str], *, threads: int, error_file: str = ""
 ) -> dict[str, str]:
     """What one rank finds in its environment: what the pod has, what torchrun sets, threads that fit the host."""
-    rank = str(place.rank(local_rank))
-    world = str(place.world_size)
+    rank = str(layout.rank(local_rank))
+    world = str(layout.world_size)
     return {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
@@ -95,26 +95,26 @@ def rank_environment(
         "RANK": rank,
         "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(place.nproc),
-        "GROUP_RANK": str(place.replica),
-        "GROUP_WORLD_SIZE": str(place.replicas),
-        "ROLE_NAME": place.role,
+        "LOCAL_WORLD_SIZE": str(layout.nproc),
+        "GROUP_RANK": str(layout.replica),
+        "GROUP_WORLD_SIZE": str(layout.replicas),
+        "ROLE_NAME": layout.role,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world,
-        "MASTER_ADDR": place.host,
-        "MASTER_PORT": str(place.port),
-        "TORCHELASTIC_RUN_ID": place.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+        "MASTER_ADDR": layout.host,
+        "MASTER_PORT": str(layout.port),
+        "TORCHELASTIC_RUN_ID": layout.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(layout.attempt),
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": str(shares_store(place)),
+        "TORCHELASTIC_USE_AGENT_STORE": str(needs_store(layout)),
         **({"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}),
     }
 
 
-def shares_store(place: Place) -> bool:
+def needs_store(layout: RankLayout) -> bool:
     """Whether the launcher of pod 0 keeps the store that ranks meet at; one rank alone needs none, nor does a
     script in an environment without torch."""
-    return place.world_size > 1 and importlib.util.find_spec("torch") is not None
+    return layout.world_size > 1 and importlib.util.find_spec("torch") is not None
 
 
 def threads_per_rank(cores: int, nproc: int) -> int:
@@ -132,10 +132,10 @@ def usable_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def _whole(environ: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+def _read_integer(environ: Mapping[str, str], name: str, default: int, minimum: int = 0) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or int(text) < least:
-        raise BadPlace(f"{name}={text!r} is no whole number from {least} up")
+    if not text.isdecimal() or int(text) < minimum:
+        raise InvalidLayout(f"{name}={text!r} is no whole number from {minimum} up")
     return int(text)

@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-LONGEST_LINE = 64 * 1024
-QUIET_S = 0.1
+MAX_LINE_BYTES = 64 * 1024
+FLUSH_DELAY_S = 0.1
 """What rank 0 wrote without a newline (a progress bar) is passed on after so long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RankExited:
     """A rank is gone. `code` as a shell says it: 128 + signal when a signal ended it. `at`: monotonic seconds."""
 
     rank: int
@@ -35,7 +35,7 @@ class Ended:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankProcess:
     """One running rank."""
 
     rank: int
@@ -65,7 +65,7 @@ class Rank:
             self.reader.join(timeout_s)
 
 
-def start_rank(rank: int, command: Sequence[str], environ: Mapping[str, str], ended: Callable[[Ended], None]) -> Rank:
+def start_rank(rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]) -> RankProcess:
     """Start one rank; `ended` is called from another thread when it is gone. Raises OSError if it cannot start."""
     process = subprocess.Popen(
         list(command),
@@ -77,46 +77,46 @@ def start_rank(rank: int, command: Sequence[str], environ: Mapping[str, str], en
         process_group=0,
     )
     assert process.stdout is not None
-    started = Rank(rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    started.reader = threading.Thread(target=_pass_on, args=(started, process.stdout), name=f"log-{rank}", daemon=True)
+    started = RankProcess(rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    started.reader = threading.Thread(target=_forward_output, args=(started, process.stdout), name=f"log-{rank}", daemon=True)
     started.reader.start()
-    threading.Thread(target=_await_end, args=(started, ended), name=f"wait-{rank}", daemon=True).start()
+    threading.Thread(target=_wait_for_exit, args=(started, on_exit), name=f"wait-{rank}", daemon=True).start()
     return started
 
 
-def _await_end(rank: Rank, ended: Callable[[Ended], None]) -> None:
+def _wait_for_exit(rank: RankProcess, on_exit: Callable[[RankExited], None]) -> None:
     code = rank.process.wait()
-    ended(Ended(rank.rank, 128 - code if code < 0 else code, time.monotonic()))
+    on_exit(RankExited(rank.rank, 128 - code if code < 0 else code, time.monotonic()))
 
 
-def _pass_on(rank: Rank, pipe: IO[bytes]) -> None:
+def _forward_output(rank: RankProcess, pipe: IO[bytes]) -> None:
     prefix = f"[r{rank.rank}] ".encode() if rank.rank else b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN | select.POLLHUP)
     rest = b""
     while True:
-        quiet = bool(rest) and not prefix and not poll.poll(QUIET_S * 1000)
-        chunk = b"" if quiet else os.read(pipe.fileno(), LONGEST_LINE)
+        quiet = bool(rest) and not prefix and not poll.poll(FLUSH_DELAY_S * 1000)
+        chunk = b"" if quiet else os.read(pipe.fileno(), MAX_LINE_BYTES)
         at_end = not chunk and not quiet
         *lines, rest = (rest + chunk).split(b"\n")
-        if rest and (at_end or len(rest) > LONGEST_LINE):
+        if rest and (at_end or len(rest) > MAX_LINE_BYTES):
             lines, rest = [*lines, rest], b""
         if lines:
-            write_out(b"".join(prefix + line + b"\n" for line in lines))
-            rank.last_line = next((text for line in reversed(lines) if (text := _text(line))), rank.last_line)
+            write_output(b"".join(prefix + line + b"\n" for line in lines))
+            rank.last_line = next((text for line in reversed(lines) if (text := _visible_text(line))), rank.last_line)
         if quiet:
-            write_out(rest)
+            write_output(rest)
             rest = b""
         if at_end:
             return
 
 
-def _text(line: bytes) -> str:
+def _visible_text(line: bytes) -> str:
     """What a terminal would show of a line: the part after the last carriage return."""
     return line.decode(errors="replace").rstrip().rpartition("\r")[2].strip()
 
 
-def write_out(text: bytes) -> None:
+def write_output(text: bytes) -> None:
     """Write to the pod's log, past Python's buffers: one write keeps lines whole. A log on a full disk loses lines;
     the ranks go on."""
     with contextlib.suppress(OSError):

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from muster_components.launch.place import Place
+from muster_components.launch.place import RankLayout
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported by assignment only
 
 EXIT_STORE = 75  # EX_TEMPFAIL: another port may work
 EXIT_IMPORT = 1  # what a rank ends with whose own import of torch fails
-OTHERS_TIMEOUT = timedelta(seconds=300)
+PEERS_TIMEOUT = timedelta(seconds=300)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
@@ -32,19 +32,19 @@ class PortInUse(OSError):
     """Nobody can listen at rank 0's port; the text says which and what to do."""
 
 
-def listen(place: Place) -> socket.socket:
+def listen(layout: RankLayout) -> socket.socket:
     """A listening socket at the place's port (0: any free one), on loopback when ranks look for it there.
 
     Raises PortInUse.
     """
-    loopback = _is_loopback(place.host)
+    loopback = _is_loopback(layout.host)
     try:
         if loopback or not socket.has_dualstack_ipv6():
-            return socket.create_server(("127.0.0.1" if loopback else "", place.port), backlog=2048)
-        return socket.create_server(("", place.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=2048)
+            return socket.create_server(("127.0.0.1" if loopback else "", layout.port), backlog=2048)
+        return socket.create_server(("", layout.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=2048)
     except OSError as error:
         raise PortInUse(
-            f"port {place.port} of {socket.gethostname()} cannot be used for rendezvous ({error.strerror or error}); "
+            f"port {layout.port} of {socket.gethostname()} cannot be used for rendezvous ({error.strerror or error}); "
             "end what listens there or set MUSTER_RANK0_PORT to another"
         ) from error
 
@@ -56,58 +56,58 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class GangStore:
+class RendezvousStore:
     """The store as the launcher of one pod sees it. Calls go to threads: blocked in C++ they would hold off signals."""
 
-    def __init__(self, place: Place, listener: socket.socket | None) -> None:
-        self._place = place
+    def __init__(self, layout: RankLayout, listener: socket.socket | None) -> None:
+        self._layout = layout
         self._listener = listener
         self._store: TCPStore | None = None
         self._ready = threading.Event()
 
-    def open(self, failed: Callable[[int, str], None]) -> None:
+    def open(self, on_failure: Callable[[int, str], None]) -> None:
         """Serve in pod 0, import in the others, both in the background; `failed` gets an exit code and the reason."""
-        threading.Thread(target=self._open, args=(failed,), name="store", daemon=True).start()
+        threading.Thread(target=self._open, args=(on_failure,), name="store", daemon=True).start()
 
-    def _open(self, failed: Callable[[int, str], None]) -> None:
+    def _open(self, on_failure: Callable[[int, str], None]) -> None:
         try:
             try:
                 from torch.distributed import TCPStore  # type: ignore[attr-defined]
             except Exception as error:  # a broken installation: the ranks cannot import it either
-                failed(EXIT_IMPORT, f"torch cannot be imported: {_last_line(error)}")
+                on_failure(EXIT_IMPORT, f"torch cannot be imported: {_last_line(error)}")
                 return
             if self._listener is not None:
-                host = "127.0.0.1" if _is_loopback(self._place.host) else "localhost"
+                host = "127.0.0.1" if _is_loopback(self._layout.host) else "localhost"
                 self._store = TCPStore(
                     host,
-                    self._place.port,
+                    self._layout.port,
                     is_master=True,
                     wait_for_workers=False,
-                    timeout=OTHERS_TIMEOUT,
+                    timeout=PEERS_TIMEOUT,
                     master_listen_fd=self._listener.detach(),
                 )
         except Exception as error:  # whatever torch raises: the ranks could only wait in vain
-            failed(EXIT_STORE, f"the rendezvous store at port {self._place.port} cannot be served: {error}")
+            on_failure(EXIT_STORE, f"the rendezvous store at port {self._layout.port} cannot be served: {error}")
         finally:
             self._ready.set()
 
-    def leave_together(self, then: Callable[[], None]) -> None:
+    def wait_for_peers(self, on_done: Callable[[], None]) -> None:
         """Call `then` once pod 0 may end: the other pods have said that their ranks are done, or 300 s are over."""
-        threading.Thread(target=self._leave, args=(then,), name="leave", daemon=True).start()
+        threading.Thread(target=self._wait_for_peers, args=(on_done,), name="leave", daemon=True).start()
 
-    def _leave(self, then: Callable[[], None]) -> None:
+    def _wait_for_peers(self, on_done: Callable[[], None]) -> None:
         # A store that is gone means that pod 0 is: nothing is left to agree on.
         with contextlib.suppress(Exception):
             self._ready.wait()
-            if self._place.replica == 0 and self._store is not None:
-                others = [_done(replica) for replica in range(1, self._place.replicas)]
-                self._store.wait(others, OTHERS_TIMEOUT)
-            elif self._place.replica > 0:
+            if self._layout.replica == 0 and self._store is not None:
+                others = [_done_key(replica) for replica in range(1, self._layout.replicas)]
+                self._store.wait(others, PEERS_TIMEOUT)
+            elif self._layout.replica > 0:
                 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-                store = TCPStore(self._place.host, self._place.port, is_master=False, timeout=CONNECT_TIMEOUT)
-                store.set(_done(self._place.replica), "1")
-        then()
+                store = TCPStore(self._layout.host, self._layout.port, is_master=False, timeout=CONNECT_TIMEOUT)
+                store.set(_done_key(self._layout.replica), "1")
+        on_done()
 
 
 def _last_line(error: Exception) -> str:
@@ -115,5 +115,5 @@ def _last_line(error: Exception) -> str:
     return "".join(traceback.format_exception_only(error)).rstrip().splitlines()[-1].strip()
 
 
-def _done(replica: int) -> str:
+def _done_key(replica: int) -> str:
     return f"muster/done/{replica}"

@@ -19,23 +19,23 @@ from pathlib import Path
 from typing import TypeAlias
 
 from muster_components.launch.place import (
-    Place,
+    RankLayout,
     rank_environment,
-    shares_store,
+    needs_store,
     threads_per_rank,
     usable_cores,
 )
-from muster_components.launch.ranks import Ended, Rank, start_rank, write_out
-from muster_components.launch.store import EXIT_STORE, GangStore, PortInUse, listen
+from muster_components.launch.ranks import RankExited, RankProcess, start_rank, write_output
+from muster_components.launch.store import EXIT_STORE, RendezvousStore, PortInUse, listen
 
-AFTER_FAILURE_S = 5.0
+FAILURE_GRACE_S = 5.0
 """Ranks that outlive a failed one cannot save a checkpoint without it; they may flush what they hold."""
 EXIT_CANNOT_START = 126  # as a shell says it
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SignalReceived:
     """The pod was told to stop by this signal."""
 
     signum: int
@@ -50,40 +50,40 @@ class StoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class MayLeave:
+class PeersDone:
     """The other pods are done too."""
 
 
-Event: TypeAlias = Ended | Told | StoreFailed | MayLeave
+LauncherEvent: TypeAlias = RankExited | SignalReceived | StoreFailed | PeersDone
 
 
-def launch(place: Place, command: Sequence[str], environ: Mapping[str, str]) -> int:
+def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `command` once per rank of this pod; the exit code of the pod."""
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[LauncherEvent] = queue.SimpleQueue()
     for signum in SIGNALS:
-        signal.signal(signum, lambda number, frame: inbox.put(Told(number)))
+        signal.signal(signum, lambda number, frame: inbox.put(SignalReceived(number)))
     try:
-        listener = listen(place) if place.replica == 0 else None
+        listener = listen(layout) if layout.replica == 0 else None
     except PortInUse as error:
-        say(str(error))
-        note_failure(environ.get("MUSTER_FAILURE_FILE", ""), EXIT_STORE, time.monotonic(), reason="PortInUse")
+        log(str(error))
+        write_failure_file(environ.get("MUSTER_FAILURE_FILE", ""), EXIT_STORE, time.monotonic(), reason="PortInUse")
         return EXIT_STORE
     if listener is not None:
-        place = replace(place, port=listener.getsockname()[1])
-    store = GangStore(place, listener) if shares_store(place) else None
+        layout = replace(layout, port=listener.getsockname()[1])
+    store = RendezvousStore(layout, listener) if needs_store(layout) else None
     if store is None and listener is not None:
         listener.close()  # rank 0 listens itself
     with _error_folder() as folder:
         try:
-            ranks = start_ranks(place, command, environ, folder, inbox)
+            ranks = start_ranks(layout, command, environ, folder, inbox)
         except OSError as error:
-            say(f"{command[0]} cannot be started: {error.strerror or error}")
+            log(f"{command[0]} cannot be started: {error.strerror or error}")
             return EXIT_CANNOT_START
         if store is not None:
-            store.open(failed=lambda code, why: inbox.put(StoreFailed(code, why)))
-        code = watch(ranks, place.patience_s, inbox, environ.get("MUSTER_FAILURE_FILE", ""))
-        if code == 0 and store is not None and place.replicas > 1:
-            leave_together(store, inbox)
+            store.open(on_failure=lambda code, why: inbox.put(StoreFailed(code, why)))
+        code = supervise(ranks, layout.stop_timeout_s, inbox, environ.get("MUSTER_FAILURE_FILE", ""))
+        if code == 0 and store is not None and layout.replicas > 1:
+            wait_for_peers(store, inbox)
     return code
 
 
@@ -99,21 +99,21 @@ def _error_folder() -> Iterator[Path | None]:
 
 
 def start_ranks(
-    place: Place,
+    layout: RankLayout,
     command: Sequence[str],
     environ: Mapping[str, str],
     folder: Path | None,
-    inbox: queue.SimpleQueue[Event],
-) -> dict[int, Rank]:
+    events: queue.SimpleQueue[LauncherEvent],
+) -> dict[int, RankProcess]:
     """Start every rank of this pod, by global rank. Raises OSError when one cannot be started; then none runs."""
-    threads = threads_per_rank(usable_cores(), place.nproc)
-    ranks: dict[int, Rank] = {}
-    for local_rank in range(place.nproc):
-        rank = place.rank(local_rank)
+    threads = threads_per_rank(usable_cores(), layout.nproc)
+    ranks: dict[int, RankProcess] = {}
+    for local_rank in range(layout.nproc):
+        rank = layout.rank(local_rank)
         error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
-        its = rank_environment(place, local_rank, environ, threads=threads, error_file=error_file)
+        its = rank_environment(layout, local_rank, environ, threads=threads, error_file=error_file)
         try:
-            ranks[rank] = start_rank(rank, command, its, inbox.put)
+            ranks[rank] = start_rank(rank, command, its, events.put)
         except OSError:
             for started in ranks.values():
                 started.kill()
@@ -121,7 +121,7 @@ def start_ranks(
     return ranks
 
 
-def watch(ranks: Mapping[int, Rank], patience_s: float, inbox: queue.SimpleQueue[Event], failure_file: str = "") -> int:
+def supervise(ranks: Mapping[int, RankProcess], stop_timeout_s: float, events: queue.SimpleQueue[LauncherEvent], failure_file: str = "") -> int:
     """Wait for every rank to end; the first failure, or a signal, stops the others. Returns the pod's exit code:
     the first failed rank's own, 128 + signal when the pod was told to stop before that, else 0. A failure is noted in
     `failure_file` at once: the pod itself ends only after its other ranks, perhaps later than pods it took along."""
@@ -131,29 +131,29 @@ def watch(ranks: Mapping[int, Rank], patience_s: float, inbox: queue.SimpleQueue
     deadline: float | None = None
     told = False
     while alive:
-        event = _next(inbox, deadline)
+        event = _next_event(events, deadline)
         match event:
-            case Ended(rank, rank_code, at):
+            case RankExited(rank, rank_code, at):
                 alive.discard(rank)
                 if rank_code and code == 0:
                     code = rank_code
-                    note_failure(failure_file, code, at)
-                    say(f"rank {rank} failed first, after {at - began:.1f} s: {why(ranks[rank], rank_code)}")
-                    deadline = _stop(ranks, alive, AFTER_FAILURE_S)
+                    write_failure_file(failure_file, code, at)
+                    log(f"rank {rank} failed first, after {at - began:.1f} s: {describe_failure(ranks[rank], rank_code)}")
+                    deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code
-                note_failure(failure_file, code, time.monotonic())
-                say(reason)
-                deadline = _stop(ranks, alive, AFTER_FAILURE_S)
-            case Told(signum) if not told:
+                write_failure_file(failure_file, code, time.monotonic())
+                log(reason)
+                deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
+            case SignalReceived(signum) if not told:
                 told = True
                 name = signal.Signals(signum).name
                 if code == 0:
                     code = 128 + signum
-                say(f"got {name}: {_count(alive)} may take {patience_s:g} s to stop")
-                deadline = min(_stop(ranks, alive, patience_s), deadline or float("inf"))
-            case Told() | None:
-                say(f"killing {_count(alive)} that did not stop")
+                log(f"got {name}: {_rank_list(alive)} may take {stop_timeout_s:g} s to stop")
+                deadline = min(_terminate_ranks(ranks, alive, stop_timeout_s), deadline or float("inf"))
+            case SignalReceived() | None:
+                log(f"killing {_rank_list(alive)} that did not stop")
                 deadline = None
                 for rank in alive:
                     ranks[rank].kill()
@@ -164,7 +164,7 @@ def watch(ranks: Mapping[int, Rank], patience_s: float, inbox: queue.SimpleQueue
     return code
 
 
-def note_failure(path: str, code: int, at: float, reason: str = "") -> None:
+def write_failure_file(path: str, code: int, at: float, reason: str = "") -> None:
     """Tell whoever runs the pod when its first rank failed (`at`: monotonic) and how (docs/run-folder.md)."""
     if not path:
         return
@@ -176,40 +176,40 @@ def note_failure(path: str, code: int, at: float, reason: str = "") -> None:
         os.replace(path + ".tmp", path)
 
 
-def _next(inbox: queue.SimpleQueue[Event], deadline: float | None) -> Event | None:
+def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None) -> LauncherEvent | None:
     """The next event; None when the deadline passes first."""
     try:
-        return inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
     except queue.Empty:
         return None
 
 
-def _stop(ranks: Mapping[int, Rank], alive: set[int], patience_s: float) -> float:
+def _terminate_ranks(ranks: Mapping[int, RankProcess], alive: set[int], timeout_s: float) -> float:
     for rank in alive:
         ranks[rank].terminate()
-    return time.monotonic() + patience_s
+    return time.monotonic() + timeout_s
 
 
-def leave_together(store: GangStore, inbox: queue.SimpleQueue[Event]) -> None:
+def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:
     """Wait until the whole gang is done, or until told to stop: this pod has succeeded either way."""
-    store.leave_together(then=lambda: inbox.put(MayLeave()))
-    while not isinstance(inbox.get(), MayLeave | Told):
+    store.wait_for_peers(on_done=lambda: events.put(PeersDone()))
+    while not isinstance(events.get(), PeersDone | SignalReceived):
         pass
 
 
-def why(rank: Rank, code: int) -> str:
+def describe_failure(rank: RankProcess, code: int) -> str:
     """What is known of a failure: the signal or exit code, the error that `@record` kept, else the last line."""
     end = f"exit code {code}"
     if code > 128 and code - 128 in set(signal.Signals):
         name = signal.Signals(code - 128).name
         end = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
     rank.drain(timeout_s=0.5)
-    if recorded := _recorded(rank.error_file):
+    if recorded := _recorded_error(rank.error_file):
         return f"{end}: {recorded}"
     return f"{end}; its last line: {rank.last_line}" if rank.last_line else end
 
 
-def _recorded(error_file: str) -> str:
+def _recorded_error(error_file: str) -> str:
     """The message that `torch.distributed.elastic.multiprocessing.errors.record` left, or nothing."""
     try:
         message = json.loads(Path(error_file).read_text())["message"]
@@ -218,11 +218,11 @@ def _recorded(error_file: str) -> str:
         return ""
 
 
-def _count(alive: set[int]) -> str:
+def _rank_list(alive: set[int]) -> str:
     names = ", ".join(str(rank) for rank in sorted(alive))
     return f"rank {names}" if len(alive) == 1 else f"ranks {names}"
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """One line of the launcher's own in the pod's log."""
-    write_out(f"muster: {text}\n".encode())
+    write_output(f"muster: {text}\n".encode())

@@ -11,18 +11,18 @@ from muster_components.trainer.config import TrainConfig
 from muster_components.trainer.context import run_context
 from muster_components.trainer.data import cache_root
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, TrainerError
-from muster_components.trainer.flags import parse
-from muster_components.trainer.tracing_environment import quiet_profiler
+from muster_components.trainer.flags import parse_train_config
+from muster_components.trainer.tracing_environment import silence_kineto
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one rank."""
     try:
-        config = parse(arguments, os.environ)  # --help ends here, as argparse does
+        config = parse_train_config(arguments, os.environ)  # --help ends here, as argparse does
         return _train(config)
     except TrainerError as error:
         rank = os.environ.get("RANK", "0")
-        if rank == "0" or not error.alike:
+        if rank == "0" or not error.same_on_all_ranks:
             print(f"trainer: {error}", file=sys.stderr, flush=True)
         return error.exit_code
 
@@ -55,7 +55,7 @@ def prepare_environment(environ: MutableMapping[str, str]) -> None:
         environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_root(environ) / "inductor")
     # Segments that grow instead of many of fixed size: less memory lost to fragmentation.
     environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    quiet_profiler(environ)
+    silence_kineto(environ)
 
 
 if __name__ == "__main__":

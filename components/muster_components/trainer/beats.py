@@ -24,11 +24,11 @@ from muster_components.trainer.context import RunContext
 Phase = Literal["setup", "compile", "train", "checkpoint", "done"]
 Clock = Callable[[], float]
 
-BEAT_INTERVAL_S: Final = 1.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class RankHeartbeat:
     """A heartbeat; what is not known is None. `tokens_per_s` is of the whole job, times are Unix seconds."""
 
     rank: int
@@ -48,7 +48,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class StepMetrics:
     """One step, after it ended. `tokens` counts the whole job's tokens in this step; None where not known.
 
     `trace_start_s` and `trace_write_s` are the seconds that this rank took, between the step before and this one, to
@@ -76,49 +76,49 @@ class Reporter:
     def __init__(self, context: RunContext, clock: Clock = time.time) -> None:
         self._context = context
         self._clock = clock
-        self._last_beat_at = float("-inf")
+        self._last_heartbeat_at = float("-inf")
         self._last_phase: Phase | None = None
-        self._complained: set[Path] = set()
+        self._failed_paths: set[Path] = set()
 
-    def beat(self, beat: Beat) -> None:
+    def write_heartbeat(self, heartbeat: RankHeartbeat) -> None:
         """Replace the heartbeat, unless one of the same phase is younger than a second."""
         now = self._clock()
-        if beat.phase == self._last_phase and now - self._last_beat_at < BEAT_INTERVAL_S:
+        if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
-        self._last_beat_at, self._last_phase = now, beat.phase
-        self._attempt(self._context.beat_path, lambda path: replace_file(path, encode({**asdict(beat), "at": now})))
+        self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
+        self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line({**asdict(heartbeat), "at": now})))
 
-    def metrics(self, metrics: Metrics) -> None:
+    def write_metrics(self, metrics: StepMetrics) -> None:
         """Append one line."""
         line = {**asdict(metrics), "attempt": self._context.attempt, "at": self._clock()}
-        self._attempt(self._context.metrics_path, lambda path: append_line(path, encode(line)))
+        self._try_write(self._context.metrics_path, lambda path: append_line(path, encode_line(line)))
 
-    def event(self, kind: str, message: str, *, step: int | None = None, say: bool = True) -> None:
+    def record_event(self, kind: str, message: str, *, step: int | None = None, echo: bool = True) -> None:
         """Rank 0 appends an event; every rank says it on standard error, unless told not to."""
-        if say:
-            self.say(message)
-        if self._context.is_first:
+        if echo:
+            self.log(message)
+        if self._context.is_rank0:
             event = {"at": self._clock(), "attempt": self._context.attempt, "step": step}
-            line = encode({**event, "kind": kind, "message": message})
-            self._attempt(self._context.events_path, lambda path: append_line(path, line))
+            line = encode_line({**event, "kind": kind, "message": message})
+            self._try_write(self._context.events_path, lambda path: append_line(path, line))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """One line on standard error; ranks other than 0 name themselves."""
-        prefix = "" if self._context.is_first else f"[rank {self._context.rank}] "
+        prefix = "" if self._context.is_rank0 else f"[rank {self._context.rank}] "
         with contextlib.suppress(OSError):
             print(f"{prefix}{message}", file=sys.stderr, flush=True)
 
-    def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
+    def _try_write(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
         except OSError as error:
-            if path not in self._complained:
-                self._complained.add(path)
-                self.say(f"cannot write {path}: {error.strerror or error}; training goes on")
+            if path not in self._failed_paths:
+                self._failed_paths.add(path)
+                self.log(f"cannot write {path}: {error.strerror or error}; training goes on")
 
 
-def encode(value: Mapping[str, object]) -> bytes:
+def encode_line(value: Mapping[str, object]) -> bytes:
     """One line of JSON; numbers that JSON does not have (nan, inf) become null."""
     finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
     return json.dumps(finite, separators=(", ", ": "), allow_nan=False).encode() + b"\n"

@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from muster_components.trainer.beats import Reporter
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import FileDigest, digests_of, verify, with_digests
+from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, verify_files, with_digests
 from muster_components.trainer.checkpoint_store import (
     DESCRIPTION,
-    Candidate,
+    CheckpointCandidate,
     CheckpointStore,
     describe_mismatch,
     read_description,
@@ -53,47 +53,47 @@ class Checkpointer:
         model: Transformer,
         optimizer: torch.optim.Optimizer,
         reporter: Reporter,
-        must_agree: dict[str, object],
+        fingerprint: dict[str, object],
     ) -> None:
         """`must_agree`: what a later run has to have in common with this one to go on from its checkpoints."""
         self._store = store
         self._model = model
         self._optimizer = optimizer
         self._reporter = reporter
-        self._must_agree = must_agree
+        self._fingerprint = fingerprint
         self._group = dist.new_group(backend="gloo")
-        self._first = dist.get_rank() == 0
+        self._is_rank0 = dist.get_rank() == 0
         # Publishing (rename, fsync, removal of old ones) takes its time, too: a thread of rank 0 does it.
         self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._saving: Future[Any] | None = None
-        self.begun_step: int | None = None
+        self.started_step: int | None = None
         self.saved_step: int | None = None
         self.saved_at: float | None = None
 
     def save(self, step: int) -> None:
         """Begin to save the state after `step`; waits for a save that is still being written."""
-        self.finish()
-        self.begun_step = step
-        if not self._agreed(self._begin(step)):
+        self.wait()
+        self.started_step = step
+        if not self._broadcast_success(self._begin(step)):
             return
         stager = DefaultStager(StagingOptions(False, False, False, False))
-        writer = HashingWriter(self._store.temporary(step))
+        writer = HashingWriter(self._store.temporary_folder(step))
         written = async_save(
-            self._state(),
+            self._state_dict(),
             storage_writer=writer,
             process_group=self._group,
             async_stager=stager,
         )
         assert isinstance(written, Future)  # an AsyncSaveResponse comes with asynchronous stagers only
-        self._saving = self._publisher.submit(self._complete, step, written, writer) if self._first else written
+        self._saving = self._publisher.submit(self._complete, step, written, writer) if self._is_rank0 else written
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """Wait until what was begun is published, or given up."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
         failure = saving.exception()
-        if self._first and failure is not None:
+        if self._is_rank0 and failure is not None:
             raise failure  # not of the storage: `_complete` takes care of those
 
     def restore(self) -> int:
@@ -114,11 +114,11 @@ class Checkpointer:
                 )
             failure = failure or self._load(candidate, files)
             if failure is None:
-                self._reporter_once(
+                self._record_event(
                     "resumed", f"resumed after step {candidate.step} from {candidate.path}", candidate.step
                 )
                 return candidate.step
-            self._reporter_once(
+            self._record_event(
                 "checkpoint_unreadable", f"checkpoint {candidate.path} cannot be read: {failure}", candidate.step
             )
         raise TrainerError(
@@ -128,16 +128,16 @@ class Checkpointer:
 
     def _begin(self, step: int) -> OSError | None:
         """Rank 0 makes the folder; the others hear how it went."""
-        if not self._first:
+        if not self._is_rank0:
             return None
         try:
             self._store.begin(step)
         except OSError as error:
-            self._failed(step, error)
+            self._record_failure(step, error)
             return error
         return None
 
-    def _agreed(self, failure: OSError | None) -> bool:
+    def _broadcast_success(self, failure: OSError | None) -> bool:
         went_well = [failure is None]
         dist.broadcast_object_list(went_well, src=0, group=self._group)
         return went_well[0]
@@ -148,65 +148,65 @@ class Checkpointer:
             written.result()
             self._publish(step, writer.files)
         except _FAILURES as error:  # whatever a storage raises must not stop training
-            self._store.abandon(step)
-            self._failed(step, error)
+            self._store.discard(step)
+            self._record_failure(step, error)
 
     def _publish(self, step: int, files: tuple[FileDigest, ...]) -> None:
         at = time.time()
-        if self._store.publish(step, with_digests({"step": step, **self._must_agree}, files), at):
+        if self._store.publish(step, with_digests({"step": step, **self._fingerprint}, files), at):
             self.saved_step, self.saved_at = step, at
-            self._reporter.event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, say=False)
+            self._reporter.record_event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, echo=False)
         else:
-            self._reporter.event(
+            self._reporter.record_event(
                 "checkpoint_refused", "a newer attempt owns the checkpoints; this one is dropped", step=step
             )
 
-    def _failed(self, step: int, error: BaseException) -> None:
+    def _record_failure(self, step: int, error: BaseException) -> None:
         free = _free_bytes(self._store.folder)
         room = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
-        self._reporter.event(
+        self._reporter.record_event(
             "checkpoint_failed",
             f"checkpoint of step {step} failed: {_root_cause(error)}{room}; training goes on, the last good one stays",
             step=step,
         )
 
-    def _candidates(self) -> list[Candidate]:
+    def _candidates(self) -> list[CheckpointCandidate]:
         found: list[object] = [None]
-        if self._first:
+        if self._is_rank0:
             try:
                 self._store.latest()
             except ValueError as error:
-                self._reporter.event("checkpoint_unreadable", f"{error}; the newest whole checkpoint is used")
+                self._reporter.record_event("checkpoint_unreadable", f"{error}; the newest whole checkpoint is used")
             found = [self._store.candidates()]
         dist.broadcast_object_list(found, src=0, group=self._group)
         assert isinstance(found[0], list)
         return found[0]
 
     def _read_description(
-        self, candidate: Candidate
+        self, candidate: CheckpointCandidate
     ) -> tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None]:
         """Rank 0 reads, all get: what does not fit, the files (None: without digests), or why it cannot be read."""
         result: list[Any] = [None]
-        if self._first:
+        if self._is_rank0:
             try:
                 described = read_description(candidate.path)
-                result = [(describe_mismatch(described, self._must_agree), digests_of(described), None)]
+                result = [(describe_mismatch(described, self._fingerprint), read_digests(described), None)]
             except Exception as error:  # whatever lies there: the other ranks wait for this answer
                 result = [([], None, TrainerError(f"{DESCRIPTION}: {error}"))]
         dist.broadcast_object_list(result, src=0, group=self._group)
         return cast(tuple[list[str], tuple[FileDigest, ...] | None, TrainerError | None], result[0])
 
-    def _load(self, candidate: Candidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
+    def _load(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
         """Verify all files, then load them; why that failed, alike on all ranks."""
         failure = self._verify(candidate, files)
         if failure is not None:
             return failure
         metadata: list[Metadata] = []
         names = None if files is None else {file.name for file in files}
-        failure = self._everywhere(lambda: metadata.append(read_metadata(candidate.path, names)))
+        failure = self._on_all_ranks(lambda: metadata.append(read_metadata(candidate.path, names)))
         if failure is not None:
             return failure
-        state = self._state()
+        state = self._state_dict()
         reader = CheckedReader(candidate.path, metadata[0])
         try:
             load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
@@ -219,13 +219,13 @@ class Checkpointer:
         )
         for group, options in zip(self._optimizer.param_groups, chosen, strict=True):
             group.update(options)
-        self.begun_step = self.saved_step = candidate.step
+        self.started_step = self.saved_step = candidate.step
         return None
 
-    def _verify(self, candidate: Candidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
+    def _verify(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
         """Each rank reads its part of the files; with as many ranks as wrote them, its own."""
         if files is None:
-            self._reporter_once(
+            self._record_event(
                 "checkpoint_unverified",
                 f"checkpoint {candidate.path} has no digests of its files (an earlier version of Muster saved it); "
                 "it is loaded without verification",
@@ -233,13 +233,13 @@ class Checkpointer:
             )
             return None
         mine = files[dist.get_rank() :: dist.get_world_size()]
-        return self._everywhere(lambda: verify(candidate.path, mine))
+        return self._on_all_ranks(lambda: verify_files(candidate.path, mine))
 
-    def _everywhere(self, act: Callable[[], None]) -> TrainerError | None:
+    def _on_all_ranks(self, action: Callable[[], None]) -> TrainerError | None:
         """Every rank acts; the failure of the first rank that failed, for all."""
         failure: str | None = None
         try:
-            act()
+            action()
         except Exception as error:  # a damaged pickle can raise anything
             failure = _root_cause(error)
         failures: list[str | None] = [None] * dist.get_world_size()
@@ -247,13 +247,13 @@ class Checkpointer:
         first = next(((rank, text) for rank, text in enumerate(failures) if text is not None), None)
         return None if first is None else TrainerError(f"rank {first[0]}: {first[1]}")
 
-    def _state(self) -> dict[str, Any]:
+    def _state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
         return {"model": model, "optimizer": optimizer}
 
-    def _reporter_once(self, kind: str, message: str, step: int) -> None:
-        if self._first:
-            self._reporter.event(kind, message, step=step)
+    def _record_event(self, kind: str, message: str, step: int) -> None:
+        if self._is_rank0:
+            self._reporter.record_event(kind, message, step=step)
 
 
 def _root_cause(error: BaseException) -> str:

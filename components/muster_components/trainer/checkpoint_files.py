@@ -30,7 +30,7 @@ from torch.futures import Future
 from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name, open_regular
 
 METADATA: Final = ".metadata"
-_LARGE: Final = 1 << 20  # bytes: below that, handing over to another thread costs more than to hash
+_THREADED_HASH_BYTES: Final = 1 << 20  # bytes: below that, handing over to another thread costs more than to hash
 
 
 class HashingWriter(FileSystemWriter):
@@ -61,7 +61,7 @@ class CheckedReader(FileSystemReader):
 
     def __init__(self, folder: Path, metadata: dcp.Metadata) -> None:
         super().__init__(folder)
-        self.fs = _RegularFiles()
+        self.fs = _RegularFileSystem()
         self._metadata = metadata
 
     def read_metadata(self) -> dcp.Metadata:  # no keywords: there is no metadata of one rank
@@ -96,7 +96,7 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
     return metadata
 
 
-class _RegularFiles(FileSystem):
+class _RegularFileSystem(FileSystem):
     """Local files, of which only regular ones are read."""
 
     @contextmanager
@@ -143,7 +143,7 @@ class _HashingStream(io.BufferedWriter):
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
-        if size < _LARGE:
+        if size < _THREADED_HASH_BYTES:
             self.sha256.update(data)
             super().write(data)
         else:

@@ -38,7 +38,7 @@ def with_digests(description: Mapping[str, object], files: Sequence[FileDigest])
     return {**content, "sha256": _digest(content)}
 
 
-def digests_of(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None:
+def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | None:
     """The files that `muster.json` lists; None for a checkpoint of a version that kept no digests.
 
     Raises ValueError if it is not as it was written.
@@ -68,12 +68,12 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
+def read_regular(path: Path, max_bytes: int) -> bytes:
     """The content of a file. OSError as `open_regular` has it, ValueError if it has more than `most_bytes`."""
     with open_regular(path) as stream:
-        content = stream.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"{path.name}: must have at most {most_bytes:,} bytes; it has more")
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path.name}: must have at most {max_bytes:,} bytes; it has more")
     return content
 
 
@@ -82,14 +82,14 @@ def is_file_name(name: str) -> bool:
     return name not in ("", ".", "..") and Path(name).name == name
 
 
-def verify(folder: Path, files: Sequence[FileDigest]) -> None:
+def verify_files(folder: Path, files: Sequence[FileDigest]) -> None:
     """Read `files` and compare. Raises ValueError that names the first one that differs, OSError if one is missing."""
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="verify") as pool:
-        for _ in pool.map(lambda file: _verify(folder, file), files):
+        for _ in pool.map(lambda file: _verify_file(folder, file), files):
             pass
 
 
-def _verify(folder: Path, file: FileDigest) -> None:
+def _verify_file(folder: Path, file: FileDigest) -> None:
     with open_regular(folder / file.name) as stream:
         size = stream.seek(0, 2)
         if size != file.size:

@@ -24,18 +24,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.beats import encode
+from muster_components.trainer.beats import encode_line
 from muster_components.trainer.checkpoint_manifest import read_regular
 
 DESCRIPTION: Final = "muster.json"
-_MOST_BYTES_OF_LATEST: Final = 1 << 16
-_MOST_BYTES_OF_DESCRIPTION: Final = 64 << 20  # some 100 bytes for each rank that wrote
-_WHOLE: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
-_TEMPORARY: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
+_MAX_LATEST_BYTES: Final = 1 << 16
+_MAX_DESCRIPTION_BYTES: Final = 64 << 20  # some 100 bytes for each rank that wrote
+_CHECKPOINT_NAME: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
+_TEMPORARY_NAME: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LatestCheckpoint:
     """The file `latest`: `path` is relative to the run folder."""
 
     step: int
@@ -45,12 +45,12 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CheckpointCandidate:
     """A whole checkpoint that a run may go on from."""
 
     step: int
     path: Path
-    turn: int = 1  # how many times its step had been reached
+    revision: int = 1  # how many times its step had been reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class CheckpointStore:
     attempt: int
     keep: int
 
-    def temporary(self, step: int) -> Path:
+    def temporary_folder(self, step: int) -> Path:
         """Where this attempt writes the checkpoint of `step`."""
-        return self.folder / f".{_name(step)}.attempt-{self.attempt}.tmp"
+        return self.folder / f".{_folder_name(step)}.attempt-{self.attempt}.tmp"
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into, and room made by what earlier attempts left half-written. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove_leftovers()
-        temporary = self.temporary(step)
+        temporary = self.temporary_folder(step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         return temporary
@@ -79,37 +79,37 @@ class CheckpointStore:
 
         Raises OSError; then `latest` is as it was.
         """
-        temporary = self.temporary(step)
-        if not self._is_ours():
+        temporary = self.temporary_folder(step)
+        if not self._owns_folder():
             shutil.rmtree(temporary, ignore_errors=True)
             return False
         _write_new(temporary / DESCRIPTION, json.dumps(description, indent=1).encode())
-        _sync(temporary)
-        final = self._free_name(step)
+        _fsync(temporary)
+        final = self._next_name(step)
         os.rename(temporary, final)
-        _sync(self.folder)
-        self._point_to(Latest(step, self.attempt, f"{self.folder.name}/{final.name}", at))
+        _fsync(self.folder)
+        self._write_latest(LatestCheckpoint(step, self.attempt, f"{self.folder.name}/{final.name}", at))
         self.remove_leftovers()
         self._remove_old(newest=step)
         return True
 
-    def abandon(self, step: int) -> None:
+    def discard(self, step: int) -> None:
         """Remove what was written of `step`, so that a full disk has room again."""
-        shutil.rmtree(self.temporary(step), ignore_errors=True)
+        shutil.rmtree(self.temporary_folder(step), ignore_errors=True)
 
-    def latest(self) -> Latest | None:
+    def latest(self) -> LatestCheckpoint | None:
         """What `latest` says; None if there is none. Raises ValueError if it cannot be understood."""
         try:
-            value = json.loads(read_regular(self.folder / "latest", _MOST_BYTES_OF_LATEST))
-            return Latest(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
+            value = json.loads(read_regular(self.folder / "latest", _MAX_LATEST_BYTES))
+            return LatestCheckpoint(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
         except FileNotFoundError:
             return None
         except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[CheckpointCandidate]:
         """Whole checkpoints, the one to try first in front: `latest`'s, then the newest."""
-        newest_first = sorted(self._whole(), key=_age, reverse=True)
+        newest_first = sorted(self._complete_checkpoints(), key=_age_key, reverse=True)
         with contextlib.suppress(ValueError):
             latest = self.latest()
             if latest is not None:
@@ -121,34 +121,34 @@ class CheckpointStore:
     def remove_leftovers(self) -> None:
         """Remove what this and earlier attempts left half-done."""
         for entry in self._entries():
-            match = _TEMPORARY.fullmatch(entry.name)
+            match = _TEMPORARY_NAME.fullmatch(entry.name)
             if match and int(match[1]) <= self.attempt:
                 if entry.is_dir():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink(missing_ok=True)
 
-    def _free_name(self, step: int) -> Path:
+    def _next_name(self, step: int) -> Path:
         """Where the checkpoint of `step` goes: behind all that have been there."""
-        names = (_WHOLE.fullmatch(entry.name) for entry in self._entries())
+        names = (_CHECKPOINT_NAME.fullmatch(entry.name) for entry in self._entries())
         turns = [int(match[2] or 1) for match in names if match and int(match[1]) == step]
-        return self.folder / (f"{_name(step)}.{max(turns) + 1}" if turns else _name(step))
+        return self.folder / (f"{_folder_name(step)}.{max(turns) + 1}" if turns else _folder_name(step))
 
-    def _point_to(self, latest: Latest) -> None:
+    def _write_latest(self, latest: LatestCheckpoint) -> None:
         """Replace `latest`; on return it is on disk, so that what it named before may go. Raises OSError."""
         temporary = self.folder / f".latest.attempt-{self.attempt}.tmp"
         try:
-            _write_new(temporary, encode(asdict(latest)))
+            _write_new(temporary, encode_line(asdict(latest)))
             os.replace(temporary, self.folder / "latest")
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        _sync(self.folder)
+        _fsync(self.folder)
 
     def _remove_old(self, newest: int) -> None:
         """Keep the newest few steps up to `newest`, each as it was reached last."""
-        older = sorted((found for found in self._whole() if found.step <= newest), key=_age)
+        older = sorted((found for found in self._complete_checkpoints() if found.step <= newest), key=_age_key)
         last = {found.step: found for found in older}
         kept = list(last.values())[-self.keep :]
         for found in older:
@@ -160,18 +160,18 @@ class CheckpointStore:
                 os.rename(found.path, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
-    def _is_ours(self) -> bool:
+    def _owns_folder(self) -> bool:
         try:
             latest = self.latest()
         except ValueError:
             return True
         return latest is None or latest.attempt <= self.attempt
 
-    def _whole(self) -> list[Candidate]:
+    def _complete_checkpoints(self) -> list[CheckpointCandidate]:
         return [
-            Candidate(int(match[1]), entry, int(match[2] or 1))
+            CheckpointCandidate(int(match[1]), entry, int(match[2] or 1))
             for entry in self._entries()
-            if (match := _WHOLE.fullmatch(entry.name)) and (entry / DESCRIPTION).exists()
+            if (match := _CHECKPOINT_NAME.fullmatch(entry.name)) and (entry / DESCRIPTION).exists()
         ]
 
     def _entries(self) -> list[Path]:
@@ -183,26 +183,26 @@ class CheckpointStore:
 
 def read_description(checkpoint: Path) -> dict[str, object]:
     """`muster.json` of a checkpoint. Raises OSError, ValueError or RecursionError for one that cannot be read."""
-    described = json.loads(read_regular(checkpoint / DESCRIPTION, _MOST_BYTES_OF_DESCRIPTION))
+    described = json.loads(read_regular(checkpoint / DESCRIPTION, _MAX_DESCRIPTION_BYTES))
     if not isinstance(described, dict):
         raise ValueError("must be a JSON object")
     return described
 
 
-def describe_mismatch(described: dict[str, object], wanted: dict[str, object]) -> list[str]:
+def describe_mismatch(described: dict[str, object], expected: dict[str, object]) -> list[str]:
     """One phrase for each field in which a checkpoint and this run differ: name, its value, ours."""
     return [
         f"{field} was {described.get(field)!r}, is {value!r}"
-        for field, value in wanted.items()
+        for field, value in expected.items()
         if described.get(field) != value
     ]
 
 
-def _age(found: Candidate) -> tuple[int, int]:
-    return found.step, found.turn
+def _age_key(found: CheckpointCandidate) -> tuple[int, int]:
+    return found.step, found.revision
 
 
-def _name(step: int) -> str:
+def _folder_name(step: int) -> str:
     return f"step-{step:08}"
 
 
@@ -216,7 +216,7 @@ def _write_new(path: Path, content: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -91,7 +91,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrainPlan:
     """A TrainConfig with every open choice made: what the loop runs.
 
     `micro_batch` sequences go through the model at once on each rank; `micro_steps` of them make a step. Where
@@ -102,7 +102,7 @@ class Plan:
     seq_len: int
     global_batch: int
     micro_batch: int
-    micro_steps: int
+    gradient_accumulation_steps: int
     lr: float
     warmup: int
     compile: bool
@@ -117,7 +117,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class HostCapabilities:
     """What `resolve` needs to know of where it runs."""
 
     device: Literal["cpu", "cuda"]
@@ -126,18 +126,18 @@ class Machine:
     has_bf16: bool
 
 
-def check(config: TrainConfig) -> TrainConfig:
+def validate_config(config: TrainConfig) -> TrainConfig:
     """The config itself if every value is possible. Raises InputError with the first that is not."""
     data, optim = config.data, config.optim
-    _at_least("--steps", config.steps, 1)
-    _at_least("--seq_len", data.seq_len, 8)
-    _at_least("--global_batch", data.global_batch, 1)
-    _at_least("--micro_batch", data.micro_batch, 1)
-    _at_least("--warmup", optim.warmup, 0)
-    _at_least("--checkpoint_every", config.checkpoint.every, 0)
-    _at_least("--keep", config.checkpoint.keep, 1)
-    _at_least("--log_every", config.log_every, 1)
-    _at_least("--seed", config.seed, 0)
+    _require_at_least("--steps", config.steps, 1)
+    _require_at_least("--seq_len", data.seq_len, 8)
+    _require_at_least("--global_batch", data.global_batch, 1)
+    _require_at_least("--micro_batch", data.micro_batch, 1)
+    _require_at_least("--warmup", optim.warmup, 0)
+    _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
+    _require_at_least("--keep", config.checkpoint.keep, 1)
+    _require_at_least("--log_every", config.log_every, 1)
+    _require_at_least("--seed", config.seed, 0)
     for flag, value, positive in (
         ("--lr", optim.lr, True),
         ("--clip", optim.clip, True),
@@ -156,43 +156,43 @@ def check(config: TrainConfig) -> TrainConfig:
     return config
 
 
-def resolve(config: TrainConfig, machine: Machine) -> Plan:
+def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
     """Make every open choice; CPU defaults are small enough to watch. Raises InputError if flags and machine clash."""
-    on_gpu = machine.device == "cuda"
+    on_gpu = host.device == "cuda"
     seq_len = config.data.seq_len or (1024 if on_gpu else 128)
     global_batch = config.data.global_batch or (64 if on_gpu else 16)
-    if global_batch < machine.world_size:
+    if global_batch < host.world_size:
         raise InputError(
-            f"--global_batch {global_batch} is less than the {machine.world_size} ranks: "
-            f"give at least {machine.world_size}, or fewer ranks"
+            f"--global_batch {global_batch} is less than the {host.world_size} ranks: "
+            f"give at least {host.world_size}, or fewer ranks"
         )
-    share = math.ceil(global_batch / machine.world_size)
+    share = math.ceil(global_batch / host.world_size)
     micro_batch = min(config.data.micro_batch or share, share)
     compile_ = config.parallel.compile
-    if compile_ and not machine.has_compiler:
+    if compile_ and not host.has_compiler:
         raise InputError(
             "--compile needs a C++ compiler and none of $CXX, c++, g++, clang++ is there; use --no_compile"
         )
     precision = config.parallel.precision
-    if precision == "bf16" and not machine.has_bf16:
+    if precision == "bf16" and not host.has_bf16:
         raise InputError("--precision bf16 is not supported by this device; use --precision fp32 or leave it out")
     every = config.checkpoint.every
-    return Plan(
+    return TrainPlan(
         config=config,
         seq_len=seq_len,
         global_batch=global_batch,
         micro_batch=micro_batch,
-        micro_steps=math.ceil(share / micro_batch),
+        gradient_accumulation_steps=math.ceil(share / micro_batch),
         lr=config.optim.lr or config.model.lr,
         warmup=min(100, config.steps // 6) if config.optim.warmup is None else config.optim.warmup,
-        compile=machine.has_compiler if compile_ is None else compile_,
-        precision=precision or ("bf16" if on_gpu and machine.has_bf16 else "fp32"),
+        compile=host.has_compiler if compile_ is None else compile_,
+        precision=precision or ("bf16" if on_gpu and host.has_bf16 else "fp32"),
         checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
         log_every=config.log_every or max(1, min(10, config.steps // 10)),
     )
 
 
-def trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bool = False) -> TraceConfig:
+def parse_trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bool = False) -> TraceConfig:
     """Read `20:25` and `0,3`. Both empty: no trace, all ranks. Raises InputError."""
     if not steps:
         return TraceConfig(shapes=shapes, stack=stack)
@@ -207,6 +207,6 @@ def trace_config(steps: str, ranks: str, *, shapes: bool = True, stack: bool = F
     return TraceConfig(start=int(start), end=int(end), ranks=tuple(sorted(map(int, parts))), shapes=shapes, stack=stack)
 
 
-def _at_least(flag: str, value: int | None, low: int) -> None:
-    if value is not None and value < low:
-        raise InputError(f"{flag} {value} is too small: give at least {low}")
+def _require_at_least(flag: str, value: int | None, minimum: int) -> None:
+    if value is not None and value < minimum:
+        raise InputError(f"{flag} {value} is too small: give at least {minimum}")

@@ -29,7 +29,7 @@ def progress_line(
         f"loss {loss:.2f}",
         f"{tokens_per_s:,.0f} tok/s",
         f"{step_time_s:.2f} s/step" if step_time_s >= 0.1 else f"{step_time_s * 1000:.1f} ms/step",
-        f"ETA {duration(eta_s)}",
+        f"ETA {format_duration(eta_s)}",
     ]
     if mfu is not None:
         parts.append(f"MFU {mfu:.1%}")
@@ -38,12 +38,12 @@ def progress_line(
     return "  ".join(parts)
 
 
-def first_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str:
+def first_step_line(*, step: int, steps: int, loss: float, step_time_s: float) -> str:
     """The first step of an attempt: it compiles and warms up, so it says nothing about the speed to come."""
     return f"step {step}/{steps}  loss {loss:.2f}  first step {step_time_s:.1f} s"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`21s`, `12m05s`, `3h20m`, `2d04h`: as Muster's commands show it."""
     total = max(0, round(seconds))
     for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
@@ -52,7 +52,7 @@ def duration(seconds: float) -> str:
     return f"{total}s"
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """`10.8M`, `8.03B`, `512`."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
@@ -60,7 +60,7 @@ def count(number: int) -> str:
     return str(number)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print and flush; a full disk under the log does not stop training."""
     with contextlib.suppress(OSError):
         print(line, flush=True)

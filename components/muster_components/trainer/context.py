@@ -27,12 +27,12 @@ class RunContext:
     run_dir: Path
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Rank 0 writes for all: console, events, `latest`."""
         return self.rank == 0
 
     @property
-    def beat_path(self) -> Path:
+    def heartbeat_path(self) -> Path:
         """The newest heartbeat of this rank."""
         return self.run_dir / "beats" / f"rank-{self.rank}.json"
 
@@ -58,13 +58,13 @@ class RunContext:
 
 def run_context(environ: Mapping[str, str], output: str | None = None) -> RunContext:
     """From torchrun's variables and Muster's; the run folder is $MUSTER_RUN_DIR, else `output`. Raises InputError."""
-    world_size = _count(environ, "WORLD_SIZE", 1)
+    world_size = _read_count(environ, "WORLD_SIZE", 1)
     context = RunContext(
-        rank=_count(environ, "RANK", 0),
+        rank=_read_count(environ, "RANK", 0),
         world_size=world_size,
-        local_rank=_count(environ, "LOCAL_RANK", 0),
-        local_world_size=_count(environ, "LOCAL_WORLD_SIZE", world_size),
-        attempt=_count(environ, "MUSTER_ATTEMPT", 0),
+        local_rank=_read_count(environ, "LOCAL_RANK", 0),
+        local_world_size=_read_count(environ, "LOCAL_WORLD_SIZE", world_size),
+        attempt=_read_count(environ, "MUSTER_ATTEMPT", 0),
         job=environ.get("MUSTER_JOB", ""),
         run_dir=Path(environ.get("MUSTER_RUN_DIR") or output or DEFAULT_OUTPUT).absolute(),
     )
@@ -73,7 +73,7 @@ def run_context(environ: Mapping[str, str], output: str | None = None) -> RunCon
     return context
 
 
-def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+def _read_count(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if text and not text.isdecimal():
         raise InputError(f"environment variable {name}={text!r} is no count: give a whole number of at least 0")

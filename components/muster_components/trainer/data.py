@@ -41,7 +41,7 @@ _IGNORED_FOLDERS: Final = frozenset({"__pycache__", "node_modules", "site-packag
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedText:
     """A file that is no text, and why."""
 
     path: str
@@ -55,7 +55,7 @@ class Corpus:
     tokens_path: Path
     tokens: int
     files: int
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedText, ...]
     digest: str
 
     def open(self) -> NDArray[np.uint8]:
@@ -63,7 +63,7 @@ class Corpus:
         return np.memmap(self.tokens_path, dtype=np.uint8, mode="r", shape=(self.tokens,))
 
 
-def find_files(path: str, *, leave_out: Path | None = None) -> list[Path]:
+def find_files(path: str, *, exclude: Path | None = None) -> list[Path]:
     """The regular files of a folder (recursively), a file or a glob, in an order that depends on names alone.
 
     Hidden files and folders, `__pycache__`, installed packages and everything under `leave_out` (the run folder) are
@@ -71,7 +71,7 @@ def find_files(path: str, *, leave_out: Path | None = None) -> list[Path]:
     """
     root = Path(path).expanduser()
     if root.is_dir():
-        found = sorted(_walk(root, leave_out), key=lambda file: file.relative_to(root).as_posix())
+        found = sorted(_walk(root, exclude), key=lambda file: file.relative_to(root).as_posix())
     elif root.exists():
         found = [root]
     elif glob.has_magic(path):
@@ -83,9 +83,9 @@ def find_files(path: str, *, leave_out: Path | None = None) -> list[Path]:
     return found
 
 
-def build_corpus(path: str, cache_dir: Path, *, leave_out: Path | None = None) -> Corpus:
+def build_corpus(path: str, cache_dir: Path, *, exclude: Path | None = None) -> Corpus:
     """Read the files into the cache, or find them there. Raises InputError if there is no text, or no room for it."""
-    files = find_files(path, leave_out=leave_out)
+    files = find_files(path, exclude=exclude)
     tokens_path = cache_dir / f"{_listing_digest(files)}.tokens"
     cached = _read_cached(tokens_path)
     if cached is not None:
@@ -143,11 +143,11 @@ def cache_root(environ: Mapping[str, str]) -> Path:
         return Path.home() / ".cache" / "muster"
     except RuntimeError:  # a user without a home, as containers have them
         folder = Path(tempfile.gettempdir()) / f"muster-{os.getuid()}"
-        _make_private(folder)
+        _ensure_private(folder)
         return folder
 
 
-def _make_private(folder: Path) -> None:
+def _ensure_private(folder: Path) -> None:
     """Anyone may make a folder in /tmp: use only one of our own that nobody else can enter. Raises InputError."""
     try:
         with suppress(FileExistsError):
@@ -162,14 +162,14 @@ def _make_private(folder: Path) -> None:
         )
 
 
-def _walk(root: Path, leave_out: Path | None) -> Iterator[Path]:
+def _walk(root: Path, exclude: Path | None) -> Iterator[Path]:
     # Links to folders are not followed: they may lead in a circle.
     for folder, names, files in os.walk(root):
         here = Path(folder)
         names[:] = [
             name
             for name in names
-            if not name.startswith(".") and name not in _IGNORED_FOLDERS and (here / name).absolute() != leave_out
+            if not name.startswith(".") and name not in _IGNORED_FOLDERS and (here / name).absolute() != exclude
         ]
         yield from (here / name for name in files if not name.startswith(".") and (here / name).is_file())
 
@@ -189,7 +189,7 @@ def _listing_digest(files: Sequence[Path]) -> str:
 
 def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
     temporary = tokens_path.with_name(f"{tokens_path.name}.{secrets.token_hex(8)}.tmp")  # hosts may share the cache
-    skipped: list[Skipped] = []
+    skipped: list[SkippedText] = []
     empty = 0
     digest = hashlib.sha256()
     try:
@@ -205,7 +205,7 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
                 if reason == EMPTY:
                     empty += 1
                 elif reason:
-                    skipped.append(Skipped(str(file), reason))
+                    skipped.append(SkippedText(str(file), reason))
             tokens = out.tell()
         corpus = Corpus(tokens_path, tokens, len(files) - len(skipped) - empty, tuple(skipped), digest.hexdigest())
         if corpus.files:
@@ -213,7 +213,7 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
             description = {**asdict(corpus), "tokens_path": str(tokens_path)}
             replace_file(_description_path(tokens_path), json.dumps(description).encode())
             os.replace(temporary, tokens_path)
-            _forget_oldest(tokens_path.parent)
+            _evict_oldest(tokens_path.parent)
         return corpus
     finally:
         temporary.unlink(missing_ok=True)
@@ -222,7 +222,7 @@ def _write_tokens(files: Sequence[Path], tokens_path: Path) -> Corpus:
 def _append_text(file: Path, out: BinaryIO, update: Callable[[bytes], None]) -> str:
     """Append the file and a separator; or append nothing and say what is wrong with it."""
     try:
-        reason = _reason_against(file)
+        reason = _text_error(file)
         if reason:
             return reason
         with open_regular(file) as source:
@@ -251,7 +251,7 @@ def _read(source: BinaryIO) -> bytes:
         raise _UnreadableError(error.strerror) from error
 
 
-def _reason_against(file: Path) -> str:
+def _text_error(file: Path) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = 0
     with open_regular(file) as source:
@@ -274,7 +274,7 @@ def _description_path(tokens_path: Path) -> Path:
     return tokens_path.with_suffix(".json")
 
 
-def _forget_oldest(cache_dir: Path) -> None:
+def _evict_oldest(cache_dir: Path) -> None:
     """Keep the newest token arrays only. Who has one mapped keeps it: the file lives until it is closed."""
     by_age = sorted(cache_dir.glob("*.tokens"), key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
     for old in by_age[_CACHED_CORPORA:]:
@@ -290,7 +290,7 @@ def _read_cached(tokens_path: Path) -> Corpus | None:
             tokens_path,
             int(described["tokens"]),
             int(described["files"]),
-            tuple(Skipped(**file) for file in described["skipped"]),
+            tuple(SkippedText(**file) for file in described["skipped"]),
             str(described["digest"]),
         )
         if tokens_path.stat().st_size != corpus.tokens:

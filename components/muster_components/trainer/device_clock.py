@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self, cast
 
-from muster_components.trainer.beats import Metrics
+from muster_components.trainer.beats import StepMetrics
 
-MOST_AHEAD: Final = 1000
+MAX_PENDING_STEPS: Final = 1000
 """So many steps may be launched and not told yet; before the next one the oldest is waited for."""
 
-LAST_WAIT_S: Final = 5.0
+DRAIN_TIMEOUT_S: Final = 5.0
 """How long the last steps are waited for: a collective that the other ranks have left never ends."""
 
 
-class Event(Protocol):
+class GpuEvent(Protocol):
     """A moment on the GPU, recorded, as `torch.cuda.Event` has it. All raise RuntimeError where CUDA fails."""
 
     def query(self) -> bool:
@@ -41,7 +41,7 @@ class Event(Protocol):
         ...
 
 
-def event_now(optimizer: Any) -> Event | None:
+def record_gpu_event(optimizer: Any) -> GpuEvent | None:
     """Where the GPU of the optimizer's parameters will be when it has done all that was launched up to now.
 
     None if they are not on a GPU. Raises RuntimeError, also while a graph is captured, which an event would spoil.
@@ -57,28 +57,28 @@ def event_now(optimizer: Any) -> Event | None:
     # Of that device: the current one may be another, where an event would take up memory and tell nothing.
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(parameter.device))
-    return cast(Event, event)
+    return cast(GpuEvent, event)
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class PendingStep:
     """A step that is not told yet; the time in its `line` is the CPU's, and counts where an event is missing."""
 
-    line: Metrics
-    began: Event | None
-    ended: Event | None
+    metrics: StepMetrics
+    start_event: GpuEvent | None
+    end_event: GpuEvent | None
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[GpuEvent, ...]:
         """What has to happen before the step can be told."""
-        return tuple(event for event in (self.began, self.ended) if event is not None)
+        return tuple(event for event in (self.start_event, self.end_event) if event is not None)
 
-    def timed(self) -> Metrics:
+    def with_device_time(self) -> StepMetrics:
         """The line, with the GPU's time. Raises RuntimeError, as for events of two devices."""
-        if self.began is None or self.ended is None:
-            return self.line
+        if self.start_event is None or self.end_event is None:
+            return self.metrics
         # Of two streams the one that began the step may be behind.
-        return replace(self.line, step_time_s=max(self.began.elapsed_time(self.ended) / 1000, 0.0))
+        return replace(self.metrics, step_time_s=max(self.start_event.elapsed_time(self.end_event) / 1000, 0.0))
 
 
 class DeviceClock:
@@ -86,68 +86,68 @@ class DeviceClock:
 
     def __init__(
         self,
-        event: Callable[[Any], Event | None] = event_now,
-        process: Callable[[], int] = os.getpid,
-        pause: Callable[[], None] = lambda: time.sleep(0.001),
+        record_event: Callable[[Any], GpuEvent | None] = record_gpu_event,
+        process_id: Callable[[], int] = os.getpid,
+        sleep: Callable[[], None] = lambda: time.sleep(0.001),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._event, self._process, self._pause, self._now_s = event, process, pause, now_s
-        self._owner = process()
+        self._record_event, self._process_id, self._sleep, self._now_s = record_event, process_id, sleep, now_s
+        self._owner_pid = process_id()
         self._usable = True
-        self._began: Event | None = None  # of the step that is under way
-        self._ahead: deque[Launched] = deque()
+        self._step_start: GpuEvent | None = None  # of the step that is under way
+        self._pending: deque[PendingStep] = deque()
 
-    def launched(self, optimizer: object, line: Metrics) -> list[Metrics]:
+    def step_launched(self, optimizer: object, metrics: StepMetrics) -> list[StepMetrics]:
         """The optimizer has launched the step of `line`; the lines of all that have ended by now."""
-        began = self._began
-        self.resume(optimizer)
+        began = self._step_start
+        self.restart_step(optimizer)
         if not self._usable:
-            return [*self._given_up(), line]
-        self._ahead.append(Launched(line, began, self._began))
-        return self._ended(wait=len(self._ahead) > MOST_AHEAD)
+            return [*self._drain_with_cpu_time(), metrics]
+        self._pending.append(PendingStep(metrics, began, self._step_start))
+        return self._completed(wait=len(self._pending) > MAX_PENDING_STEPS)
 
-    def resume(self, optimizer: object) -> None:
+    def restart_step(self, optimizer: object) -> None:
         """What was done since the last step ended is no part of the next one, which begins here."""
-        self._mind_a_fork()
+        self._disable_after_fork()
         try:
-            self._began = self._event(optimizer) if self._usable else None
+            self._step_start = self._record_event(optimizer) if self._usable else None
         except Exception:  # whatever a script does with its optimizers
             self._usable = False
 
-    def last(self) -> list[Metrics]:
+    def drain(self) -> list[StepMetrics]:
         """The script has ended: all lines that are left."""
-        self._mind_a_fork()
-        lines, until_s = self._ended(), self._now_s() + LAST_WAIT_S
-        while self._ahead and self._now_s() < until_s:
-            self._pause()
-            lines += self._ended()
-        return lines + self._given_up()
+        self._disable_after_fork()
+        lines, until_s = self._completed(), self._now_s() + DRAIN_TIMEOUT_S
+        while self._pending and self._now_s() < until_s:
+            self._sleep()
+            lines += self._completed()
+        return lines + self._drain_with_cpu_time()
 
-    def _ended(self, *, wait: bool = False) -> list[Metrics]:
+    def _completed(self, *, wait: bool = False) -> list[StepMetrics]:
         """From the oldest on, as far as they have ended; with `wait` the oldest in any case."""
-        lines: list[Metrics] = []
+        lines: list[StepMetrics] = []
         try:
-            while self._usable and self._ahead:
-                oldest = self._ahead[0]
+            while self._usable and self._pending:
+                oldest = self._pending[0]
                 for event in oldest.events if wait else ():
                     event.synchronize()
                 if not all(event.query() for event in oldest.events):
                     return lines
-                lines.append(oldest.timed())
-                self._ahead.popleft()
+                lines.append(oldest.with_device_time())
+                self._pending.popleft()
                 wait = False
         except Exception:  # whatever a script does with its optimizers
             self._usable = False
-        return lines if self._usable else lines + self._given_up()
+        return lines if self._usable else lines + self._drain_with_cpu_time()
 
-    def _given_up(self) -> list[Metrics]:
+    def _drain_with_cpu_time(self) -> list[StepMetrics]:
         """What is left, as the CPU saw it."""
-        lines = [step.line for step in self._ahead]
-        self._ahead.clear()
+        lines = [step.metrics for step in self._pending]
+        self._pending.clear()
         return lines
 
-    def _mind_a_fork(self) -> None:
+    def _disable_after_fork(self) -> None:
         """In a fork's child CUDA cannot be used, and the steps that were launched are its parent's to tell."""
-        if self._process() != self._owner:
+        if self._process_id() != self._owner_pid:
             self._usable = False
-            self._ahead.clear()
+            self._pending.clear()

@@ -25,9 +25,9 @@ class TrainerError(Exception):
 
     exit_code: int = EXIT_FAILED
 
-    def __init__(self, message: str, *, alike: bool = True) -> None:
+    def __init__(self, message: str, *, same_on_all_ranks: bool = True) -> None:
         super().__init__(message)
-        self.alike = alike
+        self.same_on_all_ranks = same_on_all_ranks
 
 
 class InputError(TrainerError):

@@ -17,8 +17,8 @@ from muster_components.trainer.config import (
     OptimConfig,
     ParallelConfig,
     TrainConfig,
-    check,
-    trace_config,
+    validate_config,
+    parse_trace_config,
 )
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.recipes import RECIPES, model_config
@@ -34,7 +34,7 @@ class FlagParser(argparse.ArgumentParser):
         """Raise instead of exit."""
         raise InputError(f"{message}; --help lists the flags")
 
-    def parse_known_or_refuse(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse_strict(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse; an unknown flag is refused by name."""
         namespace, unknown = self.parse_known_args([with_underscores(argument) for argument in arguments])
         if unknown:
@@ -53,10 +53,10 @@ def with_underscores(argument: str) -> str:
     return "--" + flag.replace("-", "_") + equals + value
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
+def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
     """Flags, and MUSTER_TRACE_STEPS and MUSTER_TRACE_RANKS where the flags say nothing. Raises InputError."""
-    flags = _parser().parse_known_or_refuse(arguments)
-    return check(
+    flags = _flag_parser().parse_strict(arguments)
+    return validate_config(
         TrainConfig(
             model=model_config(flags.model, vocab_size=flags.vocab_size),
             data=DataConfig(
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> TrainConfig:
                 reshard={"auto": None, "always": True, "never": False}[flags.reshard],
             ),
             checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
-            trace=trace_config(
+            trace=parse_trace_config(
                 environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
                 environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
                 shapes=flags.trace_shapes,
@@ -93,11 +93,11 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trace_ranks", metavar="R,R", help=f"only these ranks (default: ${TRACE_RANKS_VARIABLE}, or all)"
     )
-    _switch(group, "trace_shapes", default=True, what="record the shapes of operators' inputs (default)")
-    _switch(group, "trace_stack", default=False, what="record Python stacks (slow, large)")
+    _add_switch(group, "trace_shapes", default=True, help_text="record the shapes of operators' inputs (default)")
+    _add_switch(group, "trace_stack", default=False, help_text="record Python stacks (slow, large)")
 
 
-def _parser() -> FlagParser:
+def _flag_parser() -> FlagParser:
     parser = FlagParser(
         prog="python -m muster_components.trainer",
         description="Train a decoder-only language model on the bytes of text files.",
@@ -123,18 +123,18 @@ def _parser() -> FlagParser:
     )
     group.add_argument("--micro_batch", type=_integer, help="sequences at once on a rank (default: its whole share)")
     group = parser.add_argument_group("optimizer")
-    group.add_argument("--lr", type=_number, help="peak learning rate (default: the recipe's)")
+    group.add_argument("--lr", type=_float, help="peak learning rate (default: the recipe's)")
     group.add_argument("--warmup", type=_integer, metavar="STEPS", help="default: a sixth of the steps, at most 100")
     group.add_argument(
-        "--weight_decay", type=_number, default=0.1, help="of matrices; vectors do not decay (default: 0.1)"
+        "--weight_decay", type=_float, default=0.1, help="of matrices; vectors do not decay (default: 0.1)"
     )
-    group.add_argument("--clip", type=_number, default=1.0, help="largest norm of the gradient (default: 1.0)")
+    group.add_argument("--clip", type=_float, default=1.0, help="largest norm of the gradient (default: 1.0)")
     group = parser.add_argument_group("parallelism")
     group.add_argument(
         "--parallel", choices=("fsdp", "ddp"), default="fsdp", help="shard (FSDP2, the default) or replicate (DDP)"
     )
-    _switch(group, "compile", default=None, what="torch.compile (default: where a C++ compiler is there)")
-    _switch(group, "compiled_autograd", default=False, what="with ddp: capture the backward pass too")
+    _add_switch(group, "compile", default=None, help_text="torch.compile (default: where a C++ compiler is there)")
+    _add_switch(group, "compiled_autograd", default=False, help_text="with ddp: capture the backward pass too")
     group.add_argument(
         "--precision",
         choices=("auto", "bf16", "fp32"),
@@ -171,9 +171,9 @@ def _parser() -> FlagParser:
     return parser
 
 
-def _switch(group: argparse._ArgumentGroup, name: str, *, default: bool | None, what: str) -> None:
+def _add_switch(group: argparse._ArgumentGroup, name: str, *, default: bool | None, help_text: str) -> None:
     """A pair of flags, --name and --no_name."""
-    group.add_argument(f"--{name}", dest=name, action="store_true", default=default, help=what)
+    group.add_argument(f"--{name}", dest=name, action="store_true", default=default, help=help_text)
     group.add_argument(f"--no_{name}", dest=name, action="store_false", default=default, help="the opposite")
 
 
@@ -184,7 +184,7 @@ def _integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
 
 
-def _number(text: str) -> float:
+def _float(text: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 from muster_components.trainer.config import Recompute
 from muster_components.trainer.recipes import ModelConfig
 
-PADDING = -1
+IGNORE_INDEX = -1
 """A target that counts nothing."""
 
 
@@ -48,7 +48,7 @@ class Attention(nn.Module):
             part.transpose(1, 2) for part in self.qkv(x_BLD).view(B, L, sum(split), self.head_dim).split(split, dim=2)
         )
         if rope_LH is not None:
-            q_BNLH, k_BKLH = rotate(q_BNLH, rope_LH), rotate(k_BKLH, rope_LH)
+            q_BNLH, k_BKLH = apply_rotary_emb(q_BNLH, rope_LH), apply_rotary_emb(k_BKLH, rope_LH)
         y_BNLH = F.scaled_dot_product_attention(
             q_BNLH, k_BKLH, v_BKLH, is_causal=True, enable_gqa=self.heads != self.kv_heads
         )
@@ -83,9 +83,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = norm(config)
+        self.attention_norm = build_norm(config)
         self.attention = Attention(config)
-        self.feed_forward_norm = norm(config)
+        self.feed_forward_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
         self.recompute: Recompute = "none"
 
@@ -97,7 +97,7 @@ class Block(nn.Module):
         if self.recompute == "full":
             result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False)
         else:
-            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False, context_fn=_keep_expensive)
+            result = checkpoint(self.layer, x_BLD, rope_LH, use_reentrant=False, context_fn=_selective_contexts)
         return result
 
     def layer(self, x_BLD: Tensor, rope_LH: Tensor | None) -> Tensor:
@@ -112,13 +112,13 @@ class Head(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = norm(config)
+        self.norm = build_norm(config)
         self.out = nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, x_BLD: Tensor, target_BL: Tensor) -> Tensor:
         """Sum of the losses in nats, in float32."""
         logits_BLV = self.out(self.norm(x_BLD)).float()
-        return F.cross_entropy(logits_BLV.flatten(0, 1), target_BL.flatten(), ignore_index=PADDING, reduction="sum")
+        return F.cross_entropy(logits_BLV.flatten(0, 1), target_BL.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 class Transformer(nn.Module):
@@ -146,7 +146,7 @@ class Transformer(nn.Module):
         return self.head(x_BLD, target_BL)  # type: ignore[no-any-return]
 
 
-def norm(config: ModelConfig) -> nn.Module:
+def build_norm(config: ModelConfig) -> nn.Module:
     """RMSNorm or LayerNorm, by style."""
     return nn.RMSNorm(config.dim, eps=1e-5) if config.style == "modern" else nn.LayerNorm(config.dim, eps=1e-5)
 
@@ -158,7 +158,7 @@ def rope_table(seq_len: int, head_dim: int, theta: float, device: torch.device) 
     return torch.cat((angle_Lh.cos(), angle_Lh.sin()), dim=-1)
 
 
-def rotate(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
+def apply_rotary_emb(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
     """Rotate each pair (i, i + H/2) by its position's angle, in float32 whatever the dtype of `x_BNLH`."""
     cos_Lh, sin_Lh = rope_LH.chunk(2, dim=-1)
     a_BNLh, b_BNLh = x_BNLH.float().chunk(2, dim=-1)
@@ -167,7 +167,7 @@ def rotate(x_BNLH: Tensor, rope_LH: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def materialise(model: Transformer, device: torch.device, seed: int) -> None:
+def init_weights(model: Transformer, device: torch.device, seed: int) -> None:
     """Give a model on the meta device (sharded or not) its first weights.
 
     Every parameter is drawn whole from a generator seeded by (seed, name) and then cut to this rank's shard, one at a
@@ -178,7 +178,7 @@ def materialise(model: Transformer, device: torch.device, seed: int) -> None:
         model.rope_LH = rope_table(model.seq_len, model.config.head_dim, model.config.rope_theta, device)
     for name, parameter in model.named_parameters():
         whole = torch.empty(parameter.shape, device=device, dtype=parameter.dtype)
-        _draw(name, whole, model.config.layers, seed)
+        _init_parameter(name, whole, model.config.layers, seed)
         if isinstance(parameter, DTensor):
             # src_data_rank=None: all ranks drew the same, nothing has to be sent.
             shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -187,24 +187,24 @@ def materialise(model: Transformer, device: torch.device, seed: int) -> None:
             parameter.copy_(whole)
 
 
-def _draw(name: str, whole: Tensor, layers: int, seed: int) -> None:
+def _init_parameter(name: str, tensor: Tensor, layers: int, seed: int) -> None:
     """Initial values as in GPT-2: N(0, 0.02), less for what is added to the residual stream 2 x layers times."""
     if name.endswith("bias"):
-        whole.zero_()
+        tensor.zero_()
     elif "norm" in name:
-        whole.fill_(1.0)
+        tensor.fill_(1.0)
     else:
         number = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]
-        generator = torch.Generator(device=whole.device).manual_seed(int.from_bytes(number, "big"))
+        generator = torch.Generator(device=tensor.device).manual_seed(int.from_bytes(number, "big"))
         adds_to_residual = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
-        whole.normal_(std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02, generator=generator)
+        tensor.normal_(std=0.02 / math.sqrt(2 * layers) if adds_to_residual else 0.02, generator=generator)
 
 
-def _keep_expensive() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_selective_policy)  # type: ignore[no-untyped-call]
 
 
-_EXPENSIVE = frozenset(
+_SAVED_OPERATORS = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
         "mm",
@@ -217,9 +217,9 @@ _EXPENSIVE = frozenset(
 )
 
 
-def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+def _selective_policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Keep what costs most to make again, matrix products and attention; make the rest again."""
-    return CheckpointPolicy.MUST_SAVE if operator in _EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in _SAVED_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
-from muster_components.trainer.config import Plan
+from muster_components.trainer.config import TrainPlan
 
 
-def adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
+def adamw(model: nn.Module, plan: TrainPlan) -> torch.optim.AdamW:
     """AdamW over the model's parameters; matrices decay, vectors (norms, biases) do not.
 
     One fused kernel on GPUs. On CPUs too: torch's fused CPU kernel is one pass over memory instead of ten.

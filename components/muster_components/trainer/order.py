@@ -19,12 +19,12 @@ U64 = NDArray[np.uint64]
 _ROUNDS: Final = 6
 
 
-def samples_at(*, seed: int, step: int, places: range, global_batch: int, samples: int) -> NDArray[np.int64]:
+def sample_indices(*, seed: int, step: int, positions: range, global_batch: int, samples: int) -> NDArray[np.int64]:
     """The samples (0 <= i < `samples`) at `places` of the global batch of `step` (both from 0).
 
     Places at or beyond `global_batch` are padding: -1.
     """
-    place = np.arange(places.start, places.stop, dtype=np.int64)
+    place = np.arange(positions.start, positions.stop, dtype=np.int64)
     number = step * global_batch + place
     chosen = np.empty_like(number)
     for epoch in np.unique(number // samples):

@@ -26,15 +26,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
-from muster_components.trainer.config import Plan
-from muster_components.trainer.models import Transformer, materialise
+from muster_components.trainer.config import TrainPlan
+from muster_components.trainer.models import Transformer, init_weights
 
-KEEP_GATHERED_BYTES: Final = 4 * 1024**3
+MAX_UNSHARDED_BYTES: Final = 4 * 1024**3
 """Models whose gathered weights take less than this keep them between forward and backward on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parallel:
+class ParallelModel:
     """The model as the loop calls it, and the plain model whose parameters the optimizer and checkpoints see."""
 
     module: nn.Module
@@ -48,17 +48,17 @@ class Parallel:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
-    def gradients_wait(self, *, last: bool) -> AbstractContextManager[object]:
+    def gradient_sync_context(self, *, last_micro_batch: bool) -> AbstractContextManager[object]:
         """Around a micro-step that is not the last of its step: DDP sends nothing yet.
 
         FSDP reduces in every micro-step: to wait would mean to hold the gradients of the whole model on every rank.
         """
-        if not last and isinstance(self.module, DistributedDataParallel):
+        if not last_micro_batch and isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return contextlib.nullcontext()
 
 
-def parallelize(plan: Plan, device: torch.device, world_size: int) -> Parallel:
+def parallelize(plan: TrainPlan, device: torch.device, world_size: int) -> ParallelModel:
     """The story of the module's docstring."""
     parallel = plan.config.parallel
     with torch.device("meta"):
@@ -66,23 +66,23 @@ def parallelize(plan: Plan, device: torch.device, world_size: int) -> Parallel:
     for block in model.blocks:
         block.recompute = parallel.recompute  # type: ignore[assignment]
     if plan.compile and not parallel.compiled_autograd:
-        compile_parts(model)
+        apply_compile(model)
     if parallel.mode == "fsdp":
-        shard(model, plan, device, world_size)
-        materialise(model, device, plan.config.seed)
-        return Parallel(model, model, device, autocast=False)
-    materialise(model, device, plan.config.seed)
-    return Parallel(replicate(model, plan, device), model, device, autocast=plan.precision == "bf16")
+        apply_fsdp(model, plan, device, world_size)
+        init_weights(model, device, plan.config.seed)
+        return ParallelModel(model, model, device, autocast=False)
+    init_weights(model, device, plan.config.seed)
+    return ParallelModel(apply_ddp(model, plan, device), model, device, autocast=plan.precision == "bf16")
 
 
-def compile_parts(model: Transformer) -> None:
+def apply_compile(model: Transformer) -> None:
     """Compile each block and the head in place (`Module.compile` keeps the parameters' names as they are)."""
     for block in model.blocks:
         block.compile(fullgraph=True, dynamic=False)
     model.head.compile(fullgraph=True, dynamic=False)
 
 
-def shard(model: Transformer, plan: Plan, device: torch.device, world_size: int) -> None:
+def apply_fsdp(model: Transformer, plan: TrainPlan, device: torch.device, world_size: int) -> None:
     """FSDP2: a group for each block, one for the rest; bf16 weights and activations, float32 gradients and masters."""
     mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     low = torch.bfloat16 if plan.precision == "bf16" else None
@@ -90,13 +90,13 @@ def shard(model: Transformer, plan: Plan, device: torch.device, world_size: int)
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     reshard = plan.config.parallel.reshard
     if reshard is None:
-        reshard = device.type == "cuda" and _gathered_bytes(model, plan) > KEEP_GATHERED_BYTES
+        reshard = device.type == "cuda" and _gathered_bytes(model, plan) > MAX_UNSHARDED_BYTES
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
-def replicate(model: Transformer, plan: Plan, device: torch.device) -> nn.Module:
+def apply_ddp(model: Transformer, plan: TrainPlan, device: torch.device) -> nn.Module:
     """DDP; with compiled autograd the whole step is captured, the all-reduces of the gradients included."""
     devices = [device.index] if device.type == "cuda" else None
     if not plan.config.parallel.compiled_autograd:
@@ -109,7 +109,7 @@ def replicate(model: Transformer, plan: Plan, device: torch.device) -> nn.Module
 
 
 @contextlib.contextmanager
-def fast_kernels(device: torch.device, precision: str) -> Iterator[None]:
+def select_kernels(device: torch.device, precision: str) -> Iterator[None]:
     """Choose kernels for everything inside: on Hopper and newer cuDNN's attention, which is a fifth faster than flash.
 
     TF32 for what float32 products remain beside bf16; with `--precision fp32` they stay float32.
@@ -125,20 +125,20 @@ def fast_kernels(device: torch.device, precision: str) -> Iterator[None]:
         yield
 
 
-def start_process_group(device: torch.device, *, alone: bool) -> None:
+def init_distributed(device: torch.device, *, single_process: bool) -> None:
     """gloo for CPU tensors on every machine (checkpoints use it), NCCL for CUDA tensors.
 
     `alone`: not under torchrun, so there is no rendezvous to ask.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
-    if alone:
+    if single_process:
         store = dist.HashStore()  # type: ignore[attr-defined]  # exported, but not by name
         dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=device_id)
     else:
         dist.init_process_group(backend, device_id=device_id)
 
 
-def _gathered_bytes(model: Transformer, plan: Plan) -> int:
+def _gathered_bytes(model: Transformer, plan: TrainPlan) -> int:
     width = 2 if plan.precision == "bf16" else 4
     return sum(parameter.numel() for parameter in model.parameters()) * width

@@ -22,7 +22,7 @@ from muster_components.trainer.beats import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 
-Switch = Literal["start", "write"]
+ProfilerTransition = Literal["start", "write"]
 """What takes its time between two steps: to start the profiler, or to stop it and write the trace."""
 
 
@@ -34,43 +34,43 @@ class StepTracer:
         self._context = context
         self._reporter = reporter
         self._profiler: profile | None = None
-        self._recorded_from: int | None = None
-        self._over = not config.covers(context.rank)
+        self._first_recorded_step: int | None = None
+        self._finished = not config.covers(context.rank)
 
     @property
     def pending(self) -> bool:
         """Whether there is anything left to record."""
-        return not self._over
+        return not self._finished
 
-    def switches(self, step: int) -> Switch | None:
+    def next_transition(self, step: int) -> ProfilerTransition | None:
         """What `begin(step)` will do that takes its time, if anything."""
-        if self._over:
+        if self._finished:
             return None
         if self._profiler is None:
             return "start" if self._config.start - 1 <= step < self._config.end else None
         return "write" if step >= self._config.end else None
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """The step `step` is about to start; the one before it has ended."""
-        if self._over:
+        if self._finished:
             return
         if self._profiler is None:
             if step >= self._config.end:
-                self._over = True
+                self._finished = True
             elif step >= self._config.start - 1:
                 self._start(step)
         elif step >= self._config.end:
-            self._finish(step)
+            self._stop_and_write(step)
         else:
             self._profiler.step()
-        if self._profiler is not None and self._recorded_from is None and step >= self._config.start:
-            self._recorded_from = step
+        if self._profiler is not None and self._first_recorded_step is None and step >= self._config.start:
+            self._first_recorded_step = step
 
     def close(self, last: int) -> None:
         """Training ended with step `last`; a trace that is still being recorded is written with the steps it has."""
         if self._profiler is not None:
-            self._finish(last + 1)
-        self._over = True
+            self._stop_and_write(last + 1)
+        self._finished = True
 
     def _start(self, step: int) -> None:
         activities = [ProfilerActivity.CPU]
@@ -90,8 +90,8 @@ class StepTracer:
                 profiler.step_num = step - 1
                 profiler.step()
         except RuntimeError as error:
-            self._over = True
-            self._reporter.event("trace_failed", f"no trace: the profiler does not start: {error}", step=step)
+            self._finished = True
+            self._reporter.record_event("trace_failed", f"no trace: the profiler does not start: {error}", step=step)
             return
         self._profiler = profiler
 
@@ -100,10 +100,10 @@ class StepTracer:
             return ProfilerAction.RECORD
         return ProfilerAction.WARMUP if 0 < step == self._config.start - 1 else ProfilerAction.NONE
 
-    def _finish(self, end: int) -> None:
+    def _stop_and_write(self, end: int) -> None:
         """Write the steps from the first recorded one to `end` - 1."""
-        profiler, start = self._profiler, self._recorded_from
-        self._profiler, self._over = None, True
+        profiler, start = self._profiler, self._first_recorded_step
+        self._profiler, self._finished = None, True
         if profiler is None:
             return
         if start is None or start >= end:
@@ -111,20 +111,20 @@ class StepTracer:
             return
         path = self._context.trace_path(start, end)
         try:
-            self._describe(profiler, start, end)
+            self._add_metadata(profiler, start, end)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of events still open when the profiler stops
                 profiler.stop()
             write_trace(profiler, path)
         except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._reporter.event(
+            self._reporter.record_event(
                 "trace_failed", f"no trace of steps {start}:{end}: {reason}; training goes on", step=end - 1
             )
             return
-        self._reporter.event("trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, say=False)
+        self._reporter.record_event("trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, echo=False)
 
-    def _describe(self, profiler: profile, start: int, end: int) -> None:
+    def _add_metadata(self, profiler: profile, start: int, end: int) -> None:
         """Say in the trace whose it is, for tools that read several."""
         context = self._context
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):

@@ -45,7 +45,7 @@ class ModelConfig:
         """Width of one attention head."""
         return self.dim // self.heads
 
-    def shape(self) -> dict[str, object]:
+    def architecture(self) -> dict[str, object]:
         """What decides the parameters' names and shapes: what a checkpoint must agree on."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("name", "lr")}
 

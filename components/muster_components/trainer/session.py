@@ -18,59 +18,59 @@ import torch.distributed as dist
 
 from muster_components.launch.place import usable_cores
 from muster_components.trainer import console
-from muster_components.trainer.beats import Beat, Reporter
+from muster_components.trainer.beats import RankHeartbeat, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
-from muster_components.trainer.config import Machine, Plan, TrainConfig, resolve
+from muster_components.trainer.config import HostCapabilities, TrainPlan, TrainConfig, resolve_plan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data import Corpus, Samples, build_corpus, token_cache_dir
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
-from muster_components.trainer.loop import Loop, Outcome, Parts
+from muster_components.trainer.loop import TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models import parameter_count
 from muster_components.trainer.optim import adamw
-from muster_components.trainer.parallelize import Parallel, fast_kernels, parallelize, start_process_group
+from muster_components.trainer.parallelize import ParallelModel, select_kernels, parallelize, init_distributed
 from muster_components.trainer.profile import StepTracer
-from muster_components.trainer.step import Stepper
-from muster_components.trainer.stopping import StopRequest
+from muster_components.trainer.step import TrainStep
+from muster_components.trainer.stopping import StopSignal
 
 
 def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) -> int:
     """One attempt, from set-up to the exit code. Raises TrainerError."""
     began = time.monotonic()
-    stop = StopRequest()
+    stop = StopSignal()
     stop.install()
     device = choose_device(context, environ)
-    plan = resolve(config, machine(device, context, environ))
+    plan = resolve_plan(config, host_capabilities(device, context, environ))
     reporter = Reporter(context)
-    reporter.beat(_setup_beat(context, plan))
-    start_process_group(device, alone="RANK" not in environ)
+    reporter.write_heartbeat(_setup_heartbeat(context, plan))
+    init_distributed(device, single_process="RANK" not in environ)
     try:
-        with fast_kernels(device, plan.precision):
+        with select_kernels(device, plan.precision):
             outcome = _train(plan, context, device, reporter, stop)
     except TrainerError:
         # All ranks are here. After any other error they need not be, and to take leave of them would mean to wait.
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
-    if context.is_first:
-        console.say(_last_line(outcome, plan, time.monotonic() - began))
+    if context.is_rank0:
+        console.print_line(_summary_line(outcome, plan, time.monotonic() - began))
     return outcome.exit_code
 
 
-def _train(plan: Plan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopRequest) -> Outcome:
-    corpus = shared_corpus(plan, context)
+def _train(plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal) -> TrainResult:
+    corpus = build_shared_corpus(plan, context)
     samples = Samples(corpus.open(), plan.seq_len)
     parallel = parallelize(plan, device, context.world_size)
     optimizer = adamw(parallel.model, plan)
     store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
-    checkpointer = Checkpointer(store, parallel.model, optimizer, reporter, must_agree(plan, corpus))
-    if context.is_first:
+    checkpointer = Checkpointer(store, parallel.model, optimizer, reporter, checkpoint_fingerprint(plan, corpus))
+    if context.is_rank0:
         _print_header(plan, context, parallel, corpus)
-        _name_skipped(corpus, reporter)
+        _report_skipped(corpus, reporter)
     done = checkpointer.restore() if plan.config.checkpoint.resume else 0
-    stepper = Stepper(plan, context, parallel, optimizer, samples)
+    stepper = TrainStep(plan, context, parallel, optimizer, samples)
     tracer = StepTracer(plan.config.trace, context, reporter)
-    return Loop(Parts(plan, context, device, reporter, stepper, checkpointer, tracer, stop)).run(done)
+    return TrainLoop(TrainState(plan, context, device, reporter, stepper, checkpointer, tracer, stop)).run(done)
 
 
 def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:
@@ -81,7 +81,7 @@ def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.devi
             raise InputError(
                 f"local rank {context.local_rank} has no GPU: {gpus} visible; start at most {gpus} ranks on this host, "
                 "or set CUDA_VISIBLE_DEVICES= to train on the CPU",
-                alike=False,
+                same_on_all_ranks=False,
             )
         device = torch.device("cuda", context.local_rank)
         torch.cuda.set_device(device)
@@ -94,10 +94,10 @@ def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.devi
     return torch.device("cpu")
 
 
-def machine(device: torch.device, context: RunContext, environ: Mapping[str, str]) -> Machine:
+def host_capabilities(device: torch.device, context: RunContext, environ: Mapping[str, str]) -> HostCapabilities:
     """What the plan depends on."""
     compilers = (environ.get("CXX") or "c++", "c++", "g++", "clang++")
-    return Machine(
+    return HostCapabilities(
         device="cuda" if device.type == "cuda" else "cpu",
         world_size=context.world_size,
         has_compiler=any(shutil.which(compiler) for compiler in compilers),
@@ -105,7 +105,7 @@ def machine(device: torch.device, context: RunContext, environ: Mapping[str, str
     )
 
 
-def shared_corpus(plan: Plan, context: RunContext) -> Corpus:
+def build_shared_corpus(plan: TrainPlan, context: RunContext) -> Corpus:
     """The corpus, written by the first rank of each host, found by the others. Raises InputError on all ranks alike."""
     path, cache_dir = plan.config.data.path, token_cache_dir(os.environ)
     corpus: Corpus | None = None
@@ -113,7 +113,7 @@ def shared_corpus(plan: Plan, context: RunContext) -> Corpus:
     for writes in (True, False):
         if writes == (context.local_rank == 0):
             try:
-                corpus = build_corpus(path, cache_dir, leave_out=context.run_dir)
+                corpus = build_corpus(path, cache_dir, exclude=context.run_dir)
                 Samples(corpus.open(), plan.seq_len)
             except InputError as error:
                 failure = str(error)
@@ -122,14 +122,14 @@ def shared_corpus(plan: Plan, context: RunContext) -> Corpus:
         if told := next((text for text in failures if text), None):
             raise InputError(told)
     assert corpus is not None
-    _same_everywhere(corpus, context)
+    _require_same_data(corpus, context)
     return corpus
 
 
-def must_agree(plan: Plan, corpus: Corpus) -> dict[str, object]:
+def checkpoint_fingerprint(plan: TrainPlan, corpus: Corpus) -> dict[str, object]:
     """What decides the shapes of weights and the order of samples, so what a checkpoint must have in common with us."""
     return {
-        "model": plan.config.model.shape(),
+        "model": plan.config.model.architecture(),
         "seq_len": plan.seq_len,
         "global_batch": plan.global_batch,
         "seed": plan.config.seed,
@@ -137,7 +137,7 @@ def must_agree(plan: Plan, corpus: Corpus) -> dict[str, object]:
     }
 
 
-def _same_everywhere(corpus: Corpus, context: RunContext) -> None:
+def _require_same_data(corpus: Corpus, context: RunContext) -> None:
     digests: list[tuple[str, int]] = [("", 0)] * context.world_size
     dist.all_gather_object(digests, (corpus.digest, corpus.tokens))
     for rank, (digest, tokens) in enumerate(digests):
@@ -148,43 +148,43 @@ def _same_everywhere(corpus: Corpus, context: RunContext) -> None:
             )
 
 
-def _print_header(plan: Plan, context: RunContext, parallel: Parallel, corpus: Corpus) -> None:
+def _print_header(plan: TrainPlan, context: RunContext, parallel: ParallelModel, corpus: Corpus) -> None:
     model, config = plan.config.model, plan.config
     device = torch.cuda.get_device_name(parallel.device) if parallel.device.type == "cuda" else "CPU"
     how = [config.parallel.mode, "compiled" if plan.compile else "not compiled", plan.precision]
     if config.parallel.recompute != "none":
         how.append(f"{config.parallel.recompute} recompute")
     ranks = "1 rank" if context.world_size == 1 else f"{context.world_size} ranks"
-    padding = context.world_size * plan.micro_batch * plan.micro_steps - plan.global_batch
-    console.say(
-        f"muster trainer: {model.name}, {console.count(parameter_count(parallel.model))} parameters "
+    padding = context.world_size * plan.micro_batch * plan.gradient_accumulation_steps - plan.global_batch
+    console.print_line(
+        f"muster trainer: {model.name}, {console.format_count(parameter_count(parallel.model))} parameters "
         f"({model.layers} layers x {model.dim}, vocabulary {model.vocab_size})"
     )
-    console.say(f"  {ranks} on {device}, {', '.join(how)}; torch {torch.__version__}")
-    console.say(
+    console.print_line(f"  {ranks} on {device}, {', '.join(how)}; torch {torch.__version__}")
+    console.print_line(
         f"  {config.steps} steps of {plan.global_batch} x {plan.seq_len} = {plan.tokens_per_step:,} tokens"
-        + (f", {plan.micro_steps} micro-steps" if plan.micro_steps > 1 else "")
+        + (f", {plan.gradient_accumulation_steps} micro-steps" if plan.gradient_accumulation_steps > 1 else "")
         + (f", {padding} padded places" if padding else "")
         + f"; peak lr {plan.lr:g}, warm-up {plan.warmup}"
     )
-    console.say(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
-    console.say(f"  run folder: {context.run_dir}")
+    console.print_line(f"  data: {corpus.tokens:,} bytes in {corpus.files:,} files of {config.data.path}")
+    console.print_line(f"  run folder: {context.run_dir}")
     if plan.compile:
-        console.say("  compiles in its first step: a minute or more the first time, less once the cache has it")
+        console.print_line("  compiles in its first step: a minute or more the first time, less once the cache has it")
 
 
-def _name_skipped(corpus: Corpus, reporter: Reporter) -> None:
+def _report_skipped(corpus: Corpus, reporter: Reporter) -> None:
     """All of them in the events, the first few on the console."""
     for file in corpus.skipped:
-        reporter.event("data_skipped", f"{file.path}: {file.reason}", step=0, say=False)
+        reporter.record_event("data_skipped", f"{file.path}: {file.reason}", step=0, echo=False)
     for file in corpus.skipped[:3]:
-        console.say(f"  skipped {file.path}: {file.reason}")
+        console.print_line(f"  skipped {file.path}: {file.reason}")
     if len(corpus.skipped) > 3:
-        console.say(f"  ... and {len(corpus.skipped) - 3} more files, named in events.jsonl")
+        console.print_line(f"  ... and {len(corpus.skipped) - 3} more files, named in events.jsonl")
 
 
-def _setup_beat(context: RunContext, plan: Plan) -> Beat:
-    return Beat(
+def _setup_heartbeat(context: RunContext, plan: TrainPlan) -> RankHeartbeat:
+    return RankHeartbeat(
         rank=context.rank,
         world_size=context.world_size,
         attempt=context.attempt,
@@ -194,9 +194,9 @@ def _setup_beat(context: RunContext, plan: Plan) -> Beat:
     )
 
 
-def _last_line(outcome: Outcome, plan: Plan, wall_s: float) -> str:
+def _summary_line(result: TrainResult, plan: TrainPlan, wall_s: float) -> str:
     steps = plan.config.steps
-    if outcome.first_loss is None or outcome.last_loss is None:
-        return f"nothing to do: step {outcome.step}/{steps} was already done"
-    what = "done" if outcome.exit_code == EXIT_OK else f"stopped after step {outcome.step}/{steps}"
-    return f"{what}: loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f}, {console.duration(wall_s)} in all"
+    if result.first_loss is None or result.last_loss is None:
+        return f"nothing to do: step {result.step}/{steps} was already done"
+    what = "done" if result.exit_code == EXIT_OK else f"stopped after step {result.step}/{steps}"
+    return f"{what}: loss {result.first_loss:.2f} -> {result.last_loss:.2f}, {console.format_duration(wall_s)} in all"

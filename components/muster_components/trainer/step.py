@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from muster_components.trainer.config import Plan
+from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data import Samples
 from muster_components.trainer.optim import learning_rate, set_learning_rate
-from muster_components.trainer.order import samples_at
-from muster_components.trainer.parallelize import Parallel
+from muster_components.trainer.order import sample_indices
+from muster_components.trainer.parallelize import ParallelModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class StepResult:
     step: int
     loss: float
     grad_norm: float
-    stop: bool
+    stop_requested: bool
     lr: float
     data_time_s: float
     ended_at_s: float
     """When its numbers were there, in seconds since some moment: on the GPU's own clock where there is one."""
 
 
-class Launched:
+class StepHandle:
     """A step whose kernels are queued; `result` waits for them."""
 
     def __init__(
@@ -67,21 +67,21 @@ class Launched:
         return StepResult(self._step, loss, grad_norm, stop > 0, self._lr, self._data_time_s, ended_at_s)
 
 
-class Stepper:
+class TrainStep:
     """Runs steps of one plan on this rank."""
 
     def __init__(
-        self, plan: Plan, context: RunContext, parallel: Parallel, optimizer: torch.optim.Optimizer, samples: Samples
+        self, plan: TrainPlan, context: RunContext, parallel: ParallelModel, optimizer: torch.optim.Optimizer, samples: Samples
     ) -> None:
         self._plan = plan
         self._context = context
         self._parallel = parallel
         self._optimizer = optimizer
         self._samples = samples
-        self._flags = torch.tensor([0.0, 1.0], device=parallel.device)
+        self._stop_values = torch.tensor([0.0, 1.0], device=parallel.device)
         self._origin = _timing_event() if parallel.device.type == "cuda" else None
 
-    def launch(self, step: int, *, stop: bool) -> Launched:
+    def launch(self, step: int, *, stop: bool) -> StepHandle:
         """Step `step` (from 1): forward and backward over this rank's places, then the optimizer."""
         plan, parallel = self._plan, self._parallel
         lr = learning_rate(step, peak=plan.lr, warmup=plan.warmup, steps=plan.config.steps)
@@ -89,12 +89,12 @@ class Stepper:
         scale = self._context.world_size / plan.tokens_per_step
         loss_sum = torch.zeros((), device=parallel.device)
         data_time_s = 0.0
-        for micro_step in range(plan.micro_steps):
+        for micro_step in range(plan.gradient_accumulation_steps):
             began = time.perf_counter()
             with record_function("data"):
                 token_BL, target_BL = self._batch(step, micro_step)
             data_time_s += time.perf_counter() - began
-            with parallel.gradients_wait(last=micro_step == plan.micro_steps - 1):
+            with parallel.gradient_sync_context(last_micro_batch=micro_step == plan.gradient_accumulation_steps - 1):
                 with record_function("forward"), parallel.forward_context():
                     loss = parallel.module(token_BL, target_BL)
                 with record_function("backward"):
@@ -106,10 +106,10 @@ class Stepper:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         with record_function("report"):
-            report = torch.stack((loss_sum / plan.tokens_per_step, self._flags[int(stop)]))
+            report = torch.stack((loss_sum / plan.tokens_per_step, self._stop_values[int(stop)]))
             dist.all_reduce(report)
             report = torch.cat((report, grad_norm.reshape(1).float()))
-            return Launched(step, report, lr, data_time_s, self._origin)
+            return StepHandle(step, report, lr, data_time_s, self._origin)
 
     def now_s(self) -> float:
         """Now, on the clock of `StepResult.ended_at_s`; waits for what is queued."""
@@ -123,10 +123,10 @@ class Stepper:
         """Tokens and targets of this rank's places, on the device; each rank in turn takes micro_batch places."""
         plan = self._plan
         first = (micro_step * self._context.world_size + self._context.rank) * plan.micro_batch
-        chosen = samples_at(
+        chosen = sample_indices(
             seed=plan.config.seed,
             step=step - 1,
-            places=range(first, first + plan.micro_batch),
+            positions=range(first, first + plan.micro_batch),
             global_batch=plan.global_batch,
             samples=len(self._samples),
         )

@@ -16,12 +16,12 @@ from types import FrameType
 from muster_components.trainer.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 
 
-class StopRequest:
+class StopSignal:
     """Whether this rank was told to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._something_to_save = False
+        self._can_checkpoint = False
 
     def install(self) -> None:
         """Handle SIGTERM and SIGINT from now on (main thread only)."""
@@ -30,7 +30,7 @@ class StopRequest:
 
     def first_step_done(self) -> None:
         """From now on a signal waits for the end of the step."""
-        self._something_to_save = True
+        self._can_checkpoint = True
 
     @property
     def requested(self) -> bool:
@@ -45,7 +45,7 @@ class StopRequest:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         impatient = number == signal.SIGINT and self.signal == signal.SIGINT
         self.signal = number
-        if impatient or not self._something_to_save:
+        if impatient or not self._can_checkpoint:
             os.write(
                 sys.stderr.fileno(), b"told to stop before the first step: nothing to save\n" if not impatient else b""
             )

@@ -25,32 +25,32 @@ class TraceWindow:
 
         Writes `trace_planned`, or `trace_missed` where it is known already that the steps will not be reached.
         """
-        if not self._asked:
+        if not self._enabled:
             return
-        if (missed := self._out_of_reach(first, last)) is not None:
-            self._missed(missed, first - 1)
+        if (missed := self._unreachable_reason(first, last)) is not None:
+            self._record_missed(missed, first - 1)
             return
         message = f"steps {self._steps} are to be traced"
-        self.reporter.event("trace_planned", message, step=self.config.start, say=False)
+        self.reporter.record_event("trace_planned", message, step=self.config.start, echo=False)
 
-    def ended(self, first: int, last: int, known_last: int | None = None) -> None:
+    def finish(self, first: int, last: int, known_last: int | None = None) -> None:
         """The attempt has ended after step `last`; the other two as they were announced. Writes `trace_missed` unless
         one of the steps was done, or that was said before."""
-        if not self._asked or self._out_of_reach(first, known_last) is not None:
+        if not self._enabled or self._unreachable_reason(first, known_last) is not None:
             return
         if self.config.start > last:
             done = f"this attempt ended after step {last}" if last else "no step was seen"
-            self._missed(done, last)
+            self._record_missed(done, last)
 
     @property
-    def _asked(self) -> bool:
-        return self.context.is_first and self.config.end > self.config.start
+    def _enabled(self) -> bool:
+        return self.context.is_rank0 and self.config.end > self.config.start
 
     @property
     def _steps(self) -> str:
         return f"{self.config.start}:{self.config.end}"
 
-    def _out_of_reach(self, first: int, last: int | None) -> str | None:
+    def _unreachable_reason(self, first: int, last: int | None) -> str | None:
         """Why none of the steps can be traced."""
         if not any(self.config.covers(rank) for rank in range(self.context.world_size)):
             named = ",".join(map(str, self.config.ranks))
@@ -61,5 +61,5 @@ class TraceWindow:
             return f"the run ends with step {last}"
         return None
 
-    def _missed(self, why: str, step: int) -> None:
-        self.reporter.event("trace_missed", f"no trace of steps {self._steps}: {why}", step=step)
+    def _record_missed(self, reason: str, step: int) -> None:
+        self.reporter.record_event("trace_missed", f"no trace of steps {self._steps}: {reason}", step=step)

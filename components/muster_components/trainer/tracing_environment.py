@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 
-def quiet_profiler(environ: MutableMapping[str, str]) -> None:
+def silence_kineto(environ: MutableMapping[str, str]) -> None:
     """Kineto logs its own steps as ERROR and USDT lines into the job's log; above every level it logs nothing."""
     environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -19,21 +19,21 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from muster_components.trainer.beats import Beat, Metrics, Phase, Reporter
+from muster_components.trainer.beats import RankHeartbeat, StepMetrics, Phase, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
 from muster_components.trainer.trace_window import TraceWindow
 
 if TYPE_CHECKING:
-    from muster_components.trainer.profile import StepTracer, Switch
+    from muster_components.trainer.profile import StepTracer, ProfilerTransition
 
 OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
-FIRST_TRACED: Final = 2
+FIRST_TRACEABLE_STEP: Final = 2
 """The first step that can be recorded: torch's hook runs at the end of a step."""
 
 
-class Watcher:
+class OptimizerWatcher:
     """Counts the optimizer steps of the script, beats, and traces the agreed ones."""
 
     def __init__(
@@ -44,57 +44,57 @@ class Watcher:
         self._reporter = reporter
         self._window = TraceWindow(trace, context, reporter)
         self._clock = clock or DeviceClock()
-        self._counting: weakref.ref[object] | None = None
+        self._counted_optimizer: weakref.ref[object] | None = None
         self._tracer: StepTracer | None = None
-        self._ended_at = time.perf_counter()
+        self._step_ended_at = time.perf_counter()
         self._step = 0
         self._step_time_s: float | None = None  # of the newest step that is known to have ended
-        self._tracing_s: dict[Switch, float] = {}  # before the step that is under way
+        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the step that is under way
 
-    def started(self) -> None:
+    def on_start(self) -> None:
         """The script is about to run."""
-        self._window.announce(FIRST_TRACED)
-        self._beat("setup")
+        self._window.announce(FIRST_TRACEABLE_STEP)
+        self._write_heartbeat("setup")
 
-    def optimizer_stepped(self, optimizer: object, *_arguments: Any) -> None:
+    def on_optimizer_step(self, optimizer: object, *_arguments: Any) -> None:
         """torch's hook: an optimizer has made a step."""
-        counting = None if self._counting is None else self._counting()
+        counting = None if self._counted_optimizer is None else self._counted_optimizer()
         if counting is None:
-            self._counting = weakref.ref(optimizer)
+            self._counted_optimizer = weakref.ref(optimizer)
         elif counting is not optimizer:
             return
         now = time.perf_counter()
         # The time to the first step is set-up and compilation, no step time.
-        cpu_s = now - self._ended_at if self._step else None
+        cpu_s = now - self._step_ended_at if self._step else None
         self._step += 1
-        line = Metrics(
+        line = StepMetrics(
             step=self._step,
             step_time_s=cpu_s,
             trace_start_s=self._tracing_s.get("start"),
             trace_write_s=self._tracing_s.get("write"),
         )
-        self._tell(self._clock.launched(optimizer, line))
-        self._beat("train")
+        self._write_metrics(self._clock.step_launched(optimizer, line))
+        self._write_heartbeat("train")
         self._tracing_s = self._trace_next()
         if self._tracing_s:
-            self._clock.resume(optimizer)
-        self._ended_at = time.perf_counter()
+            self._clock.restart_step(optimizer)
+        self._step_ended_at = time.perf_counter()
 
-    def finished(self) -> None:
+    def on_finish(self) -> None:
         """The script has ended, in whatever way."""
-        self._tell(self._clock.last())
+        self._write_metrics(self._clock.drain())
         if self._tracer is not None:
             self._tracer.close(self._step)
-        self._window.ended(FIRST_TRACED, self._step)
-        self._beat("done")
+        self._window.finish(FIRST_TRACEABLE_STEP, self._step)
+        self._write_heartbeat("done")
 
-    def _tell(self, lines: Iterable[Metrics]) -> None:
+    def _write_metrics(self, lines: Iterable[StepMetrics]) -> None:
         """Write the lines of steps that have ended."""
         for line in lines:
             self._step_time_s = line.step_time_s
-            self._reporter.metrics(line)
+            self._reporter.write_metrics(line)
 
-    def _trace_next(self) -> dict[Switch, float]:
+    def _trace_next(self) -> dict[ProfilerTransition, float]:
         """Have the tracer begin the next step; what that took where it started the profiler or wrote the trace."""
         if self._tracer is None:
             if not self._trace.covers(self._context.rank):
@@ -104,14 +104,14 @@ class Watcher:
             self._tracer = StepTracer(self._trace, self._context, self._reporter)
         if not self._tracer.pending:
             return {}
-        switch, began_s = self._tracer.switches(self._step + 1), time.perf_counter()
-        self._tracer.begin(self._step + 1)
+        switch, began_s = self._tracer.next_transition(self._step + 1), time.perf_counter()
+        self._tracer.begin_step(self._step + 1)
         return {} if switch is None else {switch: time.perf_counter() - began_s}
 
-    def _beat(self, phase: Phase) -> None:
+    def _write_heartbeat(self, phase: Phase) -> None:
         context = self._context
-        self._reporter.beat(
-            Beat(
+        self._reporter.write_heartbeat(
+            RankHeartbeat(
                 rank=context.rank,
                 world_size=context.world_size,
                 attempt=context.attempt,
@@ -122,10 +122,10 @@ class Watcher:
         )
 
 
-class OptimizerImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Waits for `torch.optim.optimizer` to be imported, then registers the watcher's hook there."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: OptimizerWatcher) -> None:
         self._watcher = watcher
         self._loader: importlib.abc.Loader | None = None
 
@@ -152,13 +152,13 @@ class OptimizerImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__.loader = module.__loader__ = self._loader  # leave no trace
         sys.meta_path.remove(self)
         self._loader.exec_module(module)
-        module.register_optimizer_step_post_hook(self._watcher.optimizer_stepped)
+        module.register_optimizer_step_post_hook(self._watcher.on_optimizer_step)
 
 
-def watch_optimizers(watcher: Watcher) -> None:
+def install_optimizer_hook(watcher: OptimizerWatcher) -> None:
     """Hook torch's optimizers now if they are loaded, else as soon as they are."""
     loaded = sys.modules.get(OPTIMIZER_MODULE)
     if loaded is not None:
-        loaded.register_optimizer_step_post_hook(watcher.optimizer_stepped)
+        loaded.register_optimizer_step_post_hook(watcher.on_optimizer_step)
     else:
-        sys.meta_path.insert(0, OptimizerImport(watcher))
+        sys.meta_path.insert(0, OptimizerImportHook(watcher))

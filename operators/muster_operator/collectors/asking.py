@@ -16,16 +16,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from muster.heartbeat_auth import ANSWER_HEADER, SKEW_S, Peer
+from muster.heartbeat_auth import SIGNATURE_HEADER, MAX_REQUEST_AGE_S, HeartbeatSigner
 
-AT_ONCE = 64
+MAX_CONCURRENT = 64
 TIMEOUT_S = 3.0
-LARGEST_BYTES = 65_536
+MAX_RESPONSE_BYTES = 65_536
 _PATH = "/beat"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HeartbeatTarget:
     """A collector: the pod that speaks for a job, where it answers, and the token that both know."""
 
     uid: str
@@ -36,58 +36,58 @@ class Target:
     durable: bool  # whether the job's checkpoints outlive its pods
 
 
-class Answer(msgspec.Struct):
+class HeartbeatResponse(msgspec.Struct):
     """What a collector says (docs/tracing.md)."""
 
     now: float
     job_uid: str
     pod: str
-    beat: dict[str, Any] | None = None
+    heartbeat: dict[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     traces: int = 0
     unreadable: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PollResult:
     """What came of it: an answer, or in `why` the reason that there is none."""
 
-    target: Target
-    answer: Answer | None
-    why: str = ""
+    target: HeartbeatTarget
+    response: HeartbeatResponse | None
+    error: str = ""
 
 
-def ask_all(targets: Sequence[Target], within_s: float) -> list[Outcome]:
+def poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
     """Ask them in order; blocks until the last has answered or was given up. Nobody is asked after `within_s`: whose
     turn did not come by then has no outcome."""
-    return asyncio.run(_ask_all(targets, within_s)) if targets else []
+    return asyncio.run(_poll_all(targets, start_within_s)) if targets else []
 
 
-async def _ask_all(targets: Iterable[Target], within_s: float) -> list[Outcome]:
-    turn, until = asyncio.Semaphore(AT_ONCE), asyncio.get_running_loop().time() + within_s
+async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
+    turn, until = asyncio.Semaphore(MAX_CONCURRENT), asyncio.get_running_loop().time() + start_within_s
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=AT_ONCE, force_close=True),
+        connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,
     ) as session:
 
-        async def one(target: Target) -> Outcome | None:
+        async def one(target: HeartbeatTarget) -> PollResult | None:
             async with turn:
                 in_time = asyncio.get_running_loop().time() < until
                 try:
-                    return await _ask(session, target) if in_time else None
+                    return await _poll(session, target) if in_time else None
                 except Exception as error:  # whatever one answers, the others are heard
-                    return Outcome(target, None, f"its answer cannot be taken: {type(error).__name__}")
+                    return PollResult(target, None, f"its answer cannot be taken: {type(error).__name__}")
 
         outcomes = await asyncio.gather(*(one(target) for target in targets))
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-async def _ask(session: aiohttp.ClientSession, target: Target) -> Outcome:
+async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> PollResult:
     host = f"[{target.host}]" if ":" in target.host else target.host
-    peer = Peer(target.token, target.uid, target.pod)
-    signed = peer.request(_PATH, time.time(), secrets.token_hex(16))
+    peer = HeartbeatSigner(target.token, target.uid, target.pod)
+    signed = peer.authorization(_PATH, time.time(), secrets.token_hex(16))
     headers = {"Authorization": signed, "Accept-Encoding": "identity"}
     try:
         async with (
@@ -95,24 +95,24 @@ async def _ask(session: aiohttp.ClientSession, target: Target) -> Outcome:
             session.get(f"http://{host}:{target.port}{_PATH}", headers=headers, allow_redirects=False) as response,
         ):
             if response.status == 401:
-                return Outcome(target, None, f"it answers with 401: another token, or clocks {SKEW_S:g} s apart")
+                return PollResult(target, None, f"it answers with 401: another token, or clocks {MAX_REQUEST_AGE_S:g} s apart")
             if response.status != 200:
-                return Outcome(target, None, f"it answers with {response.status}")
-            body = await response.content.read(LARGEST_BYTES + 1)
-            while len(body) <= LARGEST_BYTES and (more := await response.content.read(LARGEST_BYTES + 1)):
+                return PollResult(target, None, f"it answers with {response.status}")
+            body = await response.content.read(MAX_RESPONSE_BYTES + 1)
+            while len(body) <= MAX_RESPONSE_BYTES and (more := await response.content.read(MAX_RESPONSE_BYTES + 1)):
                 body += more
-            signature = response.headers.get(ANSWER_HEADER, "")
-        if len(body) > LARGEST_BYTES:
-            return Outcome(target, None, f"its answer has more than {LARGEST_BYTES} bytes")
-        if not peer.believes(signed, body, signature):
-            return Outcome(target, None, "its answer is not signed with the job's token: another program has the port")
-        answer = msgspec.json.decode(body, type=Answer)
+            signature = response.headers.get(SIGNATURE_HEADER, "")
+        if len(body) > MAX_RESPONSE_BYTES:
+            return PollResult(target, None, f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
+        if not peer.verify_response(signed, body, signature):
+            return PollResult(target, None, "its answer is not signed with the job's token: another program has the port")
+        answer = msgspec.json.decode(body, type=HeartbeatResponse)
     except TimeoutError:
-        return Outcome(target, None, f"no answer within {TIMEOUT_S:g} s")
+        return PollResult(target, None, f"no answer within {TIMEOUT_S:g} s")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
-        return Outcome(target, None, "its answer is none")
+        return PollResult(target, None, "its answer is none")
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return Outcome(target, None, str(error) or type(error).__name__)
+        return PollResult(target, None, str(error) or type(error).__name__)
     if (answer.job_uid, answer.pod) != (target.uid, target.pod):
-        return Outcome(target, None, "another pod answers")
-    return Outcome(target, answer)
+        return PollResult(target, None, "another pod answers")
+    return PollResult(target, answer)

@@ -13,48 +13,48 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster import spec
-from muster_operator.keys import Key
-from muster_operator.kube.api import METADATA_ONLY, Api, ApiError
+from muster_operator.keys import SharedKey
+from muster_operator.kube.api import METADATA_ONLY, ApiServerClient, ApiError
 from muster_operator.kube.resources import SECRETS
-from muster_operator.manifests.collector import CollectorChoices, has_collector, secret_manifest
-from muster_operator.sight.known_job import KnownJob
+from muster_operator.manifests.collector import CollectorSidecarConfig, has_collector, secret_manifest
+from muster_operator.sight.known_job import CachedJob
 
-_KNOWN_MOST = 50_000
+_MAX_ENTRIES = 50_000
 
 
-def token_of(key: bytes, uid: str) -> str:
+def derive_token(key: bytes, uid: str) -> str:
     """The token of one job: nobody without the key can tell it, nor from it that of another job."""
     digest = hmac.digest(key, f"muster-collector/{uid}".encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 @dataclass(slots=True)
-class Tokens:
+class CollectorTokens:
     """Tokens of jobs, and their Secrets."""
 
-    api: Api
-    choices: CollectorChoices
-    key: Key
-    _made: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Secret was there
+    api: ApiServerClient
+    config: CollectorSidecarConfig
+    key: SharedKey
+    _created: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Secret was there
 
     async def load(self) -> None:
         """Have the key. Raises as `Key.load` does."""
         await self.key.load()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Somebody else has led since, and may have made another key."""
-        self.key.forget()
-        self._made.clear()
+        self.key.clear()
+        self._created.clear()
 
     def token(self, uid: str) -> str:
         """The token of a job. Only after `load`."""
         assert self.key.loaded is not None, "the key is not loaded"
-        return token_of(self.key.loaded, uid)
+        return derive_token(self.key.loaded, uid)
 
-    async def ensure(self, known: KnownJob) -> None:
+    async def ensure(self, known: CachedJob) -> None:
         """The job's Secret is there, if any pod of it has a collector: pods wait for it. Raises as `Api.post` does."""
         attempt = known.job.status.attempt
-        if self._made.get(known.uid) == attempt or not _any_collector(known.job.spec, self.choices):
+        if self._created.get(known.uid) == attempt or not _has_any_collector(known.job.spec, self.config):
             return
         await self.load()
         body = msgspec.json.encode(secret_manifest(known.job, self.token(known.uid)))
@@ -63,10 +63,10 @@ class Tokens:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-        if len(self._made) >= _KNOWN_MOST:
-            self._made.clear()  # only costs asking again
-        self._made[known.uid] = attempt
+        if len(self._created) >= _MAX_ENTRIES:
+            self._created.clear()  # only costs asking again
+        self._created[known.uid] = attempt
 
 
-def _any_collector(wanted: spec.TrainingJobSpec, choices: CollectorChoices) -> bool:
-    return any(has_collector(wanted, role.name, 0, choices) for role in wanted.roles)
+def _has_any_collector(job_spec: spec.TrainingJobSpec, config: CollectorSidecarConfig) -> bool:
+    return any(has_collector(job_spec, role.name, 0, config) for role in job_spec.roles)

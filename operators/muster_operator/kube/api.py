@@ -19,7 +19,7 @@ import msgspec
 
 from muster.errors import ClusterError
 from muster_operator.kube.bucket import TokenBucket
-from muster_operator.kube.connect import Endpoint
+from muster_operator.kube.connect import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
 
 JSON = "application/json"
@@ -30,7 +30,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 _TIMEOUT_S = 30.0
 _RETRIES = 4
 _RETRY_CODES = frozenset({429, 503})
-_LONGEST_RETRY_S = 10.0
+_MAX_RETRY_S = 10.0
 
 
 class ApiError(ClusterError):
@@ -50,7 +50,7 @@ class Fenced(ClusterError):
     reason = "Fenced"
 
 
-class Status(msgspec.Struct):
+class V1Status(msgspec.Struct):
     """What the API server says of a call that failed."""
 
     reason: str = ""
@@ -59,7 +59,7 @@ class Status(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Limits:
+class ApiRateLimits:
     """Calls on their way at once, calls a second, and how many may come in one burst."""
 
     in_flight: int = 64
@@ -67,21 +67,21 @@ class Limits:
     burst: int = 500
 
 
-Count = Callable[[str, str, str], None]
+CallCounter = Callable[[str, str, str], None]
 """Told of every call: verb, resource, code ("error" when there was no answer)."""
 
 
-class Api:
+class ApiServerClient:
     """Calls to one API server. An async context manager; `may_write` is asked right before every write. A
     write that was asked for before an outage is not begun after it; `outages` may be shared with other clients."""
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        limits: Limits,
+        endpoint: ApiServerEndpoint,
+        limits: ApiRateLimits,
         *,
         may_write: Callable[[], bool] = lambda: True,
-        count: Count = lambda verb, resource, code: None,
+        count: CallCounter = lambda verb, resource, code: None,
         outages: Outages | None = None,
     ) -> None:
         self._endpoint = endpoint
@@ -102,7 +102,7 @@ class Api:
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
             headers={"User-Agent": "muster-operator", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            trace_configs=[self._last_look()],
+            trace_configs=[self._recheck_fence()],
         )
         return self
 
@@ -113,11 +113,11 @@ class Api:
         if self._session is not None:
             await self._session.close()
 
-    def spare(self) -> float:
+    def available_tokens(self) -> float:
         """How many calls could be made right now; negative while some wait for their turn."""
-        return self._bucket.spare(time.monotonic())
+        return self._bucket.available(time.monotonic())
 
-    async def read(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         """GET. Raises ApiError, or ClusterError when there is no answer."""
         return await self._call("GET", path, None, params or {}, JSON, JSON)
 
@@ -141,9 +141,9 @@ class Api:
     async def stream(self, path: str, params: Mapping[str, str], quiet_s: float) -> AsyncIterator[aiohttp.StreamReader]:
         """The body of a watch as it comes. Raises ClusterError when nothing came for `quiet_s`, and as `read` does."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=quiet_s)
-        resource, answered = _resource(path), False
+        resource, answered = _resource_name(path), False
         try:
-            await self._turn()
+            await self._wait_for_token()
             async with self._http().get(
                 self._endpoint.url + path,
                 params=params,
@@ -152,25 +152,25 @@ class Api:
                 server_hostname=self._endpoint.server_name,
             ) as response:
                 answered = True
-                self.outages.answered()
+                self.outages.record_answer()
                 self._count("WATCH", resource, str(response.status))
                 if response.status != 200:
-                    raise _failed(response.status, await response.read())
+                    raise _api_error(response.status, await response.read())
                 yield response.content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._count("WATCH", resource, "error")
             if not answered:
-                self._unanswered(error)
-            raise ClusterError(f"watch of {resource}: {_said(error)}") from error
+                self._record_outage(error)
+            raise ClusterError(f"watch of {resource}: {_error_text(error)}") from error
 
     # ---- one call
 
     async def _call(
         self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
     ) -> bytes:
-        resource, writes, outages = _resource(path), _writes(verb, params), self.outages.count
+        resource, writes, outages = _resource_name(path), _is_write(verb, params), self.outages.count
         for attempt in range(_RETRIES + 1):
-            await self._turn()
+            await self._wait_for_token()
             async with self._in_flight:
                 if writes:
                     self._fence(f"{verb} {path}")
@@ -181,7 +181,7 @@ class Api:
             if 200 <= code < 300:
                 return answer
             if code not in _RETRY_CODES or attempt == _RETRIES:
-                raise _failed(code, answer)
+                raise _api_error(code, answer)
             await asyncio.sleep(retry_after_s)
         raise AssertionError("the last attempt returns or raises")
 
@@ -201,26 +201,26 @@ class Api:
                     params=params or None,
                     headers=headers,
                     server_hostname=self._endpoint.server_name,
-                    trace_request_ctx=f"{verb} {path}" if _writes(verb, params) else None,
+                    trace_request_ctx=f"{verb} {path}" if _is_write(verb, params) else None,
                 ) as response,
             ):
-                self.outages.answered()
+                self.outages.record_answer()
                 return response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._count(verb, _resource(path), "error")
-            self._unanswered(error)
-            raise ClusterError(f"{verb} {path}: {_said(error)}") from error
+            self._count(verb, _resource_name(path), "error")
+            self._record_outage(error)
+            raise ClusterError(f"{verb} {path}: {_error_text(error)}") from error
 
-    def _unanswered(self, error: Exception) -> None:
+    def _record_outage(self, error: Exception) -> None:
         """Note an outage, unless there was a connection and the answer only took too long."""
         if isinstance(error, aiohttp.ClientError) or not isinstance(error, TimeoutError):
-            self.outages.lost()
+            self.outages.record_unreachable()
 
     def _fence(self, call: str) -> None:
         if not self._may_write():
             raise Fenced(f"{call} aborted: leadership lost, or resources are being listed again")
 
-    def _last_look(self) -> aiohttp.TraceConfig:
+    def _recheck_fence(self) -> aiohttp.TraceConfig:
         """Ask again once there is a connection: opening one takes time, and a process can be frozen in the middle."""
 
         async def look(session: object, context: Any, params: object) -> None:
@@ -232,8 +232,8 @@ class Api:
         trace.on_connection_reuseconn.append(look)
         return trace
 
-    async def _turn(self) -> None:
-        wait_s = self._bucket.take(time.monotonic())
+    async def _wait_for_token(self) -> None:
+        wait_s = self._bucket.reserve(time.monotonic())
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
@@ -249,24 +249,24 @@ class Api:
         return self._session
 
 
-def _failed(code: int, answer: bytes) -> ApiError:
+def _api_error(code: int, answer: bytes) -> ApiError:
     try:
-        status = msgspec.json.decode(answer, type=Status)
+        status = msgspec.json.decode(answer, type=V1Status)
     except (ValueError, RecursionError):
-        status = Status(message=answer[:300].decode(errors="replace"))
+        status = V1Status(message=answer[:300].decode(errors="replace"))
     return ApiError(code, status.reason, status.message)
 
 
-def _writes(verb: str, params: Mapping[str, str]) -> bool:
+def _is_write(verb: str, params: Mapping[str, str]) -> bool:
     """Whether a call changes anything. A dry run does not, whoever leads: what it says is the API server's word."""
     return verb != "GET" and "dryRun" not in params
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _resource(path: str) -> str:
+def _resource_name(path: str) -> str:
     """The plural in a path, with its subresource: pods, trainingjobs/status."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
@@ -277,6 +277,6 @@ def _resource(path: str) -> str:
 
 def _retry_after(header: str | None) -> float:
     try:
-        return min(_LONGEST_RETRY_S, max(0.1, float(header or "1")))
+        return min(_MAX_RETRY_S, max(0.1, float(header or "1")))
     except ValueError:
         return 1.0

@@ -15,18 +15,18 @@ class TokenBucket:
         self._tokens = float(burst)
         self._at: float | None = None
 
-    def take(self, now: float) -> float:
+    def reserve(self, now: float) -> float:
         """Take a token, perhaps one of the future; how many seconds to wait for it (0: it is there)."""
-        self._fill(now)
+        self._refill(now)
         self._tokens -= 1.0
         return max(0.0, -self._tokens / self.per_s)
 
-    def spare(self, now: float) -> float:
+    def available(self, now: float) -> float:
         """Tokens left; negative while some of the future are taken."""
-        self._fill(now)
+        self._refill(now)
         return self._tokens
 
-    def _fill(self, now: float) -> None:
+    def _refill(self, now: float) -> None:
         elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now if self._at is None else max(now, self._at)
         self._tokens = min(float(self.burst), self._tokens + elapsed * self.per_s)

@@ -21,18 +21,18 @@ import yaml
 
 from muster.errors import ClusterError
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_KEEP_S = 10.0  # how long a token that was read is used before it is asked for again
-_KNOWN_OF_USERS = frozenset(
+_SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_HEADER_TTL_S = 10.0  # how long a token that was read is used before it is asked for again
+_SUPPORTED_USER_FIELDS = frozenset(
     {"token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data"}
 )
-_KNOWN_OF_CLUSTERS = frozenset(
+_SUPPORTED_CLUSTER_FIELDS = frozenset(
     {"server", "certificate-authority", "certificate-authority-data", "insecure-skip-tls-verify", "tls-server-name"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiServerEndpoint:
     """`url` without a slash at its end; `tls` is None for plain http; `authorization` gives the header or None.
 
     `server_name` is whom the certificate should be of, where that is not the host of `url`.
@@ -44,51 +44,51 @@ class Endpoint:
     authorization: Callable[[], str | None]
 
 
-def connect(kubeconfig: str | None, context: str | None = None) -> Endpoint:
+def load_endpoint(kubeconfig: str | None, context: str | None = None) -> ApiServerEndpoint:
     """The endpoint of a kubeconfig file, or of the pod's service account when there is no file.
 
     Raises ClusterError that names the file and what is wrong with it.
     """
     if kubeconfig is None:
-        return _in_cluster(os.environ)
+        return _in_cluster_endpoint(os.environ)
     try:
         path = Path(kubeconfig)
-        cluster, user = _chosen(yaml.safe_load(path.read_text()), context)
-        if cluster.keys() <= _KNOWN_OF_CLUSTERS and user.keys() <= _KNOWN_OF_USERS:
-            return _plain(cluster, user, path.parent)
+        cluster, user = _select_context(yaml.safe_load(path.read_text()), context)
+        if cluster.keys() <= _SUPPORTED_CLUSTER_FIELDS and user.keys() <= _SUPPORTED_USER_FIELDS:
+            return _kubeconfig_endpoint(cluster, user, path.parent)
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise ClusterError(f"kubeconfig {kubeconfig}: {error}") from error
-    return _by_the_official_client(kubeconfig, context)
+    return _official_client_endpoint(kubeconfig, context)
 
 
-def _in_cluster(environ: Mapping[str, str]) -> Endpoint:
+def _in_cluster_endpoint(environ: Mapping[str, str]) -> ApiServerEndpoint:
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    if not host or not port or not (_ACCOUNT / "token").exists():
+    if not host or not port or not (_SERVICE_ACCOUNT_DIR / "token").exists():
         raise ClusterError("this is no pod with a service account; pass --kubeconfig FILE outside of a cluster")
-    tls = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
+    tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT_DIR / "ca.crt"))
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return Endpoint(url, None, tls, _Kept(lambda: f"Bearer {(_ACCOUNT / 'token').read_text().strip()}"))
+    return ApiServerEndpoint(url, None, tls, _CachedHeader(lambda: f"Bearer {(_SERVICE_ACCOUNT_DIR / 'token').read_text().strip()}"))
 
 
 # ---- kubeconfigs
 
 
-def _chosen(document: Any, context: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _select_context(document: Any, context: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cluster and user of a context, the current one by default. Raises ValueError."""
     if not isinstance(document, dict):
         raise ValueError("it is no kubeconfig; write apiVersion, clusters, contexts, users")
     name = context or document.get("current-context")
     if not name:
         raise ValueError("it has no current-context; pass --context NAME")
-    chosen = _named(document, "contexts", "context", name)
-    cluster = _named(document, "clusters", "cluster", chosen.get("cluster"))
-    user = _named(document, "users", "user", chosen.get("user")) if chosen.get("user") else {}
+    chosen = _find_entry(document, "contexts", "context", name)
+    cluster = _find_entry(document, "clusters", "cluster", chosen.get("cluster"))
+    user = _find_entry(document, "users", "user", chosen.get("user")) if chosen.get("user") else {}
     if not cluster.get("server"):
         raise ValueError(f"cluster {chosen.get('cluster')!r} has no server; write its address")
     return cluster, user
 
 
-def _named(document: Mapping[str, Any], plural: str, kind: str, name: Any) -> dict[str, Any]:
+def _find_entry(document: Mapping[str, Any], plural: str, kind: str, name: Any) -> dict[str, Any]:
     entries = document.get(plural) or []
     for entry in entries:
         if entry.get("name") == name:
@@ -97,30 +97,30 @@ def _named(document: Mapping[str, Any], plural: str, kind: str, name: Any) -> di
     raise ValueError(f"there is no {kind} {name!r}; there are: {known}")
 
 
-def _plain(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> Endpoint:
+def _kubeconfig_endpoint(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ApiServerEndpoint:
     url = str(cluster["server"]).rstrip("/")
     tls = None
     if url.startswith("https"):
-        authority = _text(cluster, "certificate-authority", folder)
+        authority = _inline_or_file(cluster, "certificate-authority", folder)
         tls = ssl.create_default_context(cadata=authority)
         if cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
-        certificate, key = _text(user, "client-certificate", folder), _text(user, "client-key", folder)
+        certificate, key = _inline_or_file(user, "client-certificate", folder), _inline_or_file(user, "client-key", folder)
         if certificate is not None:
-            _load(tls, certificate, key or "")
-    return Endpoint(url, cluster.get("tls-server-name"), tls, _authorization(user, folder))
+            _load_client_certificate(tls, certificate, key or "")
+    return ApiServerEndpoint(url, cluster.get("tls-server-name"), tls, _authorization(user, folder))
 
 
 def _authorization(user: Mapping[str, Any], folder: Path) -> Callable[[], str | None]:
     if user.get("tokenFile"):  # it comes first, as in kubectl
         path = folder / str(user["tokenFile"])
-        return _Kept(lambda: f"Bearer {path.read_text().strip()}")
+        return _CachedHeader(lambda: f"Bearer {path.read_text().strip()}")
     header = f"Bearer {user['token']}" if user.get("token") else None
     return lambda: header
 
 
-def _text(entry: Mapping[str, Any], field: str, folder: Path) -> str | None:
+def _inline_or_file(entry: Mapping[str, Any], field: str, folder: Path) -> str | None:
     """The text of a certificate or key: in the file itself, or in another one beside it."""
     inline = entry.get(f"{field}-data")
     if inline:
@@ -128,7 +128,7 @@ def _text(entry: Mapping[str, Any], field: str, folder: Path) -> str | None:
     return (folder / str(entry[field])).read_text() if entry.get(field) else None
 
 
-def _load(tls: ssl.SSLContext, certificate: str, key: str) -> None:
+def _load_client_certificate(tls: ssl.SSLContext, certificate: str, key: str) -> None:
     """Python's TLS reads certificates of its own from files only."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{certificate}\n{key}")
@@ -136,7 +136,7 @@ def _load(tls: ssl.SSLContext, certificate: str, key: str) -> None:
         tls.load_cert_chain(file.name)
 
 
-def _by_the_official_client(kubeconfig: str, context: str | None) -> Endpoint:
+def _official_client_endpoint(kubeconfig: str, context: str | None) -> ApiServerEndpoint:
     try:
         from kubernetes import client, config
     except ImportError as error:
@@ -162,19 +162,19 @@ def _by_the_official_client(kubeconfig: str, context: str | None) -> Endpoint:
         ways = settings.auth_settings().values()
         return next((way["value"] for way in ways if way["key"].lower() == "authorization"), None)
 
-    return Endpoint(url, getattr(settings, "tls_server_name", None) or None, tls, _Kept(header))
+    return ApiServerEndpoint(url, getattr(settings, "tls_server_name", None) or None, tls, _CachedHeader(header))
 
 
-class _Kept:
+class _CachedHeader:
     """A header that is asked for anew every few seconds: tokens of service accounts and of plugins expire."""
 
-    def __init__(self, ask: Callable[[], str | None]) -> None:
-        self._ask = ask
+    def __init__(self, fetch: Callable[[], str | None]) -> None:
+        self._fetch = fetch
         self._until = 0.0
         self._value: str | None = None
 
     def __call__(self) -> str | None:
         now = time.monotonic()
         if now >= self._until:
-            self._value, self._until = self._ask(), now + _KEEP_S
+            self._value, self._until = self._fetch(), now + _HEADER_TTL_S
         return self._value

@@ -6,13 +6,13 @@ and only asked whether it holds the Lease would carry out what it decided before
 
 from __future__ import annotations
 
-from muster_operator.kube.lease import Election
+from muster_operator.kube.lease import LeaderElector
 
 
 class Fence:
     """Asked right before every write. Without an election there is nobody else, and it is always open."""
 
-    def __init__(self, election: Election | None) -> None:
+    def __init__(self, election: LeaderElector | None) -> None:
         self.election = election
         self._term: str | None = None
 

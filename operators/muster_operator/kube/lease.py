@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError
+from muster_operator.kube.api import ApiServerClient, ApiError
 from muster_operator.kube.resources import LEASES
 
 _LOG = logging.getLogger("muster.operator")
@@ -34,7 +34,7 @@ class LeaseTimes:
     retry_s: float = 2.0
 
     @property
-    def written_s(self) -> int:
+    def lease_duration_seconds(self) -> int:
         """The duration as it stands in the Lease, in whole seconds: never less than the holder counts on."""
         return math.ceil(self.duration_s)
 
@@ -62,47 +62,47 @@ class Lease(msgspec.Struct, rename="camel"):
     kind: str = LEASES.kind
 
 
-class Claim:
+class LeaseCandidate:
     """What one candidate knows of the Lease, and hence what it may do. Pure: `now` comes in, on one steady clock."""
 
     def __init__(self, identity: str, times: LeaseTimes) -> None:
         self.identity = identity
         self.times = times
-        self._last: _Spec | None = None
+        self._last_spec: _Spec | None = None
         self._changed_at = 0.0
         self._renewed_at: float | None = None
         self.acquired: str | None = None
         """When the Lease became ours: the same as long as nobody else has held it."""
 
-    def saw(self, lease: Lease, now: float) -> None:
+    def observe(self, lease: Lease, now: float) -> None:
         """The Lease as it is now."""
-        if lease.spec != self._last:
-            self._last, self._changed_at = lease.spec, now
+        if lease.spec != self._last_spec:
+            self._last_spec, self._changed_at = lease.spec, now
         if lease.spec.holder_identity != self.identity:
             self._renewed_at = None
 
-    def renewed(self, lease: Lease, began_at: float, now: float) -> None:
+    def on_renewed(self, lease: Lease, began_at: float, now: float) -> None:
         """A write that makes us the holder was acknowledged; it was begun at `began_at`."""
-        self.saw(lease, now)
+        self.observe(lease, now)
         self._renewed_at = began_at
         self.acquired = lease.spec.acquire_time
 
-    def gave_up(self) -> None:
+    def stop(self) -> None:
         """We do not act from now on, whatever the Lease says."""
         self._renewed_at = None
 
-    def may_take(self, now: float) -> bool:
+    def may_acquire(self, now: float) -> bool:
         """Whether the Lease is free, ours, or has not been renewed for its whole duration."""
-        if self._last is None:
+        if self._last_spec is None:
             return False
-        holder, duration_s = self._last.holder_identity, self._last.lease_duration_seconds
+        holder, duration_s = self._last_spec.holder_identity, self._last_spec.lease_duration_seconds
         return holder in ("", self.identity) or now >= self._changed_at + duration_s
 
     def holds(self, now: float) -> bool:
         """Whether we may write."""
         return self._renewed_at is not None and now < self._renewed_at + self.times.renew_deadline_s
 
-    def next(self, lease: Lease, wall: str) -> Lease:
+    def next_lease(self, lease: Lease, wall: str) -> Lease:
         """The Lease to write: ours, renewed at the wall time `wall`."""
         old = lease.spec
         mine = old.holder_identity == self.identity
@@ -110,7 +110,7 @@ class Claim:
             lease.metadata,
             _Spec(
                 holder_identity=self.identity,
-                lease_duration_seconds=self.times.written_s,
+                lease_duration_seconds=self.times.lease_duration_seconds,
                 acquire_time=old.acquire_time if mine else wall,
                 renew_time=wall,
                 lease_transitions=old.lease_transitions + (0 if mine or not old.holder_identity else 1),
@@ -118,80 +118,80 @@ class Claim:
         )
 
 
-def steady() -> float:
+def boot_clock() -> float:
     """Seconds on a clock that goes on while the process, or the machine, is asleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-class Election:
+class LeaderElector:
     """Keeps the Lease, or waits for it. `leading` is set and cleared accordingly.
 
     `api` is one of its own: renewals must not queue behind other calls.
     """
 
-    def __init__(self, api: Api, namespace: str, name: str, claim: Claim, clock: Callable[[], float] = steady) -> None:
+    def __init__(self, api: ApiServerClient, namespace: str, name: str, candidate: LeaseCandidate, clock: Callable[[], float] = boot_clock) -> None:
         self.leading = asyncio.Event()
         self.lost = asyncio.Event()
         self._api = api
         self._collection = LEASES.path(namespace)
         self._path = LEASES.path(namespace, name)
-        self._fresh = Lease(_Meta(name=name, namespace=namespace))
-        self._claim = claim
+        self._new_lease = Lease(_Meta(name=name, namespace=namespace))
+        self._candidate = candidate
         self._clock = clock
         self._current: Lease | None = None
 
     def may_write(self) -> bool:
         """Asked before every write."""
-        return self._claim.holds(self._clock())
+        return self._candidate.holds(self._clock())
 
     @property
     def acquired(self) -> str | None:
         """When the Lease became ours; the same as long as nobody else has held it. None: it never did."""
-        return self._claim.acquired
+        return self._candidate.acquired
 
-    def notice(self) -> None:
+    def refresh(self) -> None:
         """Look whether we still hold the Lease, and set `leading` accordingly."""
-        self._tell()
+        self._update_state()
 
     async def run(self) -> None:
         """Take the Lease when it can be had, and renew it, until cancelled."""
-        retry_s = self._claim.times.retry_s
+        retry_s = self._candidate.times.retry_s
         while True:
             began = self._clock()
             try:
-                async with asyncio.timeout(self._claim.times.renew_deadline_s / 2):
-                    await self._try()
+                async with asyncio.timeout(self._candidate.times.renew_deadline_s / 2):
+                    await self._acquire_or_renew()
             except Exception as error:  # no answer, or whatever anybody wrote into the Lease: it may be mended
                 self._current = None
                 _LOG.warning("lease", extra={"why": str(error) or type(error).__name__})
-            self._tell()
+            self._update_state()
             pause = retry_s if self.leading.is_set() else retry_s * random.uniform(0.8, 1.2)
             await asyncio.sleep(max(0.05, pause - (self._clock() - began)))
-            self._tell()
+            self._update_state()
 
     async def release(self) -> None:
         """Give the Lease back, so that another need not wait for its end. We write nothing from now on."""
         was_ours = self.may_write()
-        self._claim.gave_up()
-        self._tell()
+        self._candidate.stop()
+        self._update_state()
         if not was_ours:
             return
         try:
             current = await self._read()  # a renewal may have been under way when we were told to stop
-            if current.spec.holder_identity == self._claim.identity:
+            if current.spec.holder_identity == self._candidate.identity:
                 kept = _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
                 await self._api.put(self._path, msgspec.json.encode(Lease(current.metadata, kept)))
         except (ClusterError, ValueError) as error:
             _LOG.warning("lease not released", extra={"why": str(error)})
 
-    async def _try(self) -> None:
-        if self._current is None or not self._claim.holds(self._clock()):
+    async def _acquire_or_renew(self) -> None:
+        if self._current is None or not self._candidate.holds(self._clock()):
             self._current = await self._read()
-            self._claim.saw(self._current, self._clock())
-        if not self._claim.may_take(self._clock()):
+            self._candidate.observe(self._current, self._clock())
+        if not self._candidate.may_acquire(self._clock()):
             return
         began = self._clock()
-        wanted = msgspec.json.encode(self._claim.next(self._current, _wall()))
+        wanted = msgspec.json.encode(self._candidate.next_lease(self._current, _now_rfc3339()))
         try:
             if self._current.metadata.resource_version:
                 answer = await self._api.put(self._path, wanted)
@@ -201,30 +201,30 @@ class Election:
             if error.code != 409:
                 raise
             self._current = None  # somebody else was faster
-            self._claim.gave_up()
+            self._candidate.stop()
             return
         self._current = msgspec.json.decode(answer, type=Lease)
-        self._claim.renewed(self._current, began, self._clock())
+        self._candidate.on_renewed(self._current, began, self._clock())
 
     async def _read(self) -> Lease:
         try:
-            return msgspec.json.decode(await self._api.read(self._path), type=Lease)
+            return msgspec.json.decode(await self._api.get(self._path), type=Lease)
         except ApiError as error:
             if error.code == 404:
-                return self._fresh
+                return self._new_lease
             raise
 
-    def _tell(self) -> None:
+    def _update_state(self) -> None:
         holds = self.may_write()
         if holds and not self.leading.is_set():
-            _LOG.info("leading", extra={"identity": self._claim.identity})
+            _LOG.info("leading", extra={"identity": self._candidate.identity})
             self.lost.clear()
             self.leading.set()
         elif not holds and self.leading.is_set():
-            _LOG.warning("not leading any more", extra={"identity": self._claim.identity})
+            _LOG.warning("not leading any more", extra={"identity": self._candidate.identity})
             self.leading.clear()
             self.lost.set()
 
 
-def _wall() -> str:
+def _now_rfc3339() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

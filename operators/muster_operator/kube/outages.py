@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_PAUSE_S = (0.2, 15.0)  # before lists after an outage that follows soon after another
-_SOON_S = 30.0  # after everything was listed
+_RELIST_BACKOFF_S = (0.2, 15.0)  # before lists after an outage that follows soon after another
+_REPEAT_WINDOW_S = 30.0  # after everything was listed
 
 
 class Outages:
@@ -29,62 +29,62 @@ class Outages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock = clock
-        self._out = False  # since the last outage not everything was listed
-        self._over_at = float("-inf")  # when everything was listed after the last outage
-        self._repeated = 0  # outages, each soon after the one before
-        self._list_at = float("-inf")
+        self._in_outage = False  # since the last outage not everything was listed
+        self._recovered_at = float("-inf")  # when everything was listed after the last outage
+        self._consecutive = 0  # outages, each soon after the one before
+        self._next_list_at = float("-inf")
         self.reachable = asyncio.Event()
         """The newest call had an answer, whatever it was; set at first."""
-        self._listed: dict[str, int] = {}  # by resource: the count before its newest whole list; -1 while it is listed
+        self._listed_counts: dict[str, int] = {}  # by resource: the count before its newest whole list; -1 while it is listed
         self._watches: set[asyncio.Timeout] = set()
-        self._current = asyncio.Event()
+        self._synced = asyncio.Event()
         self.reachable.set()
-        self._current.set()
+        self._synced.set()
 
-    def current(self) -> bool:
+    def is_synced(self) -> bool:
         """Whether all resources were listed since the last outage, and none is being listed again."""
-        return self._current.is_set()
+        return self._synced.is_set()
 
-    def missing(self) -> list[str]:
+    def unsynced(self) -> list[str]:
         """What was not listed since the last outage, or is being listed again."""
-        return [resource for resource, count in self._listed.items() if count != self.count]
+        return [resource for resource, count in self._listed_counts.items() if count != self.count]
 
-    async def wait_until_current(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Until `current`."""
-        await self._current.wait()
+        await self._synced.wait()
 
-    def lost(self) -> None:
+    def record_unreachable(self) -> None:
         """A call could not reach the API server."""
-        if not self._out:
-            self._begin()
+        if not self._in_outage:
+            self._start_outage()
         self.count += 1
         self.reachable.clear()
         for watch in self._watches:
             watch.reschedule(0.0)
         self._watches.clear()  # one that ends already must not be rescheduled by the next call that fails
-        self._look()
+        self._update_synced()
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """A call had an answer."""
         self.reachable.set()
 
-    def list_in_s(self) -> float:
+    def list_delay_s(self) -> float:
         """Seconds to wait before anything is listed: 0 unless outages follow soon after one another."""
-        return max(0.0, self._list_at - self._clock())
+        return max(0.0, self._next_list_at - self._clock())
 
-    def lists(self, resource: str) -> int:
+    def list_started(self, resource: str) -> int:
         """A list of this resource begins; the count to pass to `listed`."""
-        self._listed[resource] = -1
-        self._look()
+        self._listed_counts[resource] = -1
+        self._update_synced()
         return self.count
 
-    def listed(self, resource: str, count: int) -> None:
+    def list_completed(self, resource: str, count: int) -> None:
         """The list that began at this count is complete."""
-        self._listed[resource] = count
-        self._look()
+        self._listed_counts[resource] = count
+        self._update_synced()
 
     @contextmanager
-    def ends(self, watch: asyncio.Timeout) -> Iterator[None]:
+    def cancel_on_outage(self, watch: asyncio.Timeout) -> Iterator[None]:
         """Within, the watch in this scope ends with TimeoutError at the next outage."""
         self._watches.add(watch)
         try:
@@ -92,17 +92,17 @@ class Outages:
         finally:
             self._watches.discard(watch)
 
-    def _begin(self) -> None:
-        now, (least, most) = self._clock(), _PAUSE_S
-        self._out = True
-        self._repeated = self._repeated + 1 if now - self._over_at < _SOON_S else 0
-        pause_s = min(most, least * 2.0 ** min(self._repeated - 1, 20)) if self._repeated else 0.0
-        self._list_at = now + pause_s
+    def _start_outage(self) -> None:
+        now, (least, most) = self._clock(), _RELIST_BACKOFF_S
+        self._in_outage = True
+        self._consecutive = self._consecutive + 1 if now - self._recovered_at < _REPEAT_WINDOW_S else 0
+        pause_s = min(most, least * 2.0 ** min(self._consecutive - 1, 20)) if self._consecutive else 0.0
+        self._next_list_at = now + pause_s
 
-    def _look(self) -> None:
-        if all(count == self.count for count in self._listed.values()):
-            self._current.set()
-            if self._out and self._listed:
-                self._out, self._over_at = False, self._clock()
+    def _update_synced(self) -> None:
+        if all(count == self.count for count in self._listed_counts.values()):
+            self._synced.set()
+            if self._in_outage and self._listed_counts:
+                self._in_outage, self._recovered_at = False, self._clock()
         else:
-            self._current.clear()
+            self._synced.clear()

@@ -21,36 +21,36 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from muster.documents.shorn import decoded
+from muster.documents.shorn import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import Api, ApiError, Status
+from muster_operator.kube.api import ApiServerClient, ApiError, V1Status
 from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 _LOG = logging.getLogger("muster.operator")
-_PAGE = 500
-_WATCH_S = (300, 600)  # each watch asks to be ended after some time in between
-_QUIET_S = 150.0  # bookmarks come about once a minute; a watch that is quieter is taken for dead
+_PAGE_SIZE = 500
+_WATCH_TIMEOUT_S = (300, 600)  # each watch asks to be ended after some time in between
+_WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks come about once a minute; a watch that is quieter is taken for dead
 _BACKOFF_S = (0.05, 10.0)
-_NEVER = -1
-_SHORT_S = 1.0  # a watch that ends sooner, however it ends, counts as one that failed
-_SLICE = 200  # events handled before others get their turn
+_NOT_LISTED = -1
+_MIN_WATCH_S = 1.0  # a watch that ends sooner, however it ends, counts as one that failed
+_EVENTS_PER_YIELD = 200  # events handled before others get their turn
 
 
-class Sink(Protocol[T_contra]):
+class ResourceEventHandler(Protocol[T_contra]):
     """Where what is seen goes. Versions are resourceVersions, which grow within one resource."""
 
-    def keep_only(self, keys: set[str], version: int) -> None:
+    def on_list(self, keys: set[str], version: int) -> None:
         """There are no others as of this version: NAMESPACE/NAME, or NAME where there are no namespaces."""
 
-    def put(self, item: T_contra) -> None:
+    def on_upsert(self, item: T_contra) -> None:
         """It was created or changed."""
 
-    def drop(self, item: T_contra) -> None:
+    def on_delete(self, item: T_contra) -> None:
         """It was deleted; this is its last state."""
 
-    def progress(self, version: int) -> None:
+    def on_bookmark(self, version: int) -> None:
         """Everything up to this version has been told."""
 
 
@@ -73,7 +73,7 @@ class _Bookmark(msgspec.Struct):
     metadata: _Meta
 
 
-class Expired(ClusterError):
+class ResourceVersionExpired(ClusterError):
     """The server does not know our version any more: list again."""
 
     reason = "Expired"
@@ -82,23 +82,23 @@ class Expired(ClusterError):
 class Reflector(Generic[T]):
     """One resource. `shape` is the msgspec type of one object; fields it does not name are skipped unread."""
 
-    def __init__(self, api: Api, resource: Resource, shape: type[T], sink: Sink[T], page: int = _PAGE) -> None:
+    def __init__(self, api: ApiServerClient, resource: Resource, object_type: type[T], handler: ResourceEventHandler[T], page_size: int = _PAGE_SIZE) -> None:
         """`page`: as many objects are listed at a time, which bounds the memory that they need."""
         self.resource = resource
         self.synced = asyncio.Event()
         self._api = api
-        self._sink = sink
-        self._limit = str(page)
-        self._object = msgspec.json.Decoder(shape)
-        event = msgspec.defstruct("Event", [("type", str), ("object", shape)])
+        self._handler = handler
+        self._limit = str(page_size)
+        self._object = msgspec.json.Decoder(object_type)
+        event = msgspec.defstruct("Event", [("type", str), ("object", object_type)])
         self._event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
         self._raw_event = msgspec.json.Decoder(_RawEvent)
         self._page = msgspec.json.Decoder(_Page)
         self._bookmark = msgspec.json.Decoder(_Bookmark)
-        self._status = msgspec.json.Decoder(Status)
+        self._status = msgspec.json.Decoder(V1Status)
         self._version = 0
         self._outages = api.outages
-        self._listed_at = _NEVER  # how many outages there had been when the newest list began
+        self._listed_at = _NOT_LISTED  # how many outages there had been when the newest list began
         self._opened_at = math.inf  # when the present watch was; inf before it is
         self._random = random.Random()
 
@@ -110,37 +110,37 @@ class Reflector(Generic[T]):
     async def run(self) -> None:
         """List and watch until cancelled. What fails is tried again after a backoff; a version that the server does not
         know any more is followed by a list at once, unless the one before was."""
-        self._listed_at = _NEVER
+        self._listed_at = _NOT_LISTED
         failures = expired = 0
         while True:
             self._opened_at = math.inf
             error: Exception
             try:
                 if self._listed_at != self._outages.count:
-                    await asyncio.sleep(self._outages.list_in_s())
+                    await asyncio.sleep(self._outages.list_delay_s())
                     await self._list()
                     self.synced.set()
                     continue
                 await self._watch()
                 error = ClusterError("the watch ended at once")
-            except Expired as caught:
-                self._listed_at, expired, error = _NEVER, expired + 1, caught
+            except ResourceVersionExpired as caught:
+                self._listed_at, expired, error = _NOT_LISTED, expired + 1, caught
                 _LOG.info("listing again", extra={"resource": self.resource.plural, "why": str(error)})
             except ClusterError as caught:
                 error = caught
             except Exception as caught:  # a bug that something met: everything else must go on being seen
-                self._listed_at, error = _NEVER, caught
+                self._listed_at, error = _NOT_LISTED, caught
                 _LOG.exception("listing again", extra={"resource": self.resource.plural})
-            if time.monotonic() - self._opened_at >= _SHORT_S and isinstance(error, ClusterError):
+            if time.monotonic() - self._opened_at >= _MIN_WATCH_S and isinstance(error, ClusterError):
                 failures = expired = 0
                 continue
-            if isinstance(error, Expired) and expired == 1:
+            if isinstance(error, ResourceVersionExpired) and expired == 1:
                 continue
             failures += 1
             if failures in (2, 5) or failures % 20 == 0:  # not every attempt of a long outage
                 _LOG.warning("watch failed", extra={"resource": self.resource.plural, "why": str(error)})
             if failures > 1:
-                await self._pause(self._backoff(failures - 1))
+                await self._pause(self._backoff_s(failures - 1))
 
     async def _pause(self, pause_s: float) -> None:
         """Wait, while the API server cannot be reached only until it can."""
@@ -153,59 +153,59 @@ class Reflector(Generic[T]):
         except TimeoutError:
             return
 
-    def _backoff(self, troubles: int) -> float:
+    def _backoff_s(self, failures: int) -> float:
         least, most = _BACKOFF_S
-        return float(min(most, least * 2.0 ** min(troubles, 20)) * self._random.uniform(0.5, 1.0))
+        return float(min(most, least * 2.0 ** min(failures, 20)) * self._random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
         """All objects, page by page, as of now: without a version the server answers from its store. What one page says
         is handed over before the next one comes: of all objects together there may be more than memory holds."""
         keys: set[str] = set()
-        outages = self._outages.lists(self.resource.plural)
+        outages = self._outages.list_started(self.resource.plural)
         params = {"limit": self._limit}
         while True:
             try:
-                answer = await self._api.read(self.resource.path(), params)
+                answer = await self._api.get(self.resource.path(), params)
             except ApiError as error:
                 if error.code == 410:
-                    raise Expired("the list took too long; its pages are gone") from error
+                    raise ResourceVersionExpired("the list took too long; its pages are gone") from error
                 raise
             try:
-                page = decoded(self._page.decode, answer)
+                page = decode_truncated(self._page.decode, answer)
             except ValueError as error:
                 raise ClusterError(f"list of {self.resource.plural}: not a list: {answer[:200]!r}") from error
             for raw in page.items or ():
-                item = self._decoded(raw)
-                if item is not None and self._take(self._sink.put, item):
-                    keys.add(_key(item))
+                item = self._decode(raw)
+                if item is not None and self._deliver(self._handler.on_upsert, item):
+                    keys.add(_object_key(item))
             if not page.metadata.continue_:
                 break
             params = {"limit": self._limit, "continue": page.metadata.continue_}
             del answer, page
             await asyncio.sleep(0)
         self._version = int(page.metadata.resource_version)
-        self._sink.keep_only(keys, self._version)
+        self._handler.on_list(keys, self._version)
         self._listed_at = outages
-        self._outages.listed(self.resource.plural, outages)
+        self._outages.list_completed(self.resource.plural, outages)
 
     async def _watch(self) -> None:
         """What happens from our version on, until the server ends it. Raises Expired at an outage: see `Outages`."""
         try:
             async with asyncio.timeout(None) as scope:
-                with self._outages.ends(scope):
-                    await self._follow()
+                with self._outages.cancel_on_outage(scope):
+                    await self._read_stream()
         except TimeoutError as error:  # a watch that is too quiet raises ClusterError
-            raise Expired("the API server could not be reached") from error
+            raise ResourceVersionExpired("the API server could not be reached") from error
 
-    async def _follow(self) -> None:
+    async def _read_stream(self) -> None:
         params = {
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._version),
-            "timeoutSeconds": str(self._random.randint(*_WATCH_S)),
+            "timeoutSeconds": str(self._random.randint(*_WATCH_TIMEOUT_S)),
         }
         try:
-            async with self._api.stream(self.resource.path(), params, _QUIET_S) as stream:
+            async with self._api.stream(self.resource.path(), params, _WATCH_IDLE_TIMEOUT_S) as stream:
                 self._opened_at = time.monotonic()
                 rest, handled = b"", 0
                 async for chunk in stream.iter_any():
@@ -214,64 +214,64 @@ class Reflector(Generic[T]):
                     for line in lines:
                         self._handle(line)
                         handled += 1
-                        if handled % _SLICE == 0:
+                        if handled % _EVENTS_PER_YIELD == 0:
                             await asyncio.sleep(0)
         except ApiError as error:
             if error.code == 410:
-                raise Expired(error.message) from error
+                raise ResourceVersionExpired(error.message) from error
             raise
 
     def _handle(self, line: bytes) -> None:
         try:
-            event = decoded(self._event.decode, line)
+            event = decode_truncated(self._event.decode, line)
         except ValueError:
             self._handle_unusual(line)
             return
         kind, item = event.type, event.object
         if kind in ("ADDED", "MODIFIED"):
-            self._take(self._sink.put, item)
+            self._deliver(self._handler.on_upsert, item)
         elif kind == "DELETED":
-            self._take(self._sink.drop, item)
+            self._deliver(self._handler.on_delete, item)
         else:
             self._handle_unusual(line)
             return
         version = int(item.metadata.resource_version)
         self._version = version
-        self._sink.progress(version)
+        self._handler.on_bookmark(version)
 
     def _handle_unusual(self, line: bytes) -> None:
         """A bookmark, an error, or an object that is not of the shape we know."""
         try:
-            event = decoded(self._raw_event.decode, line)
+            event = decode_truncated(self._raw_event.decode, line)
             if event.type == "ERROR":
-                status = decoded(self._status.decode, event.object)
+                status = decode_truncated(self._status.decode, event.object)
                 if status.code == 410 or status.reason in ("Expired", "Gone"):
-                    raise Expired(status.message)
+                    raise ResourceVersionExpired(status.message)
                 raise ClusterError(f"watch of {self.resource.plural}: {status.message or 'error'}")
-            version = int(decoded(self._bookmark.decode, event.object).metadata.resource_version)
+            version = int(decode_truncated(self._bookmark.decode, event.object).metadata.resource_version)
             if version == 0:
                 raise ValueError("it has no version")
         except ValueError as error:
-            raise Expired(f"an event that cannot be read: {line[:200]!r}") from error
+            raise ResourceVersionExpired(f"an event that cannot be read: {line[:200]!r}") from error
         if event.type == "DELETED":
-            raise Expired(f"what is gone cannot be read: {line[:200]!r}")
+            raise ResourceVersionExpired(f"what is gone cannot be read: {line[:200]!r}")
         if event.type != "BOOKMARK":
-            self._decoded(event.object)  # says what is wrong with it
+            self._decode(event.object)  # says what is wrong with it
         self._version = max(self._version, version)
-        self._sink.progress(self._version)
+        self._handler.on_bookmark(self._version)
 
-    def _decoded(self, raw: msgspec.Raw) -> T | None:
+    def _decode(self, raw: msgspec.Raw) -> T | None:
         """One object, or None and a line in the log: one broken object must not hide all others."""
         try:
-            return decoded(self._object.decode, raw)
+            return decode_truncated(self._object.decode, raw)
         except ValueError as error:
             _LOG.error("object left out", extra={"resource": self.resource.plural, "why": str(error)})
             return None
 
-    def _take(self, act: Callable[[T], None], item: T) -> bool:
+    def _deliver(self, callback: Callable[[T], None], item: T) -> bool:
         """Hand one over. False, and a line in the log, if the sink cannot take it."""
         try:
-            act(item)
+            callback(item)
         except Exception:
             name = getattr(getattr(item, "metadata", None), "name", "")
             _LOG.exception("object left out", extra={"resource": self.resource.plural, "object": name})
@@ -279,7 +279,7 @@ class Reflector(Generic[T]):
         return True
 
 
-def _key(item: Any) -> str:
+def _object_key(item: Any) -> str:
     meta = item.metadata
     namespace = getattr(meta, "namespace", "")
     return f"{namespace}/{meta.name}" if namespace else str(meta.name)

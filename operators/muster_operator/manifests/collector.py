@@ -17,32 +17,32 @@ from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster_operator import labels
 from muster_operator.manifests.names import service_name
-from muster_operator.manifests.owners import owner
+from muster_operator.manifests.owners import owner_reference
 from muster_operator.manifests.run_folder import (
     JOB_FOLDER,
     RUN_DIR_VARIABLE,
-    find,
-    holds,
-    is_own_volume,
+    find_run_folder,
+    contains_path,
+    is_pod_volume,
     job_folder,
-    keeps_run_folder,
+    has_durable_run_folder,
     volume_location,
 )
 
-NAME = "muster-collector"
-PORT, PORT_NAME = 29480, "muster-beats"
+COLLECTOR_NAME = "muster-collector"
+COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-beats"
 TOKEN_KEY = "token"
 TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
 SECRETS_DIR = "/var/run/secrets/muster.dev"  # in the collector's container alone
-_READABLE = 0o444
+_SECRET_MODE = 0o444
 _HOST_PORTS = (19_000, 20_000)  # below those at which jobs meet
-_AS_THE_TRAINER = ("runAsUser", "runAsGroup", "seLinuxOptions")
+_INHERITED_SECURITY_FIELDS = ("runAsUser", "runAsGroup", "seLinuxOptions")
 _TERMINATION_LOG = "/dev/termination-log"  # where Kubernetes has it unless one says; ours may be read-only else
-_RESOURCES = {"cpu": "250m", "memory": "256Mi"}
+_DEFAULT_RESOURCES = {"cpu": "250m", "memory": "256Mi"}
 
 
 @dataclass(frozen=True, slots=True)
-class CollectorChoices:
+class CollectorSidecarConfig:
     """What the installation decides of collectors. No image: there are none.
 
     Requests that equal limits leave a pod that is Guaranteed what it is. `store` is a URL below which every job has a
@@ -51,42 +51,42 @@ class CollectorChoices:
 
     image: str = ""
     pull_policy: str = ""
-    resources: Mapping[str, Any] = field(default_factory=lambda: {"requests": _RESOURCES, "limits": _RESOURCES})
+    resources: Mapping[str, Any] = field(default_factory=lambda: {"requests": _DEFAULT_RESOURCES, "limits": _DEFAULT_RESOURCES})
     store: str = ""
     store_secret: str = ""
 
 
-NO_COLLECTORS = CollectorChoices()
+NO_COLLECTORS = CollectorSidecarConfig()
 
 
-def lead(wanted: spec.TrainingJobSpec) -> spec.RoleSpec:
+def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
     """The role whose pod 0 speaks for the job: the first essential one."""
-    return next(role for role in wanted.roles if role.essential)
+    return next(role for role in job_spec.roles if role.essential)
 
 
-def has_collector(wanted: spec.TrainingJobSpec, role: str, index: int, choices: CollectorChoices) -> bool:
+def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config: CollectorSidecarConfig) -> bool:
     """Whether this pod has a collector: every pod of a job that is traced, and the pod that speaks for a job which may
     stall, or whose checkpoints outlive its pods."""
-    if not choices.image:
+    if not config.image:
         return False
-    if wanted.trace is not None:
+    if job_spec.trace is not None:
         return True
-    speaker = lead(wanted)
-    asked = wanted.stall_timeout_seconds is not None or keeps_run_folder(speaker)
+    speaker = lead_role(job_spec)
+    asked = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(speaker)
     return asked and (role, index) == (speaker.name, 0)
 
 
-def run_location(job: spec.TrainingJob, choices: CollectorChoices) -> str:
+def run_location(job: spec.TrainingJob, config: CollectorSidecarConfig) -> str:
     """Where a traced job's run stays: in the store, else in a volume of the job's own, else nowhere ("")."""
-    if choices.store:
-        return f"{choices.store.rstrip('/')}/{job_folder(job)}"
-    return volume_location(job, lead(job.spec))
+    if config.store:
+        return f"{config.store.rstrip('/')}/{job_folder(job)}"
+    return volume_location(job, lead_role(job.spec))
 
 
 def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) -> int:
     """Where it listens. On the network of the host, where others may listen too, one that follows from the pod."""
     if not on_host_network:
-        return PORT
+        return COLLECTOR_PORT
     first, end = _HOST_PORTS
     digest = hashlib.sha256(f"{uid}/{role}/{index}".encode()).digest()
     return first + int.from_bytes(digest[:4], "big") % (end - first)
@@ -107,7 +107,7 @@ def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
             "name": secret_name(meta.name, meta.uid),
             "namespace": meta.namespace,
             "labels": {labels.JOB: meta.name, labels.JOB_UID: meta.uid},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "type": "Opaque",
         "immutable": True,
@@ -115,22 +115,22 @@ def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
     }
 
 
-def with_collector(
-    wanted: Mapping[str, Any], job: spec.TrainingJob, pod: CreatePod, choices: CollectorChoices
+def add_collector(
+    pod_spec: Mapping[str, Any], job: spec.TrainingJob, pod: CreatePod, config: CollectorSidecarConfig
 ) -> dict[str, Any]:
     """The pod's spec, which has the promised environment already, with the collector. Raises InvalidSpec: a name or
     port of its own is taken, or it could not see the run folder."""
-    _refuse_clashes(wanted)
-    main = wanted["containers"][0]
+    _reject_conflicts(pod_spec)
+    main = pod_spec["containers"][0]
     ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
-    run_dir, mount = find(main)
-    if holds(mount, SECRETS_DIR):
+    run_dir, mount = find_run_folder(main)
+    if contains_path(mount, SECRETS_DIR):
         raise InvalidSpec(
             f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: the secrets of the sidecar "
-            f"{NAME} are in {SECRETS_DIR}",
+            f"{COLLECTOR_NAME} are in {SECRETS_DIR}",
             field="volumeMounts",
         )
-    uid, host_network = job.metadata.uid, bool(wanted.get("hostNetwork"))
+    uid, host_network = job.metadata.uid, bool(pod_spec.get("hostNetwork"))
     secrets = [_secret_volume(TOKEN_VOLUME, secret_name(job.metadata.name, uid))]
     arguments = [
         f"--run-dir=$({RUN_DIR_VARIABLE})",
@@ -142,20 +142,20 @@ def with_collector(
         f"--token-file={SECRETS_DIR}/{TOKEN_VOLUME}/{TOKEN_KEY}",
         f"--ending={_TERMINATION_LOG}",
     ]
-    is_own = is_own_volume(wanted.get("volumes") or (), mount)
+    is_own = is_pod_volume(pod_spec.get("volumes") or (), mount)
     if is_own:
         arguments.append("--open-spool")
-    if choices.store and job.spec.trace is not None:
-        arguments.append(f"--store={choices.store.rstrip('/')}/{JOB_FOLDER}")
-        if is_own or (pod.role, pod.index) == (lead(job.spec).name, 0):  # of a folder that pods share, one tells
+    if config.store and job.spec.trace is not None:
+        arguments.append(f"--store={config.store.rstrip('/')}/{JOB_FOLDER}")
+        if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # of a folder that pods share, one tells
             arguments.append("--store-metrics")
-        if choices.store_secret:
-            _refuse_shared_processes(wanted)
+        if config.store_secret:
+            _reject_shared_process_namespaces(pod_spec)
             arguments.append(f"--store-credentials={SECRETS_DIR}/{STORE_VOLUME}")
-            secrets.append(_secret_volume(STORE_VOLUME, choices.store_secret, optional=True))
+            secrets.append(_secret_volume(STORE_VOLUME, config.store_secret, optional=True))
     container: dict[str, Any] = {
-        "name": NAME,
-        "image": choices.image,
+        "name": COLLECTOR_NAME,
+        "image": config.image,
         "command": ["python", "-m", "muster.tracing.collector"],
         "args": arguments,
         "restartPolicy": "Always",
@@ -165,8 +165,8 @@ def with_collector(
             {"name": "MUSTER_POD", "value": pod.name},
             {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
-        "resources": dict(choices.resources),
-        "securityContext": _security(wanted, main),
+        "resources": dict(config.resources),
+        "securityContext": _security_context(pod_spec, main),
         "volumeMounts": [
             mount,
             *({"name": one["name"], "mountPath": f"{SECRETS_DIR}/{one['name']}", "readOnly": True} for one in secrets),
@@ -174,26 +174,26 @@ def with_collector(
         "terminationMessagePath": _TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if choices.pull_policy:
-        container["imagePullPolicy"] = choices.pull_policy
+    if config.pull_policy:
+        container["imagePullPolicy"] = config.pull_policy
     if not host_network:
-        container["ports"] = [{"name": PORT_NAME, "containerPort": PORT}]
+        container["ports"] = [{"name": COLLECTOR_PORT_NAME, "containerPort": COLLECTOR_PORT}]
     return {
-        **wanted,
-        "initContainers": [*(wanted.get("initContainers") or ()), container],
-        "volumes": [*(wanted.get("volumes") or ()), *secrets],
+        **pod_spec,
+        "initContainers": [*(pod_spec.get("initContainers") or ()), container],
+        "volumes": [*(pod_spec.get("volumes") or ()), *secrets],
     }
 
 
 def _secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
-    source = {"secretName": secret, "defaultMode": _READABLE}
+    source = {"secretName": secret, "defaultMode": _SECRET_MODE}
     return {"name": name, "secret": {**source, "optional": True} if optional else source}
 
 
-def _refuse_shared_processes(wanted: Mapping[str, Any]) -> None:
+def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
     """Who sees the collector's process finds the credentials of the store through /proc."""
     for name in ("shareProcessNamespace", "hostPID"):
-        if wanted.get(name):
+        if pod_spec.get(name):
             raise InvalidSpec(
                 f"{name} must be false in a job that is traced; got true: the trainer could read the collector's "
                 "credentials of the trace store",
@@ -201,39 +201,39 @@ def _refuse_shared_processes(wanted: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_clashes(wanted: Mapping[str, Any]) -> None:
+def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
     ours = (TOKEN_VOLUME, STORE_VOLUME)
-    for volume in wanted.get("volumes") or ():
+    for volume in pod_spec.get("volumes") or ():
         if volume.get("name") in ours:
             raise InvalidSpec(
                 f"volumes: {volume['name']!r} is the name of a volume that Muster adds; give yours another name",
                 field="volumes",
             )
     for kind in ("containers", "initContainers"):
-        for container in wanted.get(kind) or ():
+        for container in pod_spec.get(kind) or ():
             where = f"{kind}: {container.get('name')!r}"
-            if container.get("name") == NAME:
+            if container.get("name") == COLLECTOR_NAME:
                 raise InvalidSpec(
                     f"{where} is the name of the sidecar that Muster adds; give yours another", field=kind
                 )
             for mount in container.get("volumeMounts") or ():
                 if mount.get("name") in ours:
                     raise InvalidSpec(
-                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {NAME} alone", field=kind
+                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {COLLECTOR_NAME} alone", field=kind
                     )
             for port in container.get("ports") or ():
-                if port.get("containerPort") == PORT or port.get("name") == PORT_NAME:
+                if port.get("containerPort") == COLLECTOR_PORT or port.get("name") == COLLECTOR_PORT_NAME:
                     raise InvalidSpec(
-                        f"{where} has port {port.get('name') or PORT}, which is that of the sidecar {NAME}; "
+                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is that of the sidecar {COLLECTOR_NAME}; "
                         "take another name and number",
                         field=kind,
                     )
 
 
-def _security(wanted: Mapping[str, Any], main: Mapping[str, Any]) -> dict[str, Any]:
+def _security_context(pod_spec: Mapping[str, Any], main: Mapping[str, Any]) -> dict[str, Any]:
     """As strict as can be, and the user of the trainer where the template names one: they share files."""
-    of_pod, of_main = wanted.get("securityContext") or {}, main.get("securityContext") or {}
-    same = {name: of_main[name] for name in _AS_THE_TRAINER if name in of_main}
+    of_pod, of_main = pod_spec.get("securityContext") or {}, main.get("securityContext") or {}
+    same = {name: of_main[name] for name in _INHERITED_SECURITY_FIELDS if name in of_main}
     user = same.get("runAsUser", of_pod.get("runAsUser"))
     return {
         **same,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from muster import spec
 from muster.cluster import CreatePod
-from muster_operator.manifests.names import host_name, meeting_port, service_name
+from muster_operator.manifests.names import host_name, rendezvous_port, service_name
 
 
-def environment(
-    job: spec.TrainingJob, pod: CreatePod, run_dir: str, *, alone: bool, on_host_network: bool
+def pod_environment(
+    job: spec.TrainingJob, pod: CreatePod, run_dir: str, *, single_pod: bool, on_host_network: bool
 ) -> dict[str, str]:
     """By name. `alone`: the job has one pod in all, which needs no Service to find itself."""
     meta = job.metadata
     role = next(role for role in job.spec.roles if role.name == pod.role)
-    host = "127.0.0.1" if alone else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
-    port = meeting_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)
+    host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
+    port = rendezvous_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)
     variables = {
         "MUSTER_JOB": meta.name,
         "MUSTER_NAMESPACE": meta.namespace or "default",

@@ -11,11 +11,11 @@ from muster.cluster import RecordEvent
 from muster_operator.kube.resources import EVENTS, TRAINING_JOBS, Resource
 
 CONTROLLER = "muster.dev/operator"
-_LONGEST_NOTE = 1024  # the API server's bound
+_MAX_NOTE_BYTES = 1024  # the API server's bound
 
 
 def event_manifest(
-    meta: spec.ObjectMeta, event: RecordEvent, at: float, instance: str, of: Resource = TRAINING_JOBS
+    meta: spec.ObjectMeta, event: RecordEvent, at: float, instance: str, resource: Resource = TRAINING_JOBS
 ) -> dict[str, Any]:
     """The Event as it is to be created; `instance` is which operator says so. The API server ends its name. What is in
     no namespace has its Events in `default`."""
@@ -29,10 +29,10 @@ def event_manifest(
         "action": event.reason,
         "reason": event.reason,
         "type": event.type,
-        "note": event.message.encode()[:_LONGEST_NOTE].decode(errors="ignore"),
+        "note": event.message.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
         "regarding": {
-            "apiVersion": of.api_version,
-            "kind": of.kind,
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
             "name": meta.name,
             "uid": meta.uid,
             "resourceVersion": meta.resource_version,

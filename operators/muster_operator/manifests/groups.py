@@ -9,31 +9,31 @@ import hashlib
 from typing import Any
 
 from muster import spec
-from muster.lifecycle.places import size
+from muster.lifecycle.places import pod_count
 from muster_operator import labels
 from muster_operator.kube.resources import POD_GROUPS
-from muster_operator.manifests.owners import owner
+from muster_operator.manifests.owners import owner_reference
 
 
-def group_name(job: str, uid: str, attempt: int) -> str:
+def pod_group_name(job: str, uid: str, attempt: int) -> str:
     """The PodGroup of one attempt; it ends as the names of the attempt's pods do."""
     digest = hashlib.sha256(f"{uid}/{attempt}".encode()).hexdigest()[:5]
     return f"{job}-{digest}"
 
 
-def group_manifest(job: spec.TrainingJob) -> dict[str, Any] | None:
+def pod_group_manifest(job: spec.TrainingJob) -> dict[str, Any] | None:
     """The PodGroup of the job's attempt at hand, as it is to be created; None for a single pod, which needs none."""
-    meta, attempt, pods = job.metadata, job.status.attempt, size(job.status.placement)
+    meta, attempt, pods = job.metadata, job.status.attempt, pod_count(job.status.placement)
     if pods <= 1:
         return None
     return {
         "apiVersion": POD_GROUPS.api_version,
         "kind": POD_GROUPS.kind,
         "metadata": {
-            "name": group_name(meta.name, meta.uid, attempt),
+            "name": pod_group_name(meta.name, meta.uid, attempt),
             "namespace": meta.namespace,
             "labels": {labels.JOB: meta.name, labels.JOB_UID: meta.uid, labels.ATTEMPT: str(attempt)},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": {"schedulingPolicy": {"gang": {"minCount": pods}}},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-MEETING_PORT = 29500
+RENDEZVOUS_PORT = 29500
 _HOST_PORTS = (20_000, 30_000)  # below the usual range of node ports and of ports for outgoing connections
 
 
@@ -19,10 +19,10 @@ def host_name(role: str, index: int) -> str:
     return f"{role}-{index}"
 
 
-def meeting_port(uid: str, role: str, attempt: int, *, on_host_network: bool) -> int:
+def rendezvous_port(uid: str, role: str, attempt: int, *, on_host_network: bool) -> int:
     """Where pod 0 of a role is met. On the network of the host, which others use too, another one in every attempt."""
     if not on_host_network:
-        return MEETING_PORT
+        return RENDEZVOUS_PORT
     first, end = _HOST_PORTS
     digest = hashlib.sha256(f"{uid}/{role}/{attempt}".encode()).digest()
     return first + int.from_bytes(digest[:4], "big") % (end - first)

@@ -8,7 +8,7 @@ from muster import spec
 from muster_operator.kube.resources import TRAINING_JOBS
 
 
-def owner(job: spec.TrainingJob) -> dict[str, Any]:
+def owner_reference(job: spec.TrainingJob) -> dict[str, Any]:
     """The reference to the job."""
     return {
         "apiVersion": TRAINING_JOBS.api_version,

@@ -16,21 +16,21 @@ from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster_operator import labels
-from muster_operator.manifests.collector import CollectorChoices, has_collector, with_collector
-from muster_operator.manifests.environment import environment
+from muster_operator.manifests.collector import CollectorSidecarConfig, has_collector, add_collector
+from muster_operator.manifests.environment import pod_environment
 from muster_operator.manifests.names import host_name, service_name
-from muster_operator.manifests.owners import owner
+from muster_operator.manifests.owners import owner_reference
 from muster_operator.manifests.run_folder import JOB_FOLDER, RUN_DIR, RUN_DIR_VARIABLE, RUN_VOLUME
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclass(frozen=True, slots=True)
-class PodChoices:
+class PodConfig:
     """What the installation decides of every pod."""
 
-    priority_class: str = ""
-    collector: CollectorChoices = CollectorChoices()
+    priority_class_name: str = ""
+    collector: CollectorSidecarConfig = CollectorSidecarConfig()
 
 
 def pod_manifest(
@@ -38,34 +38,34 @@ def pod_manifest(
     template: Mapping[str, Any],
     pod: CreatePod,
     tolerations: Sequence[Mapping[str, Any]],
-    choices: PodChoices,
+    config: PodConfig,
 ) -> dict[str, Any]:
     """The pod as it is to be created. `template` is the role's as the user wrote it; `tolerations` are the flavor's.
 
     Raises InvalidSpec where the template stands in the way of the collector, and where no pod can be made of it.
     """
-    with _as_the_jobs_own_trouble():
+    with _errors_as_invalid_spec():
         meta = template.get("metadata") or {}
         wanted = dict(template.get("spec") or {})
         alone = sum(role.replicas for role in job.spec.roles) == 1
-        _add_environment(wanted, job, pod, alone=alone)
-        if has_collector(job.spec, pod.role, pod.index, choices.collector):
-            wanted = with_collector(wanted, job, pod, choices.collector)
+        _add_environment(wanted, job, pod, single_pod=alone)
+        if has_collector(job.spec, pod.role, pod.index, config.collector):
+            wanted = add_collector(wanted, job, pod, config.collector)
         if not wanted.get("overhead"):  # an empty one is not the same to the API server: it refuses that
             wanted.pop("overhead", None)
         wanted["restartPolicy"] = "Never"
         wanted["hostname"] = host_name(pod.role, pod.index)
         if not alone:
             wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
-        if choices.priority_class:
-            wanted["priorityClassName"] = choices.priority_class
+        if config.priority_class_name:
+            wanted["priorityClassName"] = config.priority_class_name
         if "serviceAccountName" not in wanted:
             wanted.setdefault("automountServiceAccountToken", False)
         if tolerations:
             own = list(wanted.get("tolerations") or ())
             wanted["tolerations"] = [*own, *(one for one in tolerations if one not in own)]
         if pod.node:
-            wanted["affinity"] = pinned(wanted.get("affinity") or {}, pod.node)
+            wanted["affinity"] = pin_to_node(wanted.get("affinity") or {}, pod.node)
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -74,14 +74,14 @@ def pod_manifest(
                 "namespace": job.metadata.namespace,
                 "labels": {**(meta.get("labels") or {}), **pod_labels(job, pod)},
                 "annotations": {k: v for k, v in (meta.get("annotations") or {}).items() if k != labels.ADMITTED},
-                "ownerReferences": [owner(job)],
+                "ownerReferences": [owner_reference(job)],
             },
             "spec": wanted,
         }
 
 
 @contextmanager
-def _as_the_jobs_own_trouble() -> Iterator[None]:
+def _errors_as_invalid_spec() -> Iterator[None]:
     """Whatever a template says, its own job alone has to wait for that."""
     try:
         yield
@@ -102,27 +102,27 @@ def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
     }
 
 
-def pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
+def pin_to_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
     """The affinity with the node in every required term. Terms without a line match nothing, hence are left out."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     of_nodes = dict(affinity.get("nodeAffinity") or {})
-    terms = (of_nodes.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    terms = (of_nodes.get(_REQUIRED_AFFINITY) or {}).get("nodeSelectorTerms") or ()
     with_pin = [
         {**term, "matchFields": [pin, *(term.get("matchFields") or ())]}
         for term in terms
         if term.get("matchExpressions") or term.get("matchFields")
     ]
-    of_nodes[_REQUIRED] = {"nodeSelectorTerms": with_pin or [{"matchFields": [pin]}]}
+    of_nodes[_REQUIRED_AFFINITY] = {"nodeSelectorTerms": with_pin or [{"matchFields": [pin]}]}
     return {**affinity, "nodeAffinity": of_nodes}
 
 
-def _add_environment(wanted: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, alone: bool) -> None:
+def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, single_pod: bool) -> None:
     """The variables in every container, and the run folder unless the template brings its own."""
-    on_host_network = bool(wanted.get("hostNetwork"))
-    variables = environment(job, pod, RUN_DIR, alone=alone, on_host_network=on_host_network)
-    containers = [*(wanted.get("containers") or ()), *(wanted.get("initContainers") or ())]
-    own_folder = any(_sets(container, RUN_DIR_VARIABLE) for container in containers)
-    brought = any(volume.get("name") == RUN_VOLUME for volume in wanted.get("volumes") or ())
+    on_host_network = bool(pod_spec.get("hostNetwork"))
+    variables = pod_environment(job, pod, RUN_DIR, single_pod=single_pod, on_host_network=on_host_network)
+    containers = [*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ())]
+    own_folder = any(_has_variable(container, RUN_DIR_VARIABLE) for container in containers)
+    brought = any(volume.get("name") == RUN_VOLUME for volume in pod_spec.get("volumes") or ())
     mount: dict[str, Any] | None = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
     if own_folder:
         del variables[RUN_DIR_VARIABLE]
@@ -130,13 +130,13 @@ def _add_environment(wanted: dict[str, Any], job: spec.TrainingJob, pod: CreateP
     elif brought:  # other jobs may use it too
         mount = {"name": RUN_VOLUME, "mountPath": RUN_DIR, "subPathExpr": JOB_FOLDER}
     for kind in ("containers", "initContainers"):
-        if wanted.get(kind):
-            wanted[kind] = [_container(one, variables, mount) for one in wanted[kind]]
+        if pod_spec.get(kind):
+            pod_spec[kind] = [_with_environment(one, variables, mount) for one in pod_spec[kind]]
     if not own_folder and not brought:
-        wanted["volumes"] = [*(wanted.get("volumes") or ()), {"name": RUN_VOLUME, "emptyDir": {}}]
+        pod_spec["volumes"] = [*(pod_spec.get("volumes") or ()), {"name": RUN_VOLUME, "emptyDir": {}}]
 
 
-def _container(
+def _with_environment(
     container: Mapping[str, Any], variables: Mapping[str, str], mount: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The promised variables come first, so that the container's own may refer to them, and cannot be overridden.
@@ -158,5 +158,5 @@ def _container(
     return changed
 
 
-def _sets(container: Mapping[str, Any], variable: str) -> bool:
+def _has_variable(container: Mapping[str, Any], variable: str) -> bool:
     return any(one.get("name") == variable for one in container.get("env") or ())

@@ -17,41 +17,41 @@ RUN_DIR_VARIABLE = "MUSTER_RUN_DIR"
 JOB_FOLDER = "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"
 """A job's own place in a volume or a store that jobs share."""
 
-_GONE_WITH_THE_POD = ("emptyDir", "ephemeral")
+_EPHEMERAL_VOLUMES = ("emptyDir", "ephemeral")
 
 
-def keeps_run_folder(role: spec.RoleSpec) -> bool:
+def has_durable_run_folder(role: spec.RoleSpec) -> bool:
     """Whether the role's template brings a volume for the run folder that outlives its pods."""
-    return _kept(role) is not None
+    return _durable_volume(role) is not None
 
 
 def job_folder(job: spec.TrainingJob) -> str:
     """`NAMESPACE/JOB-UID`: what becomes of `JOB_FOLDER` in the job's pods."""
-    return _expanded(JOB_FOLDER, job)
+    return _expand(JOB_FOLDER, job)
 
 
 def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
     """Where the run folder of a role's pods stays, as pvc://CLAIM/FOLDER or volume://NAME/FOLDER; "" if it goes with
     the pods."""
-    kept = _kept(role)
+    kept = _durable_volume(role)
     if kept is None:
         return ""
     volume, folder = kept
     claim = volume.get("persistentVolumeClaim")
     place = f"pvc://{claim['claimName']}" if isinstance(claim, Mapping) and "claimName" in claim else ""
-    folder = _expanded(folder, job).strip("/")
+    folder = _expand(folder, job).strip("/")
     return (place or f"volume://{volume['name']}") + (f"/{folder}" if folder else "")
 
 
-def without_the_rest(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
+def run_folder_fields(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
     """Of the variables and mounts of the first container, and of the volumes, those that tell where the run folder is:
     one of each at most, with what is read of it."""
-    own, mount = _of_trainer(pod)
+    own, mount = _trainer_mount(pod)
     env = [] if own is None else [spec.EnvVar(name=RUN_DIR_VARIABLE, value=own)]
     mounts = (
         [{key: mount[key] for key in ("name", "mountPath", "subPath", "subPathExpr") if key in mount}] if mount else []
     )
-    volume = _volume(pod, own, mount)
+    volume = _run_folder_volume(pod, own, mount)
     if volume is None:
         return env, mounts, []
     claim = volume.get("persistentVolumeClaim")
@@ -63,43 +63,43 @@ def without_the_rest(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[st
     return env, mounts, [{"name": volume["name"], **kind}]
 
 
-def _kept(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
+def _durable_volume(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
     """The volume that keeps the run folder, and where the folder is in it, variables and all; None: it goes with the
     pod."""
     pod = role.template.spec
-    own, mount = _of_trainer(pod)
-    volume = _volume(pod, own, mount)
+    own, mount = _trainer_mount(pod)
+    volume = _run_folder_volume(pod, own, mount)
     if volume is None:
         return None
     if own is not None:
-        return volume, _within(mount or {}, own)
-    return volume, JOB_FOLDER if mount is None else _within(mount, str(mount.get("mountPath", "")))
+        return volume, _path_in_volume(mount or {}, own)
+    return volume, JOB_FOLDER if mount is None else _path_in_volume(mount, str(mount.get("mountPath", "")))
 
 
-def _of_trainer(pod: spec.PodSpec) -> tuple[str | None, Mapping[str, Any] | None]:
+def _trainer_mount(pod: spec.PodSpec) -> tuple[str | None, Mapping[str, Any] | None]:
     """Where the trainer's own variable has the run folder, if it has one; and the mount in which the folder lies."""
     main = pod.containers[0]
     own = next((one.value for one in main.env if one.name == RUN_DIR_VARIABLE), None)
     if own is None:
         return None, next((one for one in main.volume_mounts if one.get("name") == RUN_VOLUME), None)
-    return own, max((one for one in main.volume_mounts if holds(one, own)), key=_depth, default=None)
+    return own, max((one for one in main.volume_mounts if contains_path(one, own)), key=_mount_depth, default=None)
 
 
-def _volume(pod: spec.PodSpec, own: str | None, mount: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _run_folder_volume(pod: spec.PodSpec, own: str | None, mount: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The volume of the run folder, if it outlives the pod."""
     name = RUN_VOLUME if own is None else (mount or {}).get("name", "")
     volumes = (one for one in pod.volumes if one.get("name") == name)
-    return next((one for one in volumes if not any(kind in one for kind in _GONE_WITH_THE_POD)), None)
+    return next((one for one in volumes if not any(kind in one for kind in _EPHEMERAL_VOLUMES)), None)
 
 
-def _within(mount: Mapping[str, Any], path: str) -> str:
+def _path_in_volume(mount: Mapping[str, Any], path: str) -> str:
     """Where a path below a mount is in the volume."""
     inside = path[len(str(mount.get("mountPath", "")).rstrip("/")) :].strip("/")
     above = str(mount.get("subPathExpr") or mount.get("subPath") or "").strip("/")
     return "/".join(part for part in (above, inside) if part)
 
 
-def _expanded(text: str, job: spec.TrainingJob) -> str:
+def _expand(text: str, job: spec.TrainingJob) -> str:
     """The job's own variables put in; those of a pod stay as they are written."""
     meta = job.metadata
     values = {"NAMESPACE": meta.namespace or "", "JOB": meta.name, "JOB_UID": meta.uid}
@@ -108,7 +108,7 @@ def _expanded(text: str, job: spec.TrainingJob) -> str:
     return text
 
 
-def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Where a container has the run folder, and the mount that brings it there. Raises InvalidSpec where nobody else
     can see it."""
     run_dir = next((one.get("value") for one in container["env"] if one["name"] == RUN_DIR_VARIABLE), None)
@@ -127,27 +127,27 @@ def find(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             "variables MUSTER_... only",
             field="env",
         )
-    mounts = [one for one in container.get("volumeMounts") or () if holds(one, run_dir)]
+    mounts = [one for one in container.get("volumeMounts") or () if contains_path(one, run_dir)]
     if not mounts:
         raise InvalidSpec(
             f"{RUN_DIR_VARIABLE}: {run_dir!r} of container {container.get('name')!r} lies in no volume, so that the "
             f"collector cannot see it; mount a volume there, or leave the variable out",
             field="env",
         )
-    mount = max(mounts, key=_depth)
+    mount = max(mounts, key=_mount_depth)
     return run_dir, {name: value for name, value in mount.items() if name != "readOnly"}
 
 
-def holds(mount: Mapping[str, Any], path: str) -> bool:
+def contains_path(mount: Mapping[str, Any], path: str) -> bool:
     """Whether a path is that of a mount or below it."""
     folder = str(mount.get("mountPath", "")).rstrip("/")
     return bool(folder) and (path == folder or path.startswith(f"{folder}/"))
 
 
-def _depth(mount: Mapping[str, Any]) -> int:
+def _mount_depth(mount: Mapping[str, Any]) -> int:
     return len(str(mount.get("mountPath", "")))
 
 
-def is_own_volume(volumes: Iterable[Mapping[str, Any]], mount: Mapping[str, Any]) -> bool:
+def is_pod_volume(volumes: Iterable[Mapping[str, Any]], mount: Mapping[str, Any]) -> bool:
     """Whether the mounted volume is this pod's alone."""
     return any(volume.get("name") == mount.get("name") and "emptyDir" in volume for volume in volumes)

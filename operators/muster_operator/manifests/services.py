@@ -13,7 +13,7 @@ from typing import Any
 from muster import spec
 from muster_operator import labels
 from muster_operator.manifests.names import service_name
-from muster_operator.manifests.owners import owner
+from muster_operator.manifests.owners import owner_reference
 
 
 def needs_service(job: spec.TrainingJob) -> bool:
@@ -31,7 +31,7 @@ def service_manifest(job: spec.TrainingJob) -> dict[str, Any]:
             "name": service_name(meta.name, meta.uid),
             "namespace": meta.namespace,
             "labels": {labels.JOB: meta.name},
-            "ownerReferences": [owner(job)],
+            "ownerReferences": [owner_reference(job)],
         },
         "spec": {
             "clusterIP": "None",

@@ -17,7 +17,7 @@ def status_patch(
     With conditions goes the phase that follows from them, also where it is the default: a status that was never
     written shows none.
     """
-    changed = difference(old, new)
+    changed = changed_fields(old, new)
     if "conditions" in changed:
         changed["phase"] = new.phase
     patch: dict[str, Any] = {"status": changed}
@@ -26,7 +26,7 @@ def status_patch(
     return patch
 
 
-def difference(old: BaseModel, new: BaseModel) -> dict[str, Any]:
+def changed_fields(old: BaseModel, new: BaseModel) -> dict[str, Any]:
     """Changed top-level fields as they are written outside; None removes one. Parts are replaced whole.
 
     A part that loses a field of its own keeps it under a merge patch, so such fields are removed by name.
@@ -36,26 +36,26 @@ def difference(old: BaseModel, new: BaseModel) -> dict[str, Any]:
     }  # fmt: skip
     after = new.model_dump(mode="json", by_alias=True, include=changed)
     before = old.model_dump(mode="json", by_alias=True, include=changed)
-    return {name: _replacing(before.get(name), value) for name, value in after.items()}
+    return {name: _merge_value(before.get(name), value) for name, value in after.items()}
 
 
 def _same(a: Any, b: Any) -> bool:
     return a is b or a == b
 
 
-def _replacing(before: Any, after: Any) -> Any:
+def _merge_value(before: Any, after: Any) -> Any:
     """`after` such that merging it into `before` gives `after`: lists replace, keys that vanish become None."""
     if not isinstance(after, dict):
-        return _without_none(after)
+        return _drop_nulls(after)
     gone = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
     old = before if isinstance(before, dict) else {}
-    return {**gone, **{name: _replacing(old.get(name), value) for name, value in after.items()}}
+    return {**gone, **{name: _merge_value(old.get(name), value) for name, value in after.items()}}
 
 
-def _without_none(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     """Inside lists a null would be written as it stands."""
     if isinstance(value, list):
-        return [_without_none(item) for item in value]
+        return [_drop_nulls(item) for item in value]
     if isinstance(value, dict):
-        return {name: _without_none(item) for name, item in value.items() if item is not None}
+        return {name: _drop_nulls(item) for name, item in value.items() if item is not None}
     return value

@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-class Collected:
+class TraceCounts:
     """By job uid, then by (role, index): a collector counts what those of earlier attempts had listed, as far as it
     still can see it, so that the greatest number of each pod counts."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[tuple[str, int], int]] = {}
-        self._news: set[str] = set()
+        self._pending: set[str] = set()
 
-    def said(self, uid: str, seat: tuple[str, int], traces: int) -> None:
+    def record(self, uid: str, slot: tuple[str, int], traces: int) -> None:
         """The collector of this pod has so many."""
         counts = self._counts.setdefault(uid, {})
-        counts[seat] = max(traces, counts.get(seat, 0))
+        counts[slot] = max(traces, counts.get(slot, 0))
 
-    def ended(self, uid: str, seat: tuple[str, int], traces: int) -> None:
+    def record_final(self, uid: str, slot: tuple[str, int], traces: int) -> None:
         """It has ended with so many."""
-        self.said(uid, seat, traces)
-        self._news.add(uid)
+        self.record(uid, slot, traces)
+        self._pending.add(uid)
 
     def count(self, uid: str) -> int:
         """Of all its pods."""
         return sum(self._counts.get(uid, {}).values())
 
-    def news(self) -> list[str]:
+    def pending(self) -> list[str]:
         """Jobs of which a collector has ended since they were settled, in order."""
-        return sorted(self._news)
+        return sorted(self._pending)
 
-    def settled(self, uid: str) -> None:
+    def mark_written(self, uid: str) -> None:
         """All that it said is written."""
-        self._news.discard(uid)
+        self._pending.discard(uid)
 
-    def keep_only(self, uids: Collection[str]) -> None:
+    def retain(self, uids: Collection[str]) -> None:
         """Forget all other jobs."""
         for uid in self._counts.keys() - uids:
             del self._counts[uid]
-            self._news.discard(uid)
+            self._pending.discard(uid)

@@ -15,7 +15,7 @@ from muster.cluster import PodView
 K = TypeVar("K", bound=Hashable)
 
 
-class Departed(Generic[K]):
+class PodTombstones(Generic[K]):
     """Their last views, by job; of each job those of the newest attempt in which a pod departed."""
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class Departed(Generic[K]):
             others = self._views.get(job, {}).values()
             self._views[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
 
-    def of(self, job: K | None) -> Iterable[PodView]:
+    def views_of(self, job: K | None) -> Iterable[PodView]:
         """Those of a job."""
         return self._views[job].values() if job in self._views else ()
 
-    def forget(self, job: K, name: str) -> bool:
+    def remove(self, job: K, name: str) -> bool:
         """The job goes on without this pod, or has another of its name; whether there was one."""
         return self._views.get(job, {}).pop(name, None) is not None
 
-    def forget_job(self, job: K) -> None:
+    def remove_job(self, job: K) -> None:
         """It is not looked at any more."""
         self._views.pop(job, None)

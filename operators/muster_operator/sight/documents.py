@@ -14,52 +14,52 @@ import msgspec
 from pydantic import ValidationError
 
 from muster import spec
-from muster.documents.shorn import decoded
-from muster.documents.unreadable import complaint, metadata_of, readable_part
-from muster_operator.sight.shapes import Document
-from muster_operator.sight.shelf import Shelf
+from muster.documents.shorn import decode_truncated
+from muster.documents.unreadable import invalid_reason, metadata_of, valid_part
+from muster_operator.sight.shapes import RawCustomObject
+from muster_operator.sight.shelf import MutationCache
 
 D = TypeVar("D", bound=spec.Queue | spec.Flavor)
 
 
 @dataclass(frozen=True, slots=True)
-class Faulty:
+class InvalidObject:
     """An object that cannot be read: as it came, and what is wrong with it."""
 
     metadata: spec.ObjectMeta
     document: Mapping[str, Any]
-    complaint: str
+    error: str
 
 
-class Documents(Generic[D]):
+class CustomObjectCache(Generic[D]):
     """A sink for one of the two kinds."""
 
     def __init__(self, model: type[D], changed: Callable[[], None]) -> None:
         self._model = model
         self._changed = changed
-        self._shelf = Shelf[D](self._note)
-        self.broken: dict[str, Faulty] = {}  # what cannot be read, by name
-        self._complaints: Mapping[str, str] | None = None
+        self._cache = MutationCache[D](self._on_change)
+        self.invalid: dict[str, InvalidObject] = {}  # what cannot be read, by name
+        self._errors: Mapping[str, str] | None = None
 
-    def keep_only(self, keys: set[str], version: int) -> None:
+    def on_list(self, keys: set[str], version: int) -> None:
         """There are no others."""
-        for name in self.broken.keys() - keys:
-            self._mended(name)
-        self._shelf.keep_only(keys, version)
+        for name in self.invalid.keys() - keys:
+            self._clear_invalid(name)
+        self._cache.retain(keys, version)
 
-    def put(self, item: Document) -> None:
+    def on_upsert(self, item: RawCustomObject) -> None:
         """Created or changed."""
         name, version = item.metadata.name, item.metadata.version
-        if not self._shelf.is_news(name, version):
+        if not self._cache.is_newer(name, version):
             return
-        document = _document(item)
-        wrong = complaint(document, self._model.__name__)
+        document = _as_document(item)
+        wrong = invalid_reason(document, self._model.__name__)
         if wrong is not None:
-            self._put_aside(name, version, document, wrong)
+            self._set_invalid(name, version, document, wrong)
             return
-        self._mended(name)
-        fresh = self._read(document)
-        before = self._shelf.get(name)
+        self._clear_invalid(name)
+        fresh = self._parse(document)
+        before = self._cache.get(name)
         if before is not None:
             kept: dict[str, object] = {}
             if before.spec == fresh.spec:  # the engine finds differences by identity
@@ -67,20 +67,20 @@ class Documents(Generic[D]):
             if before.status == fresh.status:
                 kept["status"] = before.status
             fresh = cast(D, fresh.model_copy(update=kept))
-        self._shelf.put(name, version, fresh)
+        self._cache.upsert(name, version, fresh)
 
-    def drop(self, item: Document) -> None:
+    def on_delete(self, item: RawCustomObject) -> None:
         """Deleted."""
-        self._mended(item.metadata.name)
-        self._shelf.drop(item.metadata.name, item.metadata.version)
+        self._clear_invalid(item.metadata.name)
+        self._cache.delete(item.metadata.name, item.metadata.version)
 
-    def progress(self, version: int) -> None:
+    def on_bookmark(self, version: int) -> None:
         """Everything up to here has been told."""
-        self._shelf.progress(version)
+        self._cache.advance(version)
 
-    def wrote(self, name: str, version: int, update: dict[str, object]) -> None:
+    def on_written(self, name: str, version: int, update: dict[str, object]) -> None:
         """We wrote it: fields of the model (`status`) and of its metadata (`finalizers`)."""
-        before = self._shelf.get(name)
+        before = self._cache.get(name)
         if before is not None:
             meta: dict[str, Any] = {"resource_version": str(version)}
             if "finalizers" in update:
@@ -88,61 +88,61 @@ class Documents(Generic[D]):
             fields = {key: value for key, value in update.items() if key != "finalizers"}
             metadata = before.metadata.model_copy(update=meta)
             fresh = cast(D, before.model_copy(update={**fields, "metadata": metadata}))
-            self._shelf.wrote(name, version, fresh)
+            self._cache.on_written(name, version, fresh)
 
-    def complained(self, one: Faulty, told: Faulty) -> None:
+    def on_reported(self, before: InvalidObject, reported: InvalidObject) -> None:
         """We wrote what is wrong with it: `one` is as `told` now, unless watches have shown it anew, or gone,
         meanwhile."""
-        name = told.metadata.name
-        if self.broken.get(name) is one:
-            self.broken[name] = told
-            self._complaints = None
+        name = reported.metadata.name
+        if self.invalid.get(name) is before:
+            self.invalid[name] = reported
+            self._errors = None
 
     def get(self, name: str) -> D | None:
         """One, or None."""
-        return self._shelf.get(name)
+        return self._cache.get(name)
 
     def all(self) -> tuple[D, ...]:
         """All, by name."""
-        return tuple(sorted(self._shelf, key=lambda item: item.metadata.name))
+        return tuple(sorted(self._cache, key=lambda item: item.metadata.name))
 
-    def complaints(self) -> Mapping[str, str]:
+    def errors(self) -> Mapping[str, str]:
         """Why some cannot be read, by name; the same mapping as long as nothing changed."""
-        if self._complaints is None:
-            self._complaints = {name: one.complaint for name, one in self.broken.items()}
-        return self._complaints
+        if self._errors is None:
+            self._errors = {name: one.error for name, one in self.invalid.items()}
+        return self._errors
 
-    def _put_aside(self, name: str, version: int, document: dict[str, Any], wrong: str) -> None:
+    def _set_invalid(self, name: str, version: int, document: dict[str, Any], error: str) -> None:
         """It cannot be read."""
-        metadata, before = metadata_of(document), self._shelf.get(name)
-        self.broken[name] = Faulty(metadata, document, wrong)
-        self._complaints = None
+        metadata, before = metadata_of(document), self._cache.get(name)
+        self.invalid[name] = InvalidObject(metadata, document, error)
+        self._errors = None
         if self._model is not spec.Queue:
-            self._shelf.drop(name, version)
+            self._cache.delete(name, version)
         else:
             same = before is not None and before.metadata.uid == metadata.uid
             update = {"spec": before.spec} if before is not None and same else {}
-            self._shelf.put(name, version, cast(D, readable_part(document).model_copy(update=update)))
+            self._cache.upsert(name, version, cast(D, valid_part(document).model_copy(update=update)))
         self._changed()
 
-    def _mended(self, name: str) -> None:
+    def _clear_invalid(self, name: str) -> None:
         """It can be read, or is gone."""
-        if self.broken.pop(name, None) is not None:
-            self._complaints = None
+        if self.invalid.pop(name, None) is not None:
+            self._errors = None
             self._changed()
 
-    def _read(self, document: dict[str, Any]) -> D:
+    def _parse(self, document: dict[str, Any]) -> D:
         """An object that can be read, but perhaps for its status: that counts as never written then."""
         try:
             return cast(D, self._model.model_validate(document))
         except ValidationError:
             return cast(D, self._model.model_validate({**document, "status": {}}))
 
-    def _note(self, name: str, old: D | None, new: D | None) -> None:
+    def _on_change(self, name: str, old: D | None, new: D | None) -> None:
         self._changed()
 
 
-def _document(item: Document) -> dict[str, Any]:
+def _as_document(item: RawCustomObject) -> dict[str, Any]:
     meta = item.metadata
     return {
         "metadata": {
@@ -154,6 +154,6 @@ def _document(item: Document) -> dict[str, Any]:
             "deletion_timestamp": meta.deletion_timestamp,
             "finalizers": meta.finalizers,
         },
-        "spec": decoded(msgspec.json.decode, item.spec),
-        "status": decoded(msgspec.json.decode, item.status),
+        "spec": decode_truncated(msgspec.json.decode, item.spec),
+        "status": decode_truncated(msgspec.json.decode, item.status),
     }

@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from muster.beats import number
-from muster_operator.manifests.collector import NAME as COLLECTOR
-from muster_operator.sight.shapes import ContainerStatus
+from muster.beats import finite_number
+from muster_operator.manifests.collector import COLLECTOR_NAME as COLLECTOR
+from muster_operator.sight.shapes import V1ContainerStatus
 
-MOST_TRACES = 1_000_000
-_LONGEST = 4096  # characters: as much as Kubernetes keeps of one
+MAX_TRACES = 1_000_000
+_MAX_LENGTH = 4096  # characters: as much as Kubernetes keeps of one
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class TerminationMessage:
     """What a collector said at its end: how many traces it has collected, and the newest checkpoint as it is written
     in the run folder."""
 
@@ -28,28 +28,28 @@ class Ending:
     checkpoint: tuple[float, float] | None  # step, and when, by the pod's clock
 
 
-class _Words(msgspec.Struct):
+class _Message(msgspec.Struct):
     traces: Any = 0
     checkpoint: Any = None
 
 
-def ending_of(containers: Iterable[ContainerStatus]) -> Ending | None:
+def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
     """The last words among a pod's sidecars; None where the collector has not ended, or said nothing we know."""
     for one in containers:
         end = one.state.terminated
-        if one.name == COLLECTOR and end is not None and len(end.message) <= _LONGEST:
+        if one.name == COLLECTOR and end is not None and len(end.message) <= _MAX_LENGTH:
             try:
-                return _ending(msgspec.json.decode(end.message, type=_Words))
+                return _validated(msgspec.json.decode(end.message, type=_Message))
             except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
                 return None  # nothing, or the end of its log
     return None
 
 
-def _ending(words: _Words) -> Ending:
-    traces = number(words.traces)
-    told = words.checkpoint if isinstance(words.checkpoint, Mapping) else {}
-    step, at = number(told.get("step")), number(told.get("at"))
-    return Ending(
-        traces=int(traces) if traces is not None and 0 <= traces <= MOST_TRACES else 0,
+def _validated(message: _Message) -> TerminationMessage:
+    traces = finite_number(message.traces)
+    told = message.checkpoint if isinstance(message.checkpoint, Mapping) else {}
+    step, at = finite_number(told.get("step")), finite_number(told.get("at"))
+    return TerminationMessage(
+        traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
         checkpoint=None if step is None or at is None else (step, at),
     )

@@ -14,14 +14,14 @@ from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.kube.resources import TRAINING_JOBS
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
-from muster_operator.manifests.collector import NAME as COLLECTOR
-from muster_operator.sight.admission import PodClaim, claim_of
-from muster_operator.sight.amounts import asks_for
-from muster_operator.sight.endings import Ending, ending_of
-from muster_operator.sight.shapes import ContainerStatus, Pod, PodMeta, Terminated
-from muster_operator.sight.times import seconds
+from muster_operator.manifests.collector import COLLECTOR_NAME as COLLECTOR
+from muster_operator.sight.admission import SignedAdmission, parse_admission
+from muster_operator.sight.amounts import effective_request
+from muster_operator.sight.endings import TerminationMessage, parse_termination_message
+from muster_operator.sight.shapes import V1ContainerStatus, V1Pod, V1PodMeta, V1ContainerStateTerminated
+from muster_operator.sight.times import parse_rfc3339
 
-_ENDED = ("Succeeded", "Failed")
+_FINISHED_PHASES = ("Succeeded", "Failed")
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
@@ -31,7 +31,7 @@ _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 
 
 @dataclass(frozen=True, slots=True)
-class JobName:
+class JobKey:
     """Which job it is; neither changes as long as there is one of that uid."""
 
     uid: str
@@ -40,35 +40,35 @@ class JobName:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPod:
+class CachedPod:
     """A pod: as the engine sees it if its job is known (`view`), and what it takes of `node` otherwise."""
 
     uid: str
     version: int
     namespace: str
     name: str
-    job: JobName | None  # whose pod it is, if there is such a TrainingJob
+    job: JobKey | None  # whose pod it is, if there is such a TrainingJob
     view: PodView | None
     node: str  # where it is bound; "" while it is not
     request: Resources
     ended: bool
-    told: bool = False  # by us, to stop
+    deletion_requested: bool = False  # by us, to stop
     ip: str = ""
-    collector: bool = False  # whether the sidecar of ours is in it
-    ending: Ending | None = None  # what that said at its end
-    claim: PodClaim | None = None  # what it says of its job's admission
+    has_collector: bool = False  # whether the sidecar of ours is in it
+    termination_message: TerminationMessage | None = None  # what that said at its end
+    signed_admission: SignedAdmission | None = None  # what it says of its job's admission
 
 
-def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
+def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
     """What we keep of a pod. The view that says the same as before is the one of before."""
     meta, spec = pod.metadata, pod.spec
     same = before is not None and before.uid == meta.uid
-    job = job_of(meta)
-    request = asks_for(spec, pod.status)  # a pod may be resized in place
+    job = owner_job(meta)
+    request = effective_request(spec, pod.status)  # a pod may be resized in place
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)
-    ended, told = pod.status.phase in _ENDED, same and before is not None and before.told
+    ended, told = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
             view = replace(view, deleting=False)  # it had ended before it was told to
@@ -76,7 +76,7 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
             view = replace(view, deleting=True)  # as it was a moment before
         if before.view == view:
             view = before.view
-    return KnownPod(
+    return CachedPod(
         uid=meta.uid,
         version=meta.version,
         namespace=meta.namespace,
@@ -86,22 +86,22 @@ def known_pod(pod: Pod, before: KnownPod | None) -> KnownPod:
         node=spec.node_name,
         request=request,
         ended=ended,
-        told=told,
+        deletion_requested=told,
         ip=pod.status.pod_ip,
-        collector=any(one.name == COLLECTOR for one in spec.init_containers),
-        ending=ending_of(pod.status.init_container_statuses) if view is not None else None,
-        claim=None if view is None else before.claim if same and before is not None else _claim(meta, view),
+        has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
+        termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
+        signed_admission=None if view is None else before.signed_admission if same and before is not None else _signed_admission(meta, view),
     )
 
 
-def created_pod(meta: PodMeta, job_uid: str, node: str, request: Resources) -> KnownPod:
+def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) -> CachedPod:
     """A pod that we just created, pinned to `node`, as the watch will show it a moment later.
 
     `request` is what its template asks for; what the API server made of that is read once the watch shows it.
     """
-    job = job_of(meta)
-    view = pod_view(Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
-    return KnownPod(
+    job = owner_job(meta)
+    view = pod_view(V1Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
+    return CachedPod(
         uid=meta.uid,
         version=meta.version,
         namespace=meta.namespace,
@@ -111,25 +111,25 @@ def created_pod(meta: PodMeta, job_uid: str, node: str, request: Resources) -> K
         node="",
         request=Resources(),  # read once the watch shows it, which is before it takes room
         ended=False,
-        claim=None if view is None else _claim(meta, replace(view, node=node)),
+        signed_admission=None if view is None else _signed_admission(meta, replace(view, node=node)),
     )
 
 
-def _claim(meta: PodMeta, view: PodView) -> PodClaim | None:
-    return claim_of(meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node)
+def _signed_admission(meta: V1PodMeta, view: PodView) -> SignedAdmission | None:
+    return parse_admission(meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node)
 
 
-def job_of(meta: PodMeta) -> JobName | None:
+def owner_job(meta: V1PodMeta) -> JobKey | None:
     """The job whose pod this is if there is such a job: the one that owns it, in its namespace, if its name is the one
     that we give to the pod that its labels say it is. Anybody may write that a pod is somebody's."""
-    seat = _seat(meta)
+    seat = _pod_slot(meta)
     owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
     if owner is None or seat is None or meta.name != pod_name(owner.name, owner.uid, *seat):
         return None
-    return JobName(owner.uid, meta.namespace, owner.name)
+    return JobKey(owner.uid, meta.namespace, owner.name)
 
 
-def _seat(meta: PodMeta) -> tuple[str, int, int] | None:
+def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
     """Role, index and attempt, as its labels say; None where they do not."""
     try:
         role, index, attempt = meta.labels[ROLE], int(meta.labels[INDEX]), int(meta.labels[ATTEMPT])
@@ -138,33 +138,33 @@ def _seat(meta: PodMeta) -> tuple[str, int, int] | None:
     return (role, index, attempt) if index >= 0 and attempt >= 0 else None
 
 
-def pod_view(pod: Pod, job_uid: str) -> PodView | None:
+def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
     """The pod of a job as the engine sees it; None when its labels do not say which one it is."""
-    meta, status, seat = pod.metadata, pod.status, _seat(pod.metadata)
+    meta, status, seat = pod.metadata, pod.status, _pod_slot(pod.metadata)
     if seat is None:
         return None
     role, index, attempt = seat
     phase = _PHASES.get(status.phase, "Pending")
-    ended = _first_failure(pod) if phase == "Failed" else _main_end(pod)
+    ended = _first_failure(pod) if phase == "Failed" else _main_termination(pod)
     return PodView(
         name=meta.name,
         job_uid=job_uid,
         role=role,
         index=index,
         attempt=attempt,
-        node=pod.spec.node_name or _pin(pod),
+        node=pod.spec.node_name or _pinned_node(pod),
         phase=phase,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
-        start_blocker=_start_blocker(pod) if phase == "Pending" else "",
+        pending_reason=_start_blocker(pod) if phase == "Pending" else "",
         deleting=meta.deletion_timestamp is not None,
         exit_code=None if ended is None else ended.exit_code,
         reason=_reason(pod, ended) if phase == "Failed" else "",
-        finished_at=seconds(ended.finished_at) if ended is not None and phase in _ENDED else None,
+        finished_at=parse_rfc3339(ended.finished_at) if ended is not None and phase in _FINISHED_PHASES else None,
         log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
     )
 
 
-def _start_blocker(pod: Pod) -> Literal["", "Unschedulable", "Image", "Volume", "Node"]:
+def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume", "Node"]:
     """What a pod that has not started waits for.
 
     A kubelet mounts all volumes, then makes the sandbox, then pulls images. Which of the first two it is at, a status
@@ -184,7 +184,7 @@ def _start_blocker(pod: Pod) -> Literal["", "Unschedulable", "Image", "Volume", 
     return "Volume" if any(volume.empty_dir is None for volume in pod.spec.volumes) else "Node"
 
 
-def _pin(pod: Pod) -> str:
+def _pinned_node(pod: V1Pod) -> str:
     """The node that a pod of ours is bound to be on: the first field of the first term we wrote."""
     affinity = pod.spec.affinity
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
@@ -195,25 +195,25 @@ def _pin(pod: Pod) -> str:
     return ""
 
 
-def _main_end(pod: Pod) -> Terminated | None:
+def _main_termination(pod: V1Pod) -> V1ContainerStateTerminated | None:
     main = pod.spec.containers[0].name if pod.spec.containers else ""
     return next((one.state.terminated for one in pod.status.container_statuses if one.name == main), None)
 
 
-def _first_failure(pod: Pod) -> Terminated | None:
+def _first_failure(pod: V1Pod) -> V1ContainerStateTerminated | None:
     """How the main container failed, or else the container that failed first."""
-    main = _main_end(pod)
+    main = _main_termination(pod)
     if main is not None and main.exit_code != 0:
         return main
     failed = [one.state.terminated for one in pod.status.container_statuses if _has_failed(one)]
     return min((end for end in failed if end is not None), key=lambda end: end.finished_at or "", default=main)
 
 
-def _has_failed(container: ContainerStatus) -> bool:
+def _has_failed(container: V1ContainerStatus) -> bool:
     return container.state.terminated is not None and container.state.terminated.exit_code != 0
 
 
-def _reason(pod: Pod, ended: Terminated | None) -> str:
+def _reason(pod: V1Pod, ended: V1ContainerStateTerminated | None) -> str:
     """Why it failed. A disruption is none of the job's doing, whatever the containers say."""
     if any(c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions):
         return "DisruptionTarget"

@@ -11,143 +11,143 @@ from dataclasses import replace
 
 from muster.cluster import PodView
 from muster.model import Resources
-from muster_operator.sight.departed import Departed
-from muster_operator.sight.known_pod import JobName, KnownPod, known_pod
-from muster_operator.sight.shapes import Pod
-from muster_operator.sight.shelf import Shelf
+from muster_operator.sight.departed import PodTombstones
+from muster_operator.sight.known_pod import JobKey, CachedPod, cached_pod
+from muster_operator.sight.shapes import V1Pod
+from muster_operator.sight.shelf import MutationCache
 
 
-class Pods:
+class PodCache:
     """A sink for pods. `take` is told what foreign pods take more of a node, `changed` when jobs look different,
     `ended` of pods whose collector has said its last words, `admits` of jobs whose pods say that they are admitted.
     `named` tells which job has a uid; None: none that is known."""
 
     def __init__(
         self,
-        take: Callable[[str, Resources], None],
+        add_usage: Callable[[str, Resources], None],
         changed: Callable[[str], None],
-        named: Callable[[str], JobName | None],
-        ended: Callable[[KnownPod], None] = lambda pod: None,
-        admits: Callable[[JobName], None] = lambda job: None,
+        job_key: Callable[[str], JobKey | None],
+        on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
+        on_admission: Callable[[JobKey], None] = lambda job: None,
     ) -> None:
-        self._take = take
+        self._add_usage = add_usage
         self._changed = changed
-        self._named = named
-        self._ended = ended
-        self._admits = admits
-        self._shelf = Shelf[KnownPod](self._note)
-        self._by_job: dict[JobName, dict[str, KnownPod]] = {}
-        self._shown: dict[str, JobName] = {}  # jobs that the engine knows
+        self._job_key = job_key
+        self._on_collector_ended = on_collector_ended
+        self._on_admission = on_admission
+        self._cache = MutationCache[CachedPod](self._on_change)
+        self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
+        self._visible: dict[str, JobKey] = {}  # jobs that the engine knows
         self._stale: set[str] = set()  # of them, those whose views are to be made anew
         self._views: dict[str, tuple[PodView, ...]] = {}
-        self._departed = Departed[JobName]()
+        self._tombstones = PodTombstones[JobKey]()
         self._unbound: set[str] = set()  # of our pods, by namespace/name
-        self.served = 0  # how many of them wait no more
+        self.bound_count = 0  # how many of them wait no more
 
     # ---- what is seen
 
-    def keep_only(self, keys: set[str], version: int) -> None:
+    def on_list(self, keys: set[str], version: int) -> None:
         """There are no others."""
-        self._shelf.keep_only(keys, version)
+        self._cache.retain(keys, version)
 
-    def put(self, item: Pod) -> None:
+    def on_upsert(self, item: V1Pod) -> None:
         """A pod was created or changed."""
-        key, version = _key(item), item.metadata.version
-        if self._shelf.is_news(key, version):
-            self._shelf.put(key, version, known_pod(item, self._shelf.get(key)))
+        key, version = _object_key(item), item.metadata.version
+        if self._cache.is_newer(key, version):
+            self._cache.upsert(key, version, cached_pod(item, self._cache.get(key)))
 
-    def found(self, item: Pod) -> None:
+    def on_read(self, item: V1Pod) -> None:
         """A read shows it, which watches may have passed meanwhile."""
-        if not self._shelf.is_gone(_key(item), item.metadata.version):
-            self.put(item)
+        if not self._cache.is_deleted(_object_key(item), item.metadata.version):
+            self.on_upsert(item)
 
-    def drop(self, item: Pod) -> None:
+    def on_delete(self, item: V1Pod) -> None:
         """A pod is gone for good."""
-        self._shelf.drop(_key(item), item.metadata.version)
+        self._cache.delete(_object_key(item), item.metadata.version)
 
-    def progress(self, version: int) -> None:
+    def on_bookmark(self, version: int) -> None:
         """Everything up to here has been told."""
-        self._shelf.progress(version)
+        self._cache.advance(version)
 
     # ---- what we did
 
-    def created(self, pod: KnownPod) -> None:
+    def on_created(self, pod: CachedPod) -> None:
         """We created it."""
-        self._shelf.wrote(f"{pod.namespace}/{pod.name}", pod.version, pod)
+        self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, pod)
 
-    def deleted(self, pod: KnownPod) -> None:
+    def on_delete_requested(self, pod: CachedPod) -> None:
         """We asked for its end, knowing this of it, and it is on its way. What has become of it meanwhile counts: it
         may have ended by itself just before."""
         if pod.ended and pod.job is not None:
-            self.forget(pod.job.uid, pod.name)
+            self.remove_tombstone(pod.job.uid, pod.name)
         key = f"{pod.namespace}/{pod.name}"
-        now = self._shelf.get(key)
+        now = self._cache.get(key)
         if now is None or now.uid != pod.uid or now.view is None or (now.ended and not pod.ended):
             return
-        self._shelf.amend(key, replace(now, told=True, view=replace(now.view, deleting=True)))
+        self._cache.replace(key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True)))
 
-    def forget(self, uid: str, name: str) -> None:
+    def remove_tombstone(self, uid: str, name: str) -> None:
         """The job goes on without this pod, which is gone."""
-        job = self._named(uid)
-        if job is not None and self._departed.forget(job, name):
-            self._differs_by(uid)
+        job = self._job_key(uid)
+        if job is not None and self._tombstones.remove(job, name):
+            self._mark_job_stale(uid)
 
-    def of_job(self, uid: str, name: str) -> KnownPod | None:
+    def get(self, uid: str, name: str) -> CachedPod | None:
         """A pod of a job, by name."""
-        return self._of(self._named(uid)).get(name)
+        return self._pods_of(self._job_key(uid)).get(name)
 
-    def all(self) -> Iterable[KnownPod]:
+    def all(self) -> Iterable[CachedPod]:
         """All pods, of whomever they are."""
-        return self._shelf
+        return self._cache
 
-    def of(self, job: JobName) -> Collection[KnownPod]:
+    def of_job(self, job: JobKey) -> Collection[CachedPod]:
         """The pods that are a job's, whether it is shown or not."""
-        return self._of(job).values()
+        return self._pods_of(job).values()
 
-    def speaker(self, uid: str, role: str) -> KnownPod | None:
+    def lead_pod(self, uid: str, role: str) -> CachedPod | None:
         """Pod 0 of a role, of the newest attempt that has one: of a job that was told to stop, the one that stops."""
-        pods = self._of(self._named(uid)).values()
+        pods = self._pods_of(self._job_key(uid)).values()
         found = [(pod.view.attempt, pod) for pod in pods if pod.view and (pod.view.role, pod.view.index) == (role, 0)]
         return max(found, key=lambda one: one[0])[1] if found else None
 
-    def any_of(self, uid: str, phases: Container[str]) -> bool:
+    def has_pod_in_phase(self, uid: str, phases: Container[str]) -> bool:
         """Whether a pod of the job is in one of these phases."""
-        return any(pod.view is not None and pod.view.phase in phases for pod in self._of(self._named(uid)).values())
+        return any(pod.view is not None and pod.view.phase in phases for pod in self._pods_of(self._job_key(uid)).values())
 
-    def is_there(self, pod: KnownPod) -> bool:
+    def contains(self, pod: CachedPod) -> bool:
         """Whether that very pod still is."""
-        now = self._shelf.get(f"{pod.namespace}/{pod.name}")
+        now = self._cache.get(f"{pod.namespace}/{pod.name}")
         return now is not None and now.uid == pod.uid
 
-    def unbound(self) -> bool:
+    def has_unbound(self) -> bool:
         """Whether a pod of some job still waits for kube-scheduler."""
         return bool(self._unbound)
 
     # ---- what the engine sees
 
-    def show(self, uid: str, shown: bool) -> None:
+    def set_visible(self, uid: str, visible: bool) -> None:
         """From now on the engine knows this job, or no longer: its pods are ours, or foreign."""
-        if (uid in self._shown) == shown:
+        if (uid in self._visible) == visible:
             return
-        job = self._named(uid) if shown else self._shown[uid]
+        job = self._job_key(uid) if visible else self._visible[uid]
         if job is None:
             return
-        if shown:
-            self._shown[uid] = job
+        if visible:
+            self._visible[uid] = job
         else:
-            del self._shown[uid]
-            self._departed.forget_job(job)
-        for pod in self._of(job).values():
-            self._account(pod, -1 if shown else 1)
-            self._wait_for(f"{pod.namespace}/{pod.name}", pod)
+            del self._visible[uid]
+            self._tombstones.remove_job(job)
+        for pod in self._pods_of(job).values():
+            self._account_usage(pod, -1 if visible else 1)
+            self._track_binding(f"{pod.namespace}/{pod.name}", pod)
         self._stale.add(uid)
 
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
         """Pods by job uid; tuples are the same as long as nothing about a job's pods changed."""
         for uid in self._stale:
-            job = self._shown.get(uid)
-            here = (pod.view for pod in self._of(job).values() if pod.view is not None)
-            fresh = (*here, *self._departed.of(job))
+            job = self._visible.get(uid)
+            here = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
+            fresh = (*here, *self._tombstones.views_of(job))
             if not fresh:
                 self._views.pop(uid, None)
             elif self._views.get(uid) != fresh:
@@ -155,63 +155,63 @@ class Pods:
         self._stale.clear()
         return dict(self._views)
 
-    def _of(self, job: JobName | None) -> Mapping[str, KnownPod]:
+    def _pods_of(self, job: JobKey | None) -> Mapping[str, CachedPod]:
         return {} if job is None else self._by_job.get(job, {})
 
-    def _is_ours(self, pod: KnownPod | None) -> bool:
-        return pod is not None and pod.job is not None and self._shown.get(pod.job.uid) == pod.job
+    def _is_managed(self, pod: CachedPod | None) -> bool:
+        return pod is not None and pod.job is not None and self._visible.get(pod.job.uid) == pod.job
 
-    def _note(self, key: str, old: KnownPod | None, new: KnownPod | None) -> None:
-        was_ours, is_ours = self._is_ours(old), self._is_ours(new)
+    def _on_change(self, key: str, old: CachedPod | None, new: CachedPod | None) -> None:
+        was_ours, is_ours = self._is_managed(old), self._is_managed(new)
         if old is not None:
             if not was_ours:
-                self._account(old, -1)
+                self._account_usage(old, -1)
             if old.job is not None and (new is None or new.job != old.job):
-                self._leave(old, old.job)
+                self._remove_from_job(old, old.job)
             if new is None and was_ours and old.job is not None and old.view is not None and old.ended:
-                self._departed.add(old.job, old.view)
+                self._tombstones.add(old.job, old.view)
         if new is not None:
             if not is_ours:
-                self._account(new, 1)
+                self._account_usage(new, 1)
             if new.job is not None:
                 self._by_job.setdefault(new.job, {})[new.name] = new
-                self._departed.forget(new.job, new.name)
+                self._tombstones.remove(new.job, new.name)
         if old is None or new is None or old.view is not new.view:
             for pod in (old, new):
-                self._differs(pod)
-        if new is not None and new.ending is not None and (old is None or old.ending != new.ending):
-            self._ended(new)
-        self._wait_for(key, new)
-        if new is not None and new.job is not None and new.claim is not None and (old is None or old.uid != new.uid):
-            self._admits(new.job)
+                self._mark_stale(pod)
+        if new is not None and new.termination_message is not None and (old is None or old.termination_message != new.termination_message):
+            self._on_collector_ended(new)
+        self._track_binding(key, new)
+        if new is not None and new.job is not None and new.signed_admission is not None and (old is None or old.uid != new.uid):
+            self._on_admission(new.job)
 
-    def _leave(self, pod: KnownPod, job: JobName) -> None:
+    def _remove_from_job(self, pod: CachedPod, job: JobKey) -> None:
         pods = self._by_job[job]
         del pods[pod.name]
         if not pods:
             del self._by_job[job]
 
-    def _differs(self, pod: KnownPod | None) -> None:
-        if pod is not None and pod.job is not None and self._is_ours(pod):
-            self._differs_by(pod.job.uid)
+    def _mark_stale(self, pod: CachedPod | None) -> None:
+        if pod is not None and pod.job is not None and self._is_managed(pod):
+            self._mark_job_stale(pod.job.uid)
 
-    def _differs_by(self, uid: str) -> None:
+    def _mark_job_stale(self, uid: str) -> None:
         self._stale.add(uid)
         self._changed(uid)
 
-    def _wait_for(self, key: str, pod: KnownPod | None) -> None:
+    def _track_binding(self, key: str, pod: CachedPod | None) -> None:
         """Note whether this pod of ours waits for kube-scheduler."""
         waits = pod is not None and pod.view is not None and not (pod.node or pod.ended or pod.view.deleting)
-        if waits and self._is_ours(pod):
+        if waits and self._is_managed(pod):
             self._unbound.add(key)
         elif key in self._unbound:
             self._unbound.remove(key)
-            self.served += 1
+            self.bound_count += 1
 
-    def _account(self, pod: KnownPod, sign: int) -> None:
+    def _account_usage(self, pod: CachedPod, sign: int) -> None:
         if pod.node and not pod.ended:
-            self._take(pod.node, pod.request.times(sign))
+            self._add_usage(pod.node, pod.request.times(sign))
 
 
-def _key(pod: Pod) -> str:
+def _object_key(pod: V1Pod) -> str:
     return f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -11,37 +11,37 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-MOST = 20_000
-MOST_BYTES = 32 * 2**20
+MAX_ENTRIES = 20_000
+MAX_BYTES = 32 * 2**20
 
 
-class Recent(Generic[K, V]):
+class LRUCache(Generic[K, V]):
     """Values by key. Beyond `most` of them, or `most_bytes` of their sizes together, those go that were not asked for
     the longest."""
 
-    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._kept: dict[K, tuple[V, int]] = {}  # the one asked for last is last
+    def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._entries: dict[K, tuple[V, int]] = {}  # the one asked for last is last
         self.bytes = 0
         """Of all that are kept, by the sizes that were told."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def get(self, key: K) -> V | None:
         """The value, or None: there never was one, or it had to go."""
-        kept = self._kept.pop(key, None)
+        kept = self._entries.pop(key, None)
         if kept is None:
             return None
-        self._kept[key] = kept
+        self._entries[key] = kept
         return kept[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep it. One that is larger than everything together may be is not kept."""
-        _, before = self._kept.pop(key, (None, 0))
-        self._kept[key] = value, size
+        _, before = self._entries.pop(key, (None, 0))
+        self._entries[key] = value, size
         self.bytes += size - before
-        while len(self._kept) > self._most or self.bytes > self._most_bytes:
-            _, gone = self._kept.pop(next(iter(self._kept)))
+        while len(self._entries) > self._max_entries or self.bytes > self._max_bytes:
+            _, gone = self._entries.pop(next(iter(self._entries)))
             self.bytes -= gone

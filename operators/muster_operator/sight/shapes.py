@@ -6,10 +6,10 @@ import msgspec
 
 from muster_operator.labels import ADMITTED
 
-Amounts = dict[str, str | int | float]
+ResourceList = dict[str, str | int | float]
 
 
-class Meta(msgspec.Struct, rename="camel"):
+class V1ObjectMeta(msgspec.Struct, rename="camel"):
     """Of any object's metadata."""
 
     name: str = ""
@@ -26,7 +26,7 @@ class Meta(msgspec.Struct, rename="camel"):
         return int(self.resource_version)
 
 
-class Owner(msgspec.Struct, rename="camel"):
+class V1OwnerReference(msgspec.Struct, rename="camel"):
     """An ownerReference."""
 
     kind: str = ""
@@ -36,89 +36,89 @@ class Owner(msgspec.Struct, rename="camel"):
     controller: bool = False
 
 
-class Annotations(msgspec.Struct):
+class PodAnnotations(msgspec.Struct):
     """Those of a pod that we read."""
 
     admitted: str = msgspec.field(name=ADMITTED, default="")
 
 
-class PodMeta(Meta, rename="camel"):
+class V1PodMeta(V1ObjectMeta, rename="camel"):
     """Of a pod's metadata."""
 
     labels: dict[str, str] = {}
-    annotations: Annotations = msgspec.field(default_factory=Annotations)
-    owner_references: list[Owner] = []
+    annotations: PodAnnotations = msgspec.field(default_factory=PodAnnotations)
+    owner_references: list[V1OwnerReference] = []
 
 
-class ContainerResources(msgspec.Struct):
+class V1ResourceRequirements(msgspec.Struct):
     """What a container asks for."""
 
-    requests: Amounts = {}
-    limits: Amounts = {}
+    requests: ResourceList = {}
+    limits: ResourceList = {}
 
 
-class Container(msgspec.Struct, rename="camel"):
+class V1Container(msgspec.Struct, rename="camel"):
     """A container of a pod."""
 
     name: str = ""
-    resources: ContainerResources = msgspec.field(default_factory=ContainerResources)
+    resources: V1ResourceRequirements = msgspec.field(default_factory=V1ResourceRequirements)
     restart_policy: str | None = None
 
 
-class Requirement(msgspec.Struct):
+class V1NodeSelectorRequirement(msgspec.Struct):
     """One line of a node selector term."""
 
     key: str = ""
     values: list[str] = []
 
 
-class NodeSelectorTerm(msgspec.Struct, rename="camel"):
+class V1NodeSelectorTerm(msgspec.Struct, rename="camel"):
     """Of a node selector term."""
 
-    match_fields: list[Requirement] = []
+    match_fields: list[V1NodeSelectorRequirement] = []
 
 
-class NodeSelector(msgspec.Struct, rename="camel"):
+class V1NodeSelector(msgspec.Struct, rename="camel"):
     """A required node affinity."""
 
-    node_selector_terms: list[NodeSelectorTerm] = []
+    node_selector_terms: list[V1NodeSelectorTerm] = []
 
 
-class NodeAffinity(msgspec.Struct):
+class V1NodeAffinity(msgspec.Struct):
     """Of a node affinity."""
 
-    required: NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    required: V1NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
-class Affinity(msgspec.Struct, rename="camel"):
+class V1Affinity(msgspec.Struct, rename="camel"):
     """Of an affinity."""
 
-    node_affinity: NodeAffinity | None = None
+    node_affinity: V1NodeAffinity | None = None
 
 
-class Present(msgspec.Struct):
+class PresenceMarker(msgspec.Struct):
     """An object of which it only matters that it is there."""
 
 
-class Volume(msgspec.Struct, rename="camel"):
+class V1Volume(msgspec.Struct, rename="camel"):
     """Of a volume of a pod."""
 
-    empty_dir: Present | None = None
+    empty_dir: PresenceMarker | None = None
 
 
-class PodSpec(msgspec.Struct, rename="camel"):
+class V1PodSpec(msgspec.Struct, rename="camel"):
     """Of a pod's spec. `resources` are those of the whole pod, where the cluster has them."""
 
-    containers: list[Container] = []
-    init_containers: list[Container] = []
-    overhead: Amounts = {}
-    resources: ContainerResources | None = None
+    containers: list[V1Container] = []
+    init_containers: list[V1Container] = []
+    overhead: ResourceList = {}
+    resources: V1ResourceRequirements | None = None
     node_name: str = ""
-    affinity: Affinity | None = None
-    volumes: list[Volume] = []
+    affinity: V1Affinity | None = None
+    volumes: list[V1Volume] = []
 
 
-class Terminated(msgspec.Struct, rename="camel"):
+class V1ContainerStateTerminated(msgspec.Struct, rename="camel"):
     """How a container ended."""
 
     exit_code: int = 0
@@ -127,30 +127,30 @@ class Terminated(msgspec.Struct, rename="camel"):
     finished_at: str | None = None
 
 
-class Waiting(msgspec.Struct):
+class V1ContainerStateWaiting(msgspec.Struct):
     """Why a container has not begun."""
 
     reason: str = ""
 
 
-class ContainerState(msgspec.Struct):
+class V1ContainerState(msgspec.Struct):
     """Of a container's state."""
 
-    waiting: Waiting = msgspec.field(default_factory=Waiting)
-    running: Present | None = None
-    terminated: Terminated | None = None
+    waiting: V1ContainerStateWaiting = msgspec.field(default_factory=V1ContainerStateWaiting)
+    running: PresenceMarker | None = None
+    terminated: V1ContainerStateTerminated | None = None
 
 
-class ContainerStatus(msgspec.Struct, rename="camel"):
+class V1ContainerStatus(msgspec.Struct, rename="camel"):
     """Of a container's status. `resources` are those it runs with, `allocated_resources` those its node set aside."""
 
     name: str = ""
-    state: ContainerState = msgspec.field(default_factory=ContainerState)
-    resources: ContainerResources | None = None
-    allocated_resources: Amounts = {}
+    state: V1ContainerState = msgspec.field(default_factory=V1ContainerState)
+    resources: V1ResourceRequirements | None = None
+    allocated_resources: ResourceList = {}
 
 
-class Condition(msgspec.Struct, rename="camel"):
+class V1Condition(msgspec.Struct, rename="camel"):
     """A condition of a pod or a node."""
 
     type: str = ""
@@ -159,28 +159,28 @@ class Condition(msgspec.Struct, rename="camel"):
     last_transition_time: str | None = None
 
 
-class PodStatus(msgspec.Struct, rename="camel"):
+class V1PodStatus(msgspec.Struct, rename="camel"):
     """Of a pod's status."""
 
     phase: str = "Pending"
     reason: str = ""
-    conditions: list[Condition] = []
-    container_statuses: list[ContainerStatus] = []
-    init_container_statuses: list[ContainerStatus] = []
+    conditions: list[V1Condition] = []
+    container_statuses: list[V1ContainerStatus] = []
+    init_container_statuses: list[V1ContainerStatus] = []
     pod_ip: str = msgspec.field(name="podIP", default="")
-    resources: ContainerResources | None = None
-    allocated_resources: Amounts = {}
+    resources: V1ResourceRequirements | None = None
+    allocated_resources: ResourceList = {}
 
 
-class Pod(msgspec.Struct):
+class V1Pod(msgspec.Struct):
     """A pod."""
 
-    metadata: PodMeta
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    metadata: V1PodMeta
+    spec: V1PodSpec = msgspec.field(default_factory=V1PodSpec)
+    status: V1PodStatus = msgspec.field(default_factory=V1PodStatus)
 
 
-class Taint(msgspec.Struct):
+class V1Taint(msgspec.Struct):
     """A taint of a node."""
 
     key: str = ""
@@ -188,64 +188,64 @@ class Taint(msgspec.Struct):
     effect: str = "NoSchedule"
 
 
-class NodeMeta(Meta, rename="camel"):
+class V1NodeMeta(V1ObjectMeta, rename="camel"):
     """Of a node's metadata."""
 
     labels: dict[str, str] = {}
 
 
-class NodeSpec(msgspec.Struct):
+class V1NodeSpec(msgspec.Struct):
     """Of a node's spec."""
 
-    taints: list[Taint] = []
+    taints: list[V1Taint] = []
     unschedulable: bool = False
 
 
-class NodeStatus(msgspec.Struct):
+class V1NodeStatus(msgspec.Struct):
     """Of a node's status."""
 
-    allocatable: Amounts = {}
-    conditions: list[Condition] = []
+    allocatable: ResourceList = {}
+    conditions: list[V1Condition] = []
 
 
-class Node(msgspec.Struct):
+class V1Node(msgspec.Struct):
     """A node."""
 
-    metadata: NodeMeta
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
-    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+    metadata: V1NodeMeta
+    spec: V1NodeSpec = msgspec.field(default_factory=V1NodeSpec)
+    status: V1NodeStatus = msgspec.field(default_factory=V1NodeStatus)
 
 
-class Namespace(msgspec.Struct):
+class V1Namespace(msgspec.Struct):
     """A namespace: its labels."""
 
-    metadata: NodeMeta
+    metadata: V1NodeMeta
 
 
-class PriorityClass(msgspec.Struct):
+class V1PriorityClass(msgspec.Struct):
     """A priority class: its value."""
 
-    metadata: Meta
+    metadata: V1ObjectMeta
     value: int = 0
 
 
-class DocumentMeta(Meta, rename="camel"):
+class CustomObjectMeta(V1ObjectMeta, rename="camel"):
     """Of the metadata of a Queue, a Flavor or a TrainingJob."""
 
     finalizers: list[str] = []
 
 
-class Document(msgspec.Struct):
+class RawCustomObject(msgspec.Struct):
     """A Queue or a Flavor; spec and status are read by `muster.spec`."""
 
-    metadata: DocumentMeta
+    metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class Job(msgspec.Struct):
+class RawTrainingJob(msgspec.Struct):
     """A TrainingJob; spec and status are read when they changed."""
 
-    metadata: DocumentMeta
+    metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")

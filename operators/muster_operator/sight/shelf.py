@@ -14,75 +14,75 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Kept(Generic[T]):
+class _Entry(Generic[T]):
     version: int
     value: T
 
 
-class Shelf(Generic[T]):
+class MutationCache(Generic[T]):
     """Values by key. `changed(key, old, new)` is told of every change; None: there is or was none."""
 
     def __init__(self, changed: Callable[[str, T | None, T | None], None]) -> None:
         self._changed = changed
-        self._kept: dict[str, _Kept[T]] = {}
-        self._reached = 0
+        self._entries: dict[str, _Entry[T]] = {}
+        self._observed_version = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[T]:
-        return (kept.value for kept in self._kept.values())
+        return (kept.value for kept in self._entries.values())
 
     def get(self, key: str) -> T | None:
         """The value, or None."""
-        kept = self._kept.get(key)
+        kept = self._entries.get(key)
         return None if kept is None else kept.value
 
-    def is_news(self, key: str, version: int) -> bool:
+    def is_newer(self, key: str, version: int) -> bool:
         """Whether something of this version is newer than what is known."""
-        kept = self._kept.get(key)
+        kept = self._entries.get(key)
         return kept is None or version > kept.version
 
-    def is_gone(self, key: str, version: int) -> bool:
+    def is_deleted(self, key: str, version: int) -> bool:
         """Whether something of this version was deleted since: watches have passed it and do not show it."""
-        return key not in self._kept and version <= self._reached
+        return key not in self._entries and version <= self._observed_version
 
-    def put(self, key: str, version: int, value: T) -> None:
+    def upsert(self, key: str, version: int, value: T) -> None:
         """A watch or list shows it."""
-        kept = self._kept.get(key)
+        kept = self._entries.get(key)
         if kept is None:
-            self._kept[key] = _Kept(version, value)
+            self._entries[key] = _Entry(version, value)
             self._changed(key, None, value)
         elif version > kept.version:
             old, kept.version, kept.value = kept.value, version, value
             self._changed(key, old, value)
 
-    def drop(self, key: str, version: int) -> None:
+    def delete(self, key: str, version: int) -> None:
         """A watch shows that it was deleted, at this version."""
-        kept = self._kept.get(key)
+        kept = self._entries.get(key)
         if kept is not None and version >= kept.version:
-            del self._kept[key]
+            del self._entries[key]
             self._changed(key, kept.value, None)
 
-    def wrote(self, key: str, version: int, value: T) -> None:
+    def on_written(self, key: str, version: int, value: T) -> None:
         """Our own write was acknowledged. One that watches have passed and do not show was deleted since."""
-        if not self.is_gone(key, version):
-            self.put(key, version, value)
+        if not self.is_deleted(key, version):
+            self.upsert(key, version, value)
 
-    def amend(self, key: str, value: T) -> None:
+    def replace(self, key: str, value: T) -> None:
         """We know more of what is known, at the version that it has: whatever is newer still counts."""
-        kept = self._kept[key]
+        kept = self._entries[key]
         old, kept.value = kept.value, value
         self._changed(key, old, value)
 
-    def progress(self, version: int) -> None:
+    def advance(self, version: int) -> None:
         """Watches have told everything up to this version."""
-        self._reached = max(self._reached, version)
+        self._observed_version = max(self._observed_version, version)
 
-    def keep_only(self, keys: Iterable[str], version: int) -> None:
+    def retain(self, keys: Iterable[str], version: int) -> None:
         """A list of this version has these keys: others are gone, unless they were written after it."""
         here = set(keys)
-        for key in [key for key, kept in self._kept.items() if key not in here and kept.version <= version]:
-            old = self._kept.pop(key)
+        for key in [key for key, kept in self._entries.items() if key not in here and kept.version <= version]:
+            old = self._entries.pop(key)
             self._changed(key, old.value, None)
-        self.progress(version)
+        self.advance(version)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from muster import spec
-from muster.spec.bounds import too_large
-from muster_operator.manifests.collector import CollectorChoices, has_collector
-from muster_operator.sight.recent import Recent
-from muster_operator.sight.templates import Template, Templates
+from muster.spec.bounds import size_error
+from muster_operator.manifests.collector import CollectorSidecarConfig, has_collector
+from muster_operator.sight.recent import LRUCache
+from muster_operator.sight.templates import CachedTemplate, TemplateCache
 
-_MOST_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 _STRING = re.compile(
     rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL
 )  # possessive: to go back would take 100 bytes a character
@@ -28,70 +28,70 @@ _Fields = dict[str, msgspec.Raw]
 _Pods = Mapping[str, spec.PodSpec]
 
 
-class TooLarge(Exception):
+class SpecTooLarge(Exception):
     """The roles of a spec are larger than they may be: they are not decoded, since that is what is not to happen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ParsedSpec:
     """What a job wants, and the template of each role."""
 
     spec: spec.TrainingJobSpec
-    templates: Mapping[str, Template]  # by role
-    fault: TooLarge | None = None  # for jobs that were not accepted yet
+    templates: Mapping[str, CachedTemplate]  # by role
+    fault: SpecTooLarge | None = None  # for jobs that were not accepted yet
 
 
-class _Real(NamedTuple):
+class _EffectiveSpec(NamedTuple):
     written: weakref.ref[spec.TrainingJobSpec]
     pods: _Pods
     made: spec.TrainingJobSpec
 
 
-class Specs:
+class SpecCache:
     """Known specs by their text. The API server writes keys in order, so the same spec is the same text."""
 
-    def __init__(self, collectors: CollectorChoices, templates: Templates | None = None) -> None:
+    def __init__(self, collectors: CollectorSidecarConfig, templates: TemplateCache | None = None) -> None:
         self._collectors = collectors
-        self._templates = Templates() if templates is None else templates
-        self._known = Recent[bytes, Wanted](most_bytes=_MOST_BYTES)
-        self._real: dict[int, _Real] = {}  # by the identity of the spec, as long as anybody has it
+        self._templates = TemplateCache() if templates is None else templates
+        self._parsed = LRUCache[bytes, ParsedSpec](max_bytes=_MAX_BYTES)
+        self._effective: dict[int, _EffectiveSpec] = {}  # by the identity of the spec, as long as anybody has it
 
-    def read(self, text: bytes, digest: bytes, *, accepted: bool = False) -> Wanted:
+    def read(self, text: bytes, digest: bytes, *, accepted: bool = False) -> ParsedSpec:
         """What the text says; `digest` is its SHA-256. `accepted`: an operator has taken this spec already,
         so it may be larger than is allowed now. Raises TooLarge else, and pydantic's ValidationError."""
-        known = self._known.get(digest)
+        known = self._parsed.get(digest)
         if known is None:
             known = self._read(text, accepted=accepted)
-            self._known.put(digest, known, len(text))
+            self._parsed.put(digest, known, len(text))
         if known.fault is not None and not accepted:
             raise known.fault
         return known
 
-    def really(self, wanted: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
+    def with_effective_pods(self, job_spec: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
         """The spec with other pods in some roles, by name; the same value for the same spec and pods."""
-        key = id(wanted)
-        known = self._real.get(key)
-        if known is not None and known.written() is wanted and known.pods == pods:
+        key = id(job_spec)
+        known = self._effective.get(key)
+        if known is not None and known.written() is job_spec and known.pods == pods:
             return known.made
         roles = [
             role.model_copy(update={"template": role.template.model_copy(update={"spec": pods[role.name]})})
             if role.name in pods
             else role
-            for role in wanted.roles
+            for role in job_spec.roles
         ]
-        made = wanted.model_copy(update={"roles": roles})
-        self._real[key] = _Real(weakref.ref(wanted, lambda _: self._real.pop(key, None)), pods, made)
+        made = job_spec.model_copy(update={"roles": roles})
+        self._effective[key] = _EffectiveSpec(weakref.ref(job_spec, lambda _: self._effective.pop(key, None)), pods, made)
         return made
 
-    def _read(self, text: bytes, *, accepted: bool) -> Wanted:
+    def _read(self, text: bytes, *, accepted: bool) -> ParsedSpec:
         fields = msgspec.json.decode(text, type=_Fields)
-        fault: TooLarge | None = None
+        fault: SpecTooLarge | None = None
         try:
             check_size(fields.get("roles", b""))
-        except TooLarge as error:
+        except SpecTooLarge as error:
             if not accepted:
                 raise
-            fault = TooLarge(*error.args)
+            fault = SpecTooLarge(*error.args)
         roles, templates = [], {}
         for role in msgspec.json.decode(fields.pop("roles", msgspec.Raw(b"[]")), type=list[_Fields]):
             template = self._templates.read(bytes(role.pop("template", msgspec.Raw(b"{}"))))
@@ -106,7 +106,7 @@ class Specs:
         for name, template in templates.items():
             if has_collector(wanted, name, 0, self._collectors):  # its pods are others than those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")
-        return Wanted(wanted, templates, fault)
+        return ParsedSpec(wanted, templates, fault)
 
 
 def check_size(roles: msgspec.Raw | bytes) -> None:
@@ -114,6 +114,6 @@ def check_size(roles: msgspec.Raw | bytes) -> None:
     text = bytes(roles)
     plain = _STRING.sub(b"0", text)
     inside = plain.count(b"{") - plain.count(b"{}") + plain.count(b"[") - plain.count(b"[]")
-    fault = too_large(1 + plain.count(b",") + inside, len(text))
+    fault = size_error(1 + plain.count(b",") + inside, len(text))
     if fault is not None:
-        raise TooLarge(f"spec.roles: {fault}")
+        raise SpecTooLarge(f"spec.roles: {fault}")

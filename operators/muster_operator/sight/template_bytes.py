@@ -9,14 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from muster.lifecycle import is_finished
-from muster_operator.sight.known_job import KnownJob, was_accepted
-from muster_operator.sight.specs import TooLarge
+from muster_operator.sight.known_job import CachedJob, was_accepted
+from muster_operator.sight.specs import SpecTooLarge
 
 MOST_BYTES = 64 * 2**20
 """Of JSON text, in one namespace."""
 
 
-class TooManyBytes(TooLarge):
+class TooManyBytes(SpecTooLarge):
     """The templates of a job, and those of all others of its namespace, are more than may be. `sizes`: bytes of its
     own, by the SHA-256 of each text."""
 
@@ -33,7 +33,7 @@ class TemplateBytes:
         self._users: defaultdict[str, Counter[str]] = defaultdict(Counter)  # jobs by namespace and text
         self._bytes: Counter[str] = Counter()  # by namespace
 
-    def count(self, old: KnownJob | None, new: KnownJob | None) -> None:
+    def count(self, old: CachedJob | None, new: CachedJob | None) -> None:
         """What was known of a job, and is known of it, or of another of that name."""
         if old is not None and new is not None and _alike(old, new):
             return
@@ -42,7 +42,7 @@ class TemplateBytes:
         if old is not None:
             self._remove(old)
 
-    def check(self, known: KnownJob, before: KnownJob | None) -> None:
+    def check(self, known: CachedJob, before: CachedJob | None) -> None:
         """Raises TooManyBytes for a job that no operator has accepted as it is now and that adds bytes beyond what its
         namespace may have. `before`: what is counted of it."""
         status, namespace = known.job.status, known.namespace
@@ -68,13 +68,13 @@ class TemplateBytes:
         users = self._users.get(namespace, Counter())
         return sum(size for text, size in sizes.items() if text not in users)
 
-    def _add(self, known: KnownJob) -> None:
+    def _add(self, known: CachedJob) -> None:
         for text, size in _sizes(known).items():
             if text not in self._users[known.namespace]:
                 self._bytes[known.namespace] += size
             self._users[known.namespace][text] += 1
 
-    def _remove(self, known: KnownJob) -> None:
+    def _remove(self, known: CachedJob) -> None:
         namespace, users = known.namespace, self._users[known.namespace]
         for text, size in _sizes(known).items():
             users[text] -= 1
@@ -85,11 +85,11 @@ class TemplateBytes:
             del self._users[namespace], self._bytes[namespace]
 
 
-def _alike(old: KnownJob, new: KnownJob) -> bool:
+def _alike(old: CachedJob, new: CachedJob) -> bool:
     return old.templates is new.templates and is_finished(old.job.status) == is_finished(new.job.status)
 
 
-def _sizes(known: KnownJob) -> dict[str, int]:
+def _sizes(known: CachedJob) -> dict[str, int]:
     """Bytes of a job's templates, by text; none of one that has ended."""
     if is_finished(known.job.status):
         return {}

@@ -17,17 +17,17 @@ import msgspec
 from muster import spec
 from muster.model import Resources
 from muster.snapshot import pod_request
-from muster_operator.manifests.run_folder import without_the_rest
-from muster_operator.sight.recent import Recent
+from muster_operator.manifests.run_folder import run_folder_fields
+from muster_operator.sight.recent import LRUCache
 
-_MOST_TEXTS, _MOST_TEXT_BYTES = 200_000, 128 * 2**20
-_MOST_DECODED, _MOST_DECODED_BYTES = 32, 4 * 2**20
-_OF_TOLERATIONS = ("key", "operator", "value", "effect")
-_OF_REQUIREMENTS = ("key", "operator", "values")
+_MAX_TEXTS, _MAX_TEXT_BYTES = 200_000, 128 * 2**20
+_MAX_DECODED, _MAX_DECODED_BYTES = 32, 4 * 2**20
+_TOLERATION_FIELDS = ("key", "operator", "value", "effect")
+_REQUIREMENT_FIELDS = ("key", "operator", "values")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Template:
+class CachedTemplate:
     """A pod template: what decisions are made from (`model`), and what it requests by its own words.
 
     `digest` tells pods that are made alike, in one namespace; `text` is the SHA-256 of what the user wrote, and `size`
@@ -41,30 +41,30 @@ class Template:
     request: Resources
 
 
-class Templates:
+class TemplateCache:
     """Known templates by their text. The API server writes keys in order, so the same template is the same text."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[str, Template] = weakref.WeakValueDictionary()
-        self._texts = Recent[str, bytes](_MOST_TEXTS, _MOST_TEXT_BYTES)
-        self._decoded = Recent[str, dict[str, Any]](_MOST_DECODED, _MOST_DECODED_BYTES)
+        self._known: weakref.WeakValueDictionary[str, CachedTemplate] = weakref.WeakValueDictionary()
+        self._texts = LRUCache[str, bytes](_MAX_TEXTS, _MAX_TEXT_BYTES)
+        self._decoded = LRUCache[str, dict[str, Any]](_MAX_DECODED, _MAX_DECODED_BYTES)
 
-    def read(self, text: bytes) -> Template:
+    def read(self, text: bytes) -> CachedTemplate:
         """The template. Raises pydantic's ValidationError."""
-        digest = self.keep(text)
+        digest = self.store(text)
         known = self._known.get(digest)
         if known is None:
-            model = trimmed(spec.PodTemplate.model_validate(msgspec.json.decode(text)))
-            known = self._known[digest] = Template(digest, digest, len(text), model, pod_request(model.spec))
+            model = trim_template(spec.PodTemplate.model_validate(msgspec.json.decode(text)))
+            known = self._known[digest] = CachedTemplate(digest, digest, len(text), model, pod_request(model.spec))
         return known
 
-    def keep(self, text: bytes) -> str:
+    def store(self, text: bytes) -> str:
         """Have the text at hand for a while; its SHA-256."""
         digest = hashlib.sha256(text).hexdigest()
         self._texts.put(digest, text, len(text))
         return digest
 
-    def document(self, template: Template) -> dict[str, Any] | None:
+    def document(self, template: CachedTemplate) -> dict[str, Any] | None:
         """What the user wrote, never to be changed; None where the text has to be read again."""
         document = self._decoded.get(template.text)
         if document is None and (text := self._texts.get(template.text)) is not None:
@@ -73,14 +73,14 @@ class Templates:
         return document
 
 
-def trimmed(template: spec.PodTemplate) -> spec.PodTemplate:
+def trim_template(template: spec.PodTemplate) -> spec.PodTemplate:
     """The template with what decisions are made from, and nothing else."""
-    return spec.PodTemplate.model_construct(metadata=spec.TemplateMeta(), spec=trimmed_pod(template.spec))
+    return spec.PodTemplate.model_construct(metadata=spec.TemplateMeta(), spec=trim_pod(template.spec))
 
 
-def trimmed_pod(pod: spec.PodSpec) -> spec.PodSpec:
+def trim_pod(pod: spec.PodSpec) -> spec.PodSpec:
     """The same of a pod's spec."""
-    env, mounts, volumes = without_the_rest(pod)
+    env, mounts, volumes = run_folder_fields(pod)
     main, *others = pod.containers
     return spec.PodSpec.model_construct(
         containers=[_container(main, env=env, volume_mounts=mounts), *map(_container, others)],
@@ -89,7 +89,7 @@ def trimmed_pod(pod: spec.PodSpec) -> spec.PodSpec:
         overhead=pod.overhead,
         node_selector=pod.node_selector,
         affinity=_affinity(pod.affinity),
-        tolerations=[_only(one, _OF_TOLERATIONS) for one in pod.tolerations],
+        tolerations=[_select(one, _TOLERATION_FIELDS) for one in pod.tolerations],
         volumes=volumes,
         host_network=pod.host_network,
         termination_grace_period_seconds=pod.termination_grace_period_seconds,
@@ -116,7 +116,7 @@ def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
         return {}
     terms = [
         {
-            kind: [_only(line, _OF_REQUIREMENTS) for line in term.get(kind) or ()]
+            kind: [_select(line, _REQUIREMENT_FIELDS) for line in term.get(kind) or ()]
             for kind in ("matchExpressions", "matchFields")
             if term.get(kind)
         }
@@ -125,5 +125,5 @@ def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _only(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _select(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value[name] for name in names if name in value}

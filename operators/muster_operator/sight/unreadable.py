@@ -14,47 +14,47 @@ import msgspec
 from pydantic import ValidationError
 
 from muster import spec
-from muster.documents.shorn import decoded
-from muster.documents.unreadable import complaint
-from muster_operator.sight.shapes import Job
-from muster_operator.sight.specs import TooLarge
+from muster.documents.shorn import decode_truncated
+from muster.documents.unreadable import invalid_reason
+from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.sight.specs import SpecTooLarge
 from muster_operator.sight.template_bytes import TooManyBytes
 
-_LONGEST = 500  # characters of an error
+_MAX_ERROR = 500  # characters of an error
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class InvalidJob:
     """Which job, what is wrong with it, its status (None where that cannot be read either), and the queue that it
     names; "" where it names none, or nothing that could be one. `sizes` are those of its pod templates, by text, where
     they are only too much for its namespace as it is now."""
 
     metadata: spec.ObjectMeta
-    complaint: str
+    error: str
     status: spec.TrainingJobStatus | None
     queue: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unreadable:
+def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
     """Why a job could not be read; `error` is told of one that seems to be right."""
-    large = isinstance(error, TooLarge)
+    large = isinstance(error, SpecTooLarge)
     document: dict[str, Any] = {
         "apiVersion": spec.API_VERSION,
         "kind": "TrainingJob",
         "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-        "spec": _without_roles(item.spec) if large else decoded(msgspec.json.decode, item.spec),
-        "status": decoded(msgspec.json.decode, item.status),
+        "spec": _without_roles(item.spec) if large else decode_truncated(msgspec.json.decode, item.spec),
+        "status": decode_truncated(msgspec.json.decode, item.status),
     }
     try:
         status = spec.TrainingJobStatus.model_validate(document["status"])
     except ValidationError:
         status = None
     named = document["spec"].get("queue") if isinstance(document["spec"], dict) else ""
-    return Unreadable(
+    return InvalidJob(
         metadata,
-        (str(error) if large else complaint(document, "TrainingJob"))
-        or f"this version of the operator fails to read it: {_told(error)}",
+        (str(error) if large else invalid_reason(document, "TrainingJob"))
+        or f"this version of the operator fails to read it: {_error_text(error)}",
         status,
         named if isinstance(named, str) else "",
         error.sizes if isinstance(error, TooManyBytes) else {},
@@ -62,9 +62,9 @@ def unreadable(item: Job, metadata: spec.ObjectMeta, error: Exception) -> Unread
 
 
 def _without_roles(text: msgspec.Raw) -> dict[str, Any]:
-    fields = decoded(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, text)
-    return {name: decoded(msgspec.json.decode, value) for name, value in fields.items() if name != "roles"}
+    fields = decode_truncated(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, text)
+    return {name: decode_truncated(msgspec.json.decode, value) for name, value in fields.items() if name != "roles"}
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_LONGEST]
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR]

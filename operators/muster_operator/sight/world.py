@@ -8,129 +8,129 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from muster import spec
-from muster.cluster import Unreadable, World
+from muster.cluster import DecodeErrors, ObservedState
 from muster.lifecycle import is_admitted, pod_name
-from muster_operator.manifests.collector import CollectorChoices, lead
-from muster_operator.manifests.run_folder import keeps_run_folder
+from muster_operator.manifests.collector import CollectorSidecarConfig, lead_role
+from muster_operator.manifests.run_folder import has_durable_run_folder
 from muster_operator.sight import small
-from muster_operator.sight.admission import Seal, may_be_told
-from muster_operator.sight.beats import Beats
-from muster_operator.sight.collected import Collected
-from muster_operator.sight.documents import Documents
-from muster_operator.sight.jobs import Jobs
-from muster_operator.sight.known_job import Learned
-from muster_operator.sight.known_pod import JobName, KnownPod
-from muster_operator.sight.nodes import Nodes
-from muster_operator.sight.pods import Pods
-from muster_operator.sight.shapes import Namespace, PriorityClass
-from muster_operator.sight.specs import Specs
+from muster_operator.sight.admission import AdmissionSigner, may_admit_by_pod
+from muster_operator.sight.beats import HeartbeatCache
+from muster_operator.sight.collected import TraceCounts
+from muster_operator.sight.documents import CustomObjectCache
+from muster_operator.sight.jobs import JobCache
+from muster_operator.sight.known_job import PodRequirements
+from muster_operator.sight.known_pod import JobKey, CachedPod
+from muster_operator.sight.nodes import NodeCache
+from muster_operator.sight.pods import PodCache
+from muster_operator.sight.shapes import V1Namespace, V1PriorityClass
+from muster_operator.sight.specs import SpecCache
 from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.templates import Templates
+from muster_operator.sight.templates import TemplateCache
 
-_LAST_WORDS = 10_000
-_PATIENCE, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
+_MAX_PENDING_TERMINATIONS = 10_000
+_MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
 
 
 @dataclass(frozen=True, slots=True)
-class Collectors:
+class CollectorSettings:
     """What the installation decides of collectors, and how often they are asked."""
 
-    choices: CollectorChoices = CollectorChoices()
-    every_s: float = 15.0
+    config: CollectorSidecarConfig = CollectorSidecarConfig()
+    heartbeat_interval_s: float = 15.0
 
 
-class Sight:
+class ClusterCache:
     """The sinks of all resources. `changed` is called, often, when the engine would see a difference."""
 
     def __init__(
         self,
-        learned: Learned,
+        requirements: PodRequirements,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.time,
-        collectors: Collectors = Collectors(),
-        templates: Templates | None = None,
+        collectors: CollectorSettings = CollectorSettings(),
+        templates: TemplateCache | None = None,
         most_template_bytes: int = MOST_BYTES,
     ) -> None:
         self._clock = clock
-        self._with_beats = bool(collectors.choices.image)
-        self.nodes = Nodes(changed)
+        self._has_heartbeats = bool(collectors.config.image)
+        self.nodes = NodeCache(changed)
         self._changed = changed
-        self.collected = Collected()
-        self.pods = Pods(self.nodes.take, lambda uid: changed(), self._named, self._collector_ended, self._admitted)
-        self.templates = Templates() if templates is None else templates
-        specs = Specs(collectors.choices, self.templates)
-        self.jobs = Jobs(learned, self.pods.show, changed, specs, self.pods.of, most_template_bytes)
-        self.queues = Documents(spec.Queue, changed)
-        self.flavors = Documents(spec.Flavor, changed)
-        self.namespaces = small.ByName[Namespace, Mapping[str, str]](small.labels, changed)
-        self.priority_classes = small.ByName[PriorityClass, int](small.value, changed)
-        self.beats = Beats(_PATIENCE * collectors.every_s + _SLACK_S)
-        self._last_words: deque[KnownPod] = deque(maxlen=_LAST_WORDS)  # of pods whose jobs are not known yet
+        self.trace_counts = TraceCounts()
+        self.pods = PodCache(self.nodes.add_unmanaged_usage, lambda uid: changed(), self._job_key, self._on_collector_ended, self._on_pod_admission)
+        self.templates = TemplateCache() if templates is None else templates
+        specs = SpecCache(collectors.config, self.templates)
+        self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, self.pods.of_job, most_template_bytes)
+        self.queues = CustomObjectCache(spec.Queue, changed)
+        self.flavors = CustomObjectCache(spec.Flavor, changed)
+        self.namespaces = small.NameIndex[V1Namespace, Mapping[str, str]](small.namespace_labels, changed)
+        self.priority_classes = small.NameIndex[V1PriorityClass, int](small.priority_value, changed)
+        self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
+        self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)  # of pods whose jobs are not known yet
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         """The world now. Its parts are not changed afterwards, so that another thread may read them."""
         now = self._clock()
-        self._heed_last_words(now)
-        self.jobs.looked()
-        return World(
+        self._apply_pending_terminations(now)
+        self.jobs.mark_observed()
+        return ObservedState(
             now=now,
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            jobs=self.jobs.shown(),
+            jobs=self.jobs.visible(),
             pods=self.pods.views(),
-            beats=self.beats.shown(self._watched(), now),
+            heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
-            rejections=self.jobs.refusals(),
-            unreadable=Unreadable(self.queues.complaints(), self.flavors.complaints()),
+            pod_rejections=self.jobs.rejections(),
+            decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
 
-    def _named(self, uid: str) -> JobName | None:
-        known = self.jobs.known(uid)
+    def _job_key(self, uid: str) -> JobKey | None:
+        known = self.jobs.get(uid)
         return None if known is None else known.name
 
-    def begin(self, seal: Seal | None) -> None:
+    def begin_term(self, signer: AdmissionSigner | None) -> None:
         """A term of leading begins, and everything there is has been listed. None: no pod is believed."""
-        self.jobs.begin(seal, self.pods.all())
+        self.jobs.begin_term(signer, self.pods.all())
 
-    def is_told(self) -> bool:
+    def has_lagging_jobs(self) -> bool:
         """Whether some pod says that its job is admitted, and the job's status does not."""
-        told = (pod.job for pod in self.pods.all() if pod.claim is not None and pod.job is not None)
-        known = (self.jobs.known(job.uid) for job in told)
-        return any(one is not None and may_be_told(one.written) for one in known)
+        told = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
+        known = (self.jobs.get(job.uid) for job in told)
+        return any(one is not None and may_admit_by_pod(one.written_status) for one in known)
 
-    def _admitted(self, job: JobName) -> None:
-        self.jobs.admitted(job)
+    def _on_pod_admission(self, job: JobKey) -> None:
+        self.jobs.on_pod_admission(job)
 
-    def _collector_ended(self, pod: KnownPod) -> None:
-        if not self._heed(pod, self._clock()):
-            self._last_words.append(pod)
+    def _on_collector_ended(self, pod: CachedPod) -> None:
+        if not self._apply_termination(pod, self._clock()):
+            self._pending_terminations.append(pod)
         self._changed()
 
-    def _heed_last_words(self, now: float) -> None:
+    def _apply_pending_terminations(self, now: float) -> None:
         """Those of pods that were listed before their jobs."""
-        words, self._last_words = self._last_words, deque(maxlen=_LAST_WORDS)
-        self._last_words += (pod for pod in words if not self._heed(pod, now) and self.pods.is_there(pod))
+        words, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
+        self._pending_terminations += (pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod))
 
-    def _heed(self, pod: KnownPod, now: float) -> bool:
+    def _apply_termination(self, pod: CachedPod, now: float) -> bool:
         """Count what was collected; the checkpoint of the pod that speaks for its job is news, if it outlives the pod.
         False: its job is not known."""
-        known, view, ending = self.jobs.known(pod.job.uid) if pod.job is not None else None, pod.view, pod.ending
+        known, view, ending = self.jobs.get(pod.job.uid) if pod.job is not None else None, pod.view, pod.termination_message
         if known is None or view is None or ending is None:
             return False
-        if self._named(known.uid) != pod.job:
+        if self._job_key(known.uid) != pod.job:
             return True  # of a pod that only says it is the job's
-        seat, speaker = (view.role, view.index), lead(known.job.spec)
+        seat, speaker = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None:
-            self.collected.ended(known.uid, seat, ending.traces)
-        if ending.checkpoint is not None and seat == (speaker.name, 0) and keeps_run_folder(speaker):
-            self.beats.ended(known.uid, pod.name, ending.checkpoint, now)
+            self.trace_counts.record_final(known.uid, seat, ending.traces)
+        if ending.checkpoint is not None and seat == (speaker.name, 0) and has_durable_run_folder(speaker):
+            self.heartbeats.on_termination(known.uid, pod.name, ending.checkpoint, now)
         return True
 
-    def _watched(self) -> Iterator[tuple[str, str]]:
+    def _stall_monitored(self) -> Iterator[tuple[str, str]]:
         """Jobs that may not stand still, and the pod that speaks for each."""
-        for job in self.jobs.shown() if self._with_beats else ():
+        for job in self.jobs.visible() if self._has_heartbeats else ():
             if job.spec.stall_timeout_seconds is not None and is_admitted(job.status):
                 meta = job.metadata
-                yield meta.uid, pod_name(meta.name, meta.uid, lead(job.spec).name, 0, job.status.attempt)
+                yield meta.uid, pod_name(meta.name, meta.uid, lead_role(job.spec).name, 0, job.status.attempt)

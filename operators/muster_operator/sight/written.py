@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.documents.shorn import decoded
+from muster.documents.shorn import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.sight.shapes import PodMeta
+from muster_operator.sight.shapes import V1PodMeta
 
 
-class _Written(msgspec.Struct):
-    metadata: PodMeta
+class _WriteResponse(msgspec.Struct):
+    metadata: V1PodMeta
 
 
-_written = msgspec.json.Decoder(_Written)
+_write_response = msgspec.json.Decoder(_WriteResponse)
 
 
-def written(answer: bytes) -> PodMeta:
+def written_metadata(answer: bytes) -> V1PodMeta:
     """The metadata. Raises ClusterError where the answer is none: who gives it is no API server."""
     try:
-        return decoded(_written.decode, answer).metadata
+        return decode_truncated(_write_response.decode, answer).metadata
     except ValueError as error:
         raise ClusterError(f"the answer to a write is no object: {answer[:200]!r}") from error

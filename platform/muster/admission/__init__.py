@@ -8,32 +8,32 @@ Both read the rules here. Pure: objects in, verdicts or `Refused` out.
 from __future__ import annotations
 
 from muster.admission.applying import check_apply, check_flavor_unused, check_no_children
-from muster.admission.editing import being_deleted, check_edit, check_unfinished, ending, is_as_created, resumed_in_vain
+from muster.admission.editing import being_deleted_conflict, check_edit, check_unfinished, final_phase, keeps_pods, resumed_in_vain
 from muster.admission.namespaces import namespace_allowed
-from muster.admission.notices import apply_notices
-from muster.admission.queues import QueueVerdict, queue_verdicts
-from muster.admission.readable import check_readable, fault_around
+from muster.admission.notices import apply_warnings
+from muster.admission.queues import QueueReadiness, queue_readiness
+from muster.admission.readable import check_dependencies_valid, invalid_dependency
 from muster.admission.scaling import with_replicas
 from muster.admission.size import check_size
 from muster.admission.submitting import check_submit
 
 __all__ = [
-    "QueueVerdict",
-    "apply_notices",
-    "being_deleted",
+    "QueueReadiness",
+    "apply_warnings",
+    "being_deleted_conflict",
     "check_apply",
     "check_edit",
     "check_flavor_unused",
     "check_no_children",
-    "check_readable",
+    "check_dependencies_valid",
     "check_size",
     "check_submit",
     "check_unfinished",
-    "ending",
-    "fault_around",
-    "is_as_created",
+    "final_phase",
+    "invalid_dependency",
+    "keeps_pods",
     "namespace_allowed",
-    "queue_verdicts",
+    "queue_readiness",
     "resumed_in_vain",
     "with_replicas",
 ]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from muster.admission.queues import QueueVerdict, queue_verdicts
-from muster.admission.submitting import nearest
+from muster.admission.queues import QueueReadiness, queue_readiness
+from muster.admission.submitting import name_hint
 from muster.errors import Conflict, NotFound, Refused
 from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
 _REASONS = {"Cycle": "QueueCycle", "ParentNotFound": "ParentNotFound", "Overcommitted": "Overcommitted"}
-_NAMED = 8
+_MAX_JOBS_SHOWN = 8
 
 
 def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> None:
@@ -28,22 +28,22 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
     new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
     after = {**before, **new}
     flavors = {item.metadata.name for item in (*existing, *documents) if isinstance(item, Flavor)}
-    verdicts_before, verdicts = queue_verdicts(before.values()), queue_verdicts(after.values())
+    verdicts_before, verdicts = queue_readiness(before.values()), queue_readiness(after.values())
     for name, verdict in verdicts.items():
-        fault = _fault(verdict)
-        known = name in verdicts_before and _fault(verdicts_before[name]) == fault
+        fault = _queue_error(verdict)
+        known = name in verdicts_before and _queue_error(verdicts_before[name]) == fault
         if fault is not None and not (known and name not in new):
             field = "spec.resources" if fault[0] == "Overcommitted" else "spec.parent"
             told = f"queue {name!r}: {field}: {fault[1]}"
             if fault[0] == "ParentNotFound":
-                told = f"{told}; {nearest(str(after[name].spec.parent), [*after], 'queue')}"
+                told = f"{told}; {name_hint(str(after[name].spec.parent), [*after], 'queue')}"
             raise Refused(told, field=field, reason=_REASONS[fault[0]])
     for queue in new.values():
         for index, entry in enumerate(queue.spec.resources):
             if flavors and entry.flavor not in flavors:
                 field = f"spec.resources[{index}].flavor"
                 place = f"queue {queue.metadata.name!r}: {field}"
-                hint = nearest(entry.flavor, flavors, "flavor")
+                hint = name_hint(entry.flavor, flavors, "flavor")
                 raise NotFound(
                     f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="UnknownFlavor"
                 )
@@ -70,15 +70,15 @@ def check_flavor_unused(name: str, users: Iterable[str]) -> None:
     """Raise `Conflict` FlavorInUse for a flavor that is to be deleted while pods of these jobs are on its nodes."""
     jobs = sorted(users)
     if jobs:
-        more = f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else ""
-        told = f"flavor {name!r} is in use by {', '.join(jobs[:_NAMED])}{more}; let them end first"
+        more = f" and {len(jobs) - _MAX_JOBS_SHOWN} more" if len(jobs) > _MAX_JOBS_SHOWN else ""
+        told = f"flavor {name!r} is in use by {', '.join(jobs[:_MAX_JOBS_SHOWN])}{more}; let them end first"
         raise Conflict(told, reason="FlavorInUse")
 
 
-def _fault(verdict: QueueVerdict) -> tuple[str, str] | None:
+def _queue_error(readiness: QueueReadiness) -> tuple[str, str] | None:
     """(reason, message) of what is wrong with the queue itself, or with what it promises; inherited faults are not."""
-    if verdict.reason in ("Cycle", "ParentNotFound"):
-        return verdict.reason, verdict.message
-    if verdict.overcommitted_message is not None:
-        return "Overcommitted", verdict.overcommitted_message
+    if readiness.reason in ("Cycle", "ParentNotFound"):
+        return readiness.reason, readiness.message
+    if readiness.overcommitted_message is not None:
+        return "Overcommitted", readiness.overcommitted_message
     return None

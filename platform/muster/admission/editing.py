@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from muster.errors import Conflict, InvalidSpec, Refused
-from muster.lifecycle import is_admitted, is_finished, is_true
+from muster.lifecycle import is_admitted, is_finished, is_condition_true
 from muster.lifecycle.conditions import CANCELLED
 from muster.spec import TrainingJob
 
-_FROZEN_WHILE_ADMITTED = ("queue", "flavors", "topology")
+_IMMUTABLE_WHILE_ADMITTED = ("queue", "flavors", "topology")
 
 
 def check_edit(old: TrainingJob, new: TrainingJob) -> None:
@@ -26,25 +26,25 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     check_unfinished(old)
     if old.spec.cancel and not new.spec.cancel:
         raise InvalidSpec(f"spec.cancel: job {name!r} was cancelled for good; submit it anew", field="spec.cancel")
-    field = None if not is_admitted(old.status) else _changed(old, new)
+    field = None if not is_admitted(old.status) else _changed_field(old, new)
     if field is not None:
-        raise _frozen(name, field)
+        raise _immutable_field(name, field)
 
 
-def is_as_created(old: TrainingJob, new: TrainingJob) -> bool:
+def keeps_pods(old: TrainingJob, new: TrainingJob) -> bool:
     """Whether an edit leaves alone everything that pods are made from."""
-    return old.spec is new.spec or _changed(old, new) is None
+    return old.spec is new.spec or _changed_field(old, new) is None
 
 
-def _changed(old: TrainingJob, new: TrainingJob) -> str | None:
+def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:
     """The first field that differs of those that stay as they are while a job is admitted."""
-    for field in _FROZEN_WHILE_ADMITTED:
+    for field in _IMMUTABLE_WHILE_ADMITTED:
         if getattr(old.spec, field) != getattr(new.spec, field):
             return f"spec.{field}"
-    return "spec.roles" if _shapes(old) != _shapes(new) else None
+    return "spec.roles" if _roles_without_sizes(old) != _roles_without_sizes(new) else None
 
 
-def being_deleted(kind: str, name: str) -> Conflict:
+def being_deleted_conflict(kind: str, name: str) -> Conflict:
     """Why an object is not applied: it is on its way out, and what is written now would go with it."""
     if kind == "TrainingJob":
         return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
@@ -68,20 +68,20 @@ def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:
     would have stopped it, so that no new job is advised."""
     if is_finished(job.status):
         advice = "" if stopping else "; submit it anew under another name"
-        raise Conflict(f"job {job.metadata.name!r} has already ended in phase {ending(job)}{advice}")
+        raise Conflict(f"job {job.metadata.name!r} has already ended in phase {final_phase(job)}{advice}")
 
 
-def ending(job: TrainingJob) -> str:
+def final_phase(job: TrainingJob) -> str:
     """How a finished job ended, in one word: Succeeded, Failed or Cancelled."""
-    return "Cancelled" if is_true(job.status, CANCELLED) else str(job.status.phase)
+    return "Cancelled" if is_condition_true(job.status, CANCELLED) else str(job.status.phase)
 
 
-def _shapes(job: TrainingJob) -> list[dict[str, Any]]:
+def _roles_without_sizes(job: TrainingJob) -> list[dict[str, Any]]:
     """The roles without their sizes."""
     return [role.model_dump(exclude={"replicas", "min_replicas"}) for role in job.spec.roles]
 
 
-def _frozen(name: str, field: str) -> InvalidSpec:
+def _immutable_field(name: str, field: str) -> InvalidSpec:
     return InvalidSpec(
         f"{field}: cannot be changed while job {name!r} is admitted; suspend it first: muster suspend {name}",
         field=field,

@@ -27,11 +27,11 @@ def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
     """The rules of Kubernetes: every line must hold; NotIn holds where the label is absent."""
     equal = all(labels.get(key) == value for key, value in selector.match_labels.items())
-    return equal and all(_holds(line, labels) for line in selector.match_expressions)
+    return equal and all(_requirement_matches(line, labels) for line in selector.match_expressions)
 
 
-def _holds(line: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    key, operator, values = line["key"], line["operator"], line.get("values") or []
+def _requirement_matches(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    key, operator, values = requirement["key"], requirement["operator"], requirement.get("values") or []
     if operator == "In":
         return labels.get(key) in values
     if operator == "NotIn":

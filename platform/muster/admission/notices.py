@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster.admission.namespaces import nearest_selector
-from muster.admission.queues import NO_FLAVOR
+from muster.admission.queues import NO_FLAVOR_MESSAGE
 from muster.admission.tree import quota_tree
-from muster.model import Node
+from muster.model import NodeInfo
 from muster.quantity import format_quantity, parse_quantity
-from muster.quota import Charges, QueueTree
+from muster.quota import QuotaUsage, QueueTree
 from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
 
 
-def apply_notices(
-    documents: Sequence[_Object], existing: Iterable[_Object], nodes: Iterable[Node] | None = None
+def apply_warnings(
+    documents: Sequence[_Object], existing: Iterable[_Object], nodes: Iterable[NodeInfo] | None = None
 ) -> dict[str, list[str]]:
     """Sentences about the queues among the documents, by name; those of which there is nothing to say are left out.
 
@@ -30,19 +30,19 @@ def apply_notices(
     before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
     queues = list((before | new).values())
     tree = quota_tree(queues)
-    unused = Charges(tree)
+    unused = QuotaUsage(tree)
     parents_before = {queue.spec.parent for queue in before.values()}
-    told = {name: _of_limits(queue, unused) for name, queue in new.items()}
+    told = {name: _limit_warnings(queue, unused) for name, queue in new.items()}
     if nodes is not None:
         capacity = _capacity(nodes)
         for name, queue in new.items():
-            told[name] += _of_guarantees(queue, capacity)
+            told[name] += _guarantee_warnings(queue, capacity)
     for name in new:
         number = tree.index[name]
         if tree.children[number]:
             continue
         if not tree.flavors[number]:
-            told[name].append(f"spec.resources: {NO_FLAVOR}")
+            told[name].append(f"spec.resources: {NO_FLAVOR_MESSAGE}")
         if nearest_selector(name, queues) is None:
             told[name].append(
                 "spec.namespaceSelector: neither this queue nor one above it sets it, so that no namespace may submit"
@@ -56,12 +56,12 @@ def apply_notices(
     return {name: sentences for name, sentences in told.items() if sentences}
 
 
-def guaranteed_to_nobody(tree: QueueTree, queue: int, cell: int) -> bool:
+def has_no_guarantee(tree: QueueTree, queue: int, cell: int) -> bool:
     """Whether no queue of this queue's tree has any of a cell that its path names: then it can use none."""
-    return cell in tree.named[queue] and not tree.guaranteed[tree.root(queue)][cell]
+    return cell in tree.named_cells[queue] and not tree.guaranteed[tree.root(queue)][cell]
 
 
-def _capacity(nodes: Iterable[Node]) -> dict[tuple[str, str], int]:
+def _capacity(nodes: Iterable[NodeInfo]) -> dict[tuple[str, str], int]:
     """What all nodes of each flavor have together, by flavor and resource."""
     total: dict[tuple[str, str], int] = {}
     for node in nodes:
@@ -71,7 +71,7 @@ def _capacity(nodes: Iterable[Node]) -> dict[tuple[str, str], int]:
     return total
 
 
-def _of_guarantees(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> list[str]:
+def _guarantee_warnings(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> list[str]:
     told = []
     for index, entry in enumerate(queue.spec.resources):
         for resource, text in sorted(entry.guaranteed.items()):
@@ -85,15 +85,15 @@ def _of_guarantees(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> lis
     return told
 
 
-def _of_limits(queue: Queue, unused: Charges) -> list[str]:
+def _limit_warnings(queue: Queue, unused: QuotaUsage) -> list[str]:
     told, tree, number = [], unused.tree, unused.tree.index[queue.metadata.name]
     root = tree.queues[tree.root(number)].name
     for index, entry in enumerate(queue.spec.resources):
         for resource, text in sorted(entry.limit.items()):
-            cell, limit = tree.cells[entry.flavor, resource], parse_quantity(text, resource)
+            cell, limit = tree.cell_index[entry.flavor, resource], parse_quantity(text, resource)
             place, what = f"spec.resources[{index}].limit", f"{resource} of {entry.flavor}"
             guaranteed = tree.guaranteed[number][cell]
-            if limit and guaranteed_to_nobody(tree, number, cell):
+            if limit and has_no_guarantee(tree, number, cell):
                 told.append(
                     f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
                     f" give it a guaranteed, or queue {root!r} a guaranteed or a limit"
@@ -103,7 +103,7 @@ def _of_limits(queue: Queue, unused: Charges) -> list[str]:
                 told.append(
                     f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {most} is guaranteed"
                 )
-            elif (at_most := unused.avail(number, cell)) < limit:
+            elif (at_most := unused.available(number, cell)) < limit:
                 most = format_quantity(at_most, resource)
                 told.append(f"{place}: {what}: {text} is never reached: the queues above it leave it {most} at most")
     return told

@@ -13,17 +13,17 @@ from types import MappingProxyType
 from muster.quantity import format_quantity, parse_quantity
 from muster.spec import Queue
 
-UNREADABLE = "it cannot be read: "
+INVALID_QUEUE_PREFIX = "it cannot be read: "
 """How the message of a queue begins that cannot be read."""
 
-NO_FLAVOR = "neither this queue nor one above it names a flavor, so that its jobs can use no node"
+NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so that its jobs can use no node"
 """What is wrong with a queue that has no `resources`."""
 
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
 
 @dataclass(frozen=True, slots=True)
-class QueueVerdict:
+class QueueReadiness:
     """Whether a queue may admit; `reason` and `message` fit the condition Active, the last field Overcommitted."""
 
     active: bool
@@ -32,9 +32,9 @@ class QueueVerdict:
     overcommitted_message: str | None = None
 
 
-def queue_verdicts(
-    queues: Iterable[Queue], unreadable: Mapping[str, str] = MappingProxyType({})
-) -> dict[str, QueueVerdict]:
+def queue_readiness(
+    queues: Iterable[Queue], invalid: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, QueueReadiness]:
     """A verdict for every queue, by name. `unreadable` says why some cannot be read, as they are in `queues` only in
     part or as they were before.
 
@@ -42,18 +42,18 @@ def queue_verdicts(
     """
     by_name = {queue.metadata.name: queue for queue in queues}
     verdicts = {
-        name: QueueVerdict(False, "InvalidSpec", f"{UNREADABLE}{complaint}")
-        for name, complaint in unreadable.items()
+        name: QueueReadiness(False, "InvalidSpec", f"{INVALID_QUEUE_PREFIX}{complaint}")
+        for name, complaint in invalid.items()
         if name in by_name
     }
     for name in by_name:
-        _judge(name, by_name, verdicts)
+        _evaluate(name, by_name, verdicts)
     for name, message in _overcommitted(by_name, verdicts).items():
         verdicts[name] = replace(verdicts[name], overcommitted_message=message)
     parents = {queue.spec.parent for queue in by_name.values()}
     for name, verdict in verdicts.items():
         if verdict.active and name not in parents and not usable_flavors(name, by_name):
-            verdicts[name] = replace(verdict, reason="NoResources", message=NO_FLAVOR)
+            verdicts[name] = replace(verdict, reason="NoResources", message=NO_FLAVOR_MESSAGE)
     return verdicts
 
 
@@ -72,11 +72,11 @@ def usable_flavors(queue: str, by_name: Mapping[str, Queue]) -> tuple[str, ...]:
     return tuple(sorted({entry.flavor for one in path_to_root(queue, by_name) for entry in one.spec.resources}))
 
 
-def _judge(name: str, by_name: Mapping[str, Queue], verdicts: dict[str, QueueVerdict]) -> None:
+def _evaluate(name: str, by_name: Mapping[str, Queue], readiness: dict[str, QueueReadiness]) -> None:
     """Fill in the verdicts of `name` and of its ancestors, from the top down."""
     path: list[str] = []
     current: str | None = name
-    while current is not None and current in by_name and current not in verdicts and current not in path:
+    while current is not None and current in by_name and current not in readiness and current not in path:
         path.append(current)
         current = by_name[current].spec.parent
     if current in path:
@@ -85,30 +85,30 @@ def _judge(name: str, by_name: Mapping[str, Queue], verdicts: dict[str, QueueVer
         ring = [*cycle[start:], *cycle[: start + 1]]
         message = f"in a cycle: {' → '.join(ring)} (each names the next as its parent); remove one spec.parent"
         for member in cycle:
-            verdicts[member] = QueueVerdict(False, "Cycle", message)
+            readiness[member] = QueueReadiness(False, "Cycle", message)
         path = path[: path.index(cycle[0])]
     for member in reversed(path):
-        verdicts[member] = _below_parent(by_name[member], by_name, verdicts)
+        readiness[member] = _evaluate_below_parent(by_name[member], by_name, readiness)
 
 
-def _below_parent(queue: Queue, by_name: Mapping[str, Queue], verdicts: Mapping[str, QueueVerdict]) -> QueueVerdict:
+def _evaluate_below_parent(queue: Queue, by_name: Mapping[str, Queue], readiness: Mapping[str, QueueReadiness]) -> QueueReadiness:
     parent = queue.spec.parent
     if queue.metadata.deletion_timestamp is not None:
-        return QueueVerdict(False, "Deleting", "it is being deleted and waits for its unfinished jobs")
+        return QueueReadiness(False, "Deleting", "it is being deleted and waits for its unfinished jobs")
     if parent is not None and parent not in by_name:
-        return QueueVerdict(
+        return QueueReadiness(
             False, "ParentNotFound", f"its parent {parent!r} does not exist; create it or remove spec.parent"
         )
-    if parent is not None and not verdicts[parent].active:
-        return QueueVerdict(False, "ParentInactive", f"its parent {parent!r} is inactive: {verdicts[parent].message}")
-    return QueueVerdict(True, "Ready", "admits jobs")
+    if parent is not None and not readiness[parent].active:
+        return QueueReadiness(False, "ParentInactive", f"its parent {parent!r} is inactive: {readiness[parent].message}")
+    return QueueReadiness(True, "Ready", "admits jobs")
 
 
-def _overcommitted(by_name: Mapping[str, Queue], verdicts: Mapping[str, QueueVerdict]) -> dict[str, str]:
+def _overcommitted(by_name: Mapping[str, Queue], readiness: Mapping[str, QueueReadiness]) -> dict[str, str]:
     """A message for every queue whose children are guaranteed more than it has, or may use, itself."""
     children: dict[str, list[str]] = {}
     for name, queue in by_name.items():
-        if queue.spec.parent in by_name and verdicts[name].reason != "Cycle":
+        if queue.spec.parent in by_name and readiness[name].reason != "Cycle":
             children.setdefault(str(queue.spec.parent), []).append(name)
     messages: dict[str, str] = {}
     counted: dict[str, _Amounts] = {}  # guarantees, at least the sum of the children's

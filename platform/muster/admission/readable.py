@@ -9,35 +9,35 @@ from muster.admission.queues import path_to_root, usable_flavors
 from muster.errors import Refused
 from muster.spec import Queue, TrainingJob
 
-Fault = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
+DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
 """A reason and a sentence."""
 
 
-def fault_around(
-    job: TrainingJob, queues: Mapping[str, Queue], odd_queues: Mapping[str, str], odd_flavors: Mapping[str, str]
-) -> Fault | None:
+def invalid_dependency(
+    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
+) -> DependencyError | None:
     """What keeps a job from starting; `odd_queues` and `odd_flavors` say by name why some cannot be read."""
-    if not (odd_queues or odd_flavors):
+    if not (invalid_queues or invalid_flavors):
         return None
     queue = job.spec.queue
     for one in path_to_root(queue, queues):
         name = one.metadata.name
-        if name in odd_queues:
+        if name in invalid_queues:
             which = f"queue {name}" if name == queue else f"queue {name}, above queue {queue},"
-            return "QueueInactive", f"{which} cannot be read: {odd_queues[name]}"
+            return "QueueInactive", f"{which} cannot be read: {invalid_queues[name]}"
     for role in job.spec.roles:
         names = role.flavors or job.spec.flavors or usable_flavors(queue, queues)
-        if names and all(name in odd_flavors for name in names):
-            told = "; ".join(f"flavor {name} cannot be read: {odd_flavors[name]}" for name in names)
+        if names and all(name in invalid_flavors for name in names):
+            told = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
             return "UnknownFlavor", told
     return None
 
 
-def check_readable(
-    job: TrainingJob, queues: Mapping[str, Queue], odd_queues: Mapping[str, str], odd_flavors: Mapping[str, str]
+def check_dependencies_valid(
+    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
 ) -> None:
     """Raise `Refused` QueueInactive or UnknownFlavor for such a job."""
-    fault = fault_around(job, queues, odd_queues, odd_flavors)
+    fault = invalid_dependency(job, queues, invalid_queues, invalid_flavors)
     if fault is not None:
         field = "spec.queue" if fault[0] == "QueueInactive" else "spec.flavors"
         raise Refused(f"{field}: {fault[1]}", field=field, reason=fault[0])

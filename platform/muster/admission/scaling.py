@@ -21,7 +21,7 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
     written = job.model_dump(by_alias=True, exclude_unset=True)
     for place, role in enumerate(job.spec.roles):
         if role.name in replicas:
-            _check(role.name, replicas[role.name], role.min_replicas)
+            _check_min_replicas(role.name, replicas[role.name], role.min_replicas)
             written["spec"]["roles"][place]["replicas"] = replicas[role.name]
             if role.is_elastic:
                 written["spec"].pop("elasticReplicas", None)
@@ -32,7 +32,7 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
         raise InvalidSpec(f"replicas: {told}", field="replicas") from error
 
 
-def _check(role: str, replicas: int, least: int | None) -> None:
-    if least is not None and replicas < least:
-        told = f"role {role}: {replicas} is below its minReplicas {least}; write at least {least}"
+def _check_min_replicas(role: str, replicas: int, min_replicas: int | None) -> None:
+    if min_replicas is not None and replicas < min_replicas:
+        told = f"role {role}: {replicas} is below its minReplicas {min_replicas}; write at least {min_replicas}"
         raise InvalidSpec(told, field="replicas")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.admission.notices import guaranteed_to_nobody
+from muster.admission.notices import has_no_guarantee
 from muster.admission.tree import quota_tree
 from muster.errors import Refused, together
-from muster.model import Flavor, Gang, Node, Resources, Role, Topology
+from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, Topology
 from muster.quantity import format_quantity
-from muster.quota import Charges, QueueTree
+from muster.quota import QuotaUsage, QueueTree
 from muster.spec import Queue
 
 
 def check_size(
-    gang: Gang, queues: Iterable[Queue], flavors: Iterable[Flavor] = (), nodes: Sequence[Node] | None = None
+    gang: Gang, queues: Iterable[Queue], flavors: Iterable[FlavorInfo] = (), nodes: Sequence[NodeInfo] | None = None
 ) -> None:
     """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none; of several the
     first, with the text of all.
@@ -47,10 +47,10 @@ def check_size(
         raise together(found)
 
 
-def most(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
+def max_quota(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
     """The most the queue could use if nobody else used anything; None when nobody on the path limits it."""
-    number, cell = tree.index[queue], tree.cells.get((flavor, resource), -1)
-    return Charges(tree).avail(number, cell) if cell in tree.named[number] else None
+    number, cell = tree.index[queue], tree.cell_index.get((flavor, resource), -1)
+    return QuotaUsage(tree).available(number, cell) if cell in tree.named_cells[number] else None
 
 
 def _too_large_for_quota(
@@ -60,7 +60,7 @@ def _too_large_for_quota(
     enough."""
     told: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
     for flavor in candidates:
-        limits = [(name, amount, most(tree, queue, flavor, name)) for name, amount in role.request]
+        limits = [(name, amount, max_quota(tree, queue, flavor, name)) for name, amount in role.request]
         short = [(name, limit, limit // amount) for name, amount, limit in limits
                  if limit is not None and amount * role.min_replicas > limit]  # fmt: skip
         if not short:
@@ -71,11 +71,11 @@ def _too_large_for_quota(
     flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
     each, shown = role.request.get(resource), format_quantity(limit, resource)
     asked = format_quantity(each * role.min_replicas, resource)
-    if guaranteed_to_nobody(tree, tree.index[queue], tree.cells[flavor, resource]):
+    if has_no_guarantee(tree, tree.index[queue], tree.cell_index[flavor, resource]):
         shown += ", since neither it nor a queue above it guarantees any"
     return pods, Refused(
-        f"role {role.name} needs {asked} {resource} of {flavor} ({_pods(role)}); "
-        f"queue {queue} can never have more than {shown}: {_largest(pods)}",
+        f"role {role.name} needs {asked} {resource} of {flavor} ({_pods_text(role)}); "
+        f"queue {queue} can never have more than {shown}: {_largest_text(pods)}",
         field="spec.roles",
         reason="LargerThanQuota",
     )
@@ -86,7 +86,7 @@ def _too_large_for_nodes(
     topology: Topology | None,
     candidates: Sequence[str],
     levels: Mapping[str, Sequence[str]],
-    nodes: Sequence[Node],
+    nodes: Sequence[NodeInfo],
 ) -> tuple[int, Refused] | None:
     """(pods that would fit, refusal) when the empty cluster has no room."""
     required = topology.required if topology else None
@@ -96,21 +96,21 @@ def _too_large_for_nodes(
         for node in nodes:
             domain = _domain(node, required, levels.get(flavor, ())) if node.flavor == flavor else None
             if domain is not None:
-                pods[domain] = pods.get(domain, 0) + _fitting(role.request, node)
+                pods[domain] = pods.get(domain, 0) + _pods_that_fit(role.request, node)
         best = max(best, *pods.values(), 0)
     if best >= role.min_replicas:
         return None
     shown = ", ".join(f"{format_quantity(amount, name)} {name}" for name, amount in role.request if name != "pods")
     where = f"one {required} of the empty cluster" if required else "the empty cluster"
     return best, Refused(
-        f"role {role.name} needs {_pods(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
-        f"in {where} {_largest(best)}{'' if best else _lacking(role.request, candidates, nodes)}",
+        f"role {role.name} needs {_pods_text(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
+        f"in {where} {_largest_text(best)}{'' if best else _missing_resources(role.request, candidates, nodes)}",
         field="spec.roles",
         reason="LargerThanCluster",
     )
 
 
-def _domain(node: Node, required: str | None, levels: Sequence[str]) -> str | None:
+def _domain(node: NodeInfo, required: str | None, levels: Sequence[str]) -> str | None:
     """The domain of the required level that the node is in; None where it is in none, or cannot be used."""
     if not node.schedulable:
         return None
@@ -120,12 +120,12 @@ def _domain(node: Node, required: str | None, levels: Sequence[str]) -> str | No
     return node.domains[depth] if depth < len(node.domains) else None
 
 
-def _fitting(request: Resources, node: Node) -> int:
+def _pods_that_fit(request: Resources, node: NodeInfo) -> int:
     """Pods of this request that fit the node when it is empty: pods that are not ours may leave, too."""
     return min((node.allocatable.get(name) // amount for name, amount in request), default=0)
 
 
-def _lacking(request: Resources, candidates: Sequence[str], nodes: Sequence[Node]) -> str:
+def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Sequence[NodeInfo]) -> str:
     """Of what no node of these flavors has enough for one pod."""
     usable = [node for node in nodes if node.flavor in candidates and node.schedulable]
     if not usable:
@@ -139,9 +139,9 @@ def _lacking(request: Resources, candidates: Sequence[str], nodes: Sequence[Node
     return message
 
 
-def _pods(role: Role) -> str:
+def _pods_text(role: Role) -> str:
     return f"{role.min_replicas} pod{'s' if role.min_replicas != 1 else ''}"
 
 
-def _largest(pods: int) -> str:
+def _largest_text(pods: int) -> str:
     return f"the largest that fits is {pods} pod{'s' if pods != 1 else ''}" if pods else "not even one pod fits"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from muster.admission.namespaces import namespace_allowed, nearest_selector
-from muster.admission.queues import path_to_root, queue_verdicts, usable_flavors
+from muster.admission.queues import path_to_root, queue_readiness, usable_flavors
 from muster.errors import NotFound, Refused
-from muster.nearest import meant
+from muster.nearest import did_you_mean
 from muster.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
 
 
@@ -34,27 +34,27 @@ def check_submit(
         _check_namespace(job, by_name, namespace_labels)
     _check_priority(job, by_name, priority_classes)
     usable = usable_flavors(job.spec.queue, by_name)
-    for place, names, topology in _wishes(job):
+    for place, names, topology in _scheduling_constraints(job):
         _check_flavors(place, names, by_flavor, usable, job.spec.queue)
         candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
         if topology is not None and candidates:  # without a flavor `check_size` says that there is none
             _check_levels(place, topology, candidates)
 
 
-def nearest(name: str, known: Collection[str], what: str) -> str:
+def name_hint(name: str, known: Collection[str], kind: str) -> str:
     """A hint that ends a sentence about an unknown name."""
     shown = sorted(known)[:8]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    return meant(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {what} yet")
+    return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
 
 
 def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
     name = job.spec.queue
     leaves = set(by_name) - {queue.spec.parent for queue in by_name.values()}
     if name not in by_name:
-        hint = nearest(name, leaves, "queue")
+        hint = name_hint(name, leaves, "queue")
         raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", field="spec.queue", reason="QueueNotFound")
-    verdict = queue_verdicts(by_name.values())[name]
+    verdict = queue_readiness(by_name.values())[name]
     if not verdict.active:
         raise Refused(
             f"spec.queue: queue {name!r} is inactive: {verdict.message}", field="spec.queue", reason="QueueInactive"
@@ -74,7 +74,7 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
         right = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
     else:
         shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
-        right = f"it wants {_shown(selector)}; the namespace's labels are {shown}"
+        right = f"it wants {_selector_text(selector)}; the namespace's labels are {shown}"
     raise Refused(
         f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {right}",
         field="spec.queue",
@@ -82,7 +82,7 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
     )
 
 
-def _shown(selector: LabelSelector) -> str:
+def _selector_text(selector: LabelSelector) -> str:
     lines = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
     for line in selector.match_expressions:
         values = f" ({', '.join(line['values'])})" if line.get("values") else ""
@@ -96,7 +96,7 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
     if named is not None and classes is not None:
         field = "spec.priorityClassName"
         if named not in classes:
-            message = f"{field}: PriorityClass {named!r} does not exist; {nearest(named, classes, 'PriorityClass')}"
+            message = f"{field}: PriorityClass {named!r} does not exist; {name_hint(named, classes, 'PriorityClass')}"
             raise NotFound(message, field=field, reason="PriorityClassNotFound")
         priority = classes[named]
     path = path_to_root(job.spec.queue, by_name)
@@ -109,7 +109,7 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
         raise Refused(message, field=field, reason="PriorityTooHigh")
 
 
-def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
+def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
     """(path in the spec, flavors, topology) that count for the job itself and for every role."""
     spec = job.spec
     wishes: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
@@ -120,33 +120,33 @@ def _wishes(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest 
 
 
 def _check_flavors(
-    place: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
+    path: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
 ) -> None:
     for name in names:
         if by_flavor and name not in by_flavor:
-            hint = nearest(name, by_flavor, "flavor")
+            hint = name_hint(name, by_flavor, "flavor")
             raise NotFound(
-                f"{place}.flavors: flavor {name!r} does not exist; {hint}",
-                field=f"{place}.flavors",
+                f"{path}.flavors: flavor {name!r} does not exist; {hint}",
+                field=f"{path}.flavors",
                 reason="UnknownFlavor",
             )
     if names and not set(names) & set(usable):
-        told = f"{place}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
+        told = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
         raise Refused(
-            f"{told}; {nearest(names[0], usable, 'flavor with quota')}",
-            field=f"{place}.flavors",
+            f"{told}; {name_hint(names[0], usable, 'flavor with quota')}",
+            field=f"{path}.flavors",
             reason="UnknownFlavor",
         )
 
 
-def _check_levels(place: str, topology: TopologyRequest, candidates: Sequence[Flavor]) -> None:
+def _check_levels(path: str, topology: TopologyRequest, candidates: Sequence[Flavor]) -> None:
     known = {level.name for flavor in candidates for level in flavor.spec.topology}
     for word, level in (("required", topology.required), ("preferred", topology.preferred)):
         if level is not None and level not in known:
             of = ", ".join(flavor.metadata.name for flavor in candidates)
-            told = f"{place}.topology.{word}: {of} has no level {level!r}"
+            told = f"{path}.topology.{word}: {of} has no level {level!r}"
             raise Refused(
-                f"{told}; {nearest(level, known, 'level')}",
-                field=f"{place}.topology.{word}",
+                f"{told}; {name_hint(level, known, 'level')}",
+                field=f"{path}.topology.{word}",
                 reason="UnknownTopologyLevel",
             )

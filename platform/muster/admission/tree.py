@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from muster import model
 from muster.quantity import parse_quantity
 from muster.quota import QueueTree, queue_tree
-from muster.spec import Queue, QueueResources
+from muster.spec import Queue, FlavorQuota
 
 
 def quota_tree(queues: Iterable[Queue]) -> QueueTree:
     """The tree, whether its queues are active or not; a queue in a cycle or without its parent counts as a root."""
     return queue_tree([
-        model.Queue(queue.metadata.name, queue.spec.parent, quotas=quotas_of(queue)) for queue in queues
+        model.QueueInfo(queue.metadata.name, queue.spec.parent, quotas=quotas_of(queue)) for queue in queues
     ])  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def quotas_of(queue: Queue) -> tuple[model.Quota, ...]:
     return tuple(quota for entry in queue.spec.resources for quota in _quotas(entry))
 
 
-def _quotas(entry: QueueResources) -> list[model.Quota]:
+def _quotas(entry: FlavorQuota) -> list[model.Quota]:
     names = sorted({*entry.guaranteed, *entry.limit, *entry.lend}) or [""]
     return [
         model.Quota(

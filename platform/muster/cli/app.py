@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from muster.cli import draining, host, jobs, logs, objects, queues, reports, scaling, watch, worlds
-from muster.cli.clusters import CLUSTER, CONTEXT, Choice, in_front, say
-from muster.cli.helping import HELP, Group, Verbs
-from muster.cli.outcome import Ended, ExitCode, run, tell
+from muster.cli.clusters import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
+from muster.cli.helping import CONTEXT_SETTINGS, HelpGroup, HelpTyper
+from muster.cli.outcome import CommandExit, ExitCode, run_command, print_error
 
-_SECTIONS = {
+_HELP_SECTIONS = {
     "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),
     "Queues and nodes": ("apply", "delete", "queues", "nodes", "drain", "undrain"),
     "Looking back": ("report",),
@@ -22,24 +22,24 @@ _SECTIONS = {
 }
 
 
-class Sections(Group):
+class SectionedHelpGroup(HelpGroup):
     """The verbs by what they are about."""
 
-    sections = _SECTIONS
+    sections = _HELP_SECTIONS
 
 
-app = Verbs(
+app = HelpTyper(
     name="muster",
-    cls=Sections,
+    cls=SectionedHelpGroup,
     no_args_is_help=True,
     rich_markup_mode=None,  # rich's help costs 0.2 s
     pretty_exceptions_enable=False,
-    context_settings=HELP,
+    context_settings=CONTEXT_SETTINGS,
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         print(f"muster {version('muster')}")
@@ -47,19 +47,19 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def _muster(
+def _global_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     cluster: Annotated[
         str | None,
         typer.Option(
-            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; else as {CLUSTER} says."
+            metavar="local|kubernetes", help=f"This host, or the kubeconfig's cluster; else as {CLUSTER_ENV} says."
         ),
     ] = None,
     context: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig; else as {CONTEXT} says."),
+        typer.Option(metavar="NAME", help=f"A cluster by its context in the kubeconfig; else as {CONTEXT_ENV} says."),
     ] = None,
     kubeconfig: Annotated[
         str | None, typer.Option(metavar="FILE", help="A cluster by its kubeconfig, instead of KUBECONFIG's.")
@@ -70,7 +70,7 @@ def _muster(
     Tables for people; --json for scripts, with the field names of the YAML. Exit codes: 0 done, 1 the job failed,
     2 invalid input, 3 refused or not found, 4 the cluster cannot be reached, 130 interrupted.
     """
-    say(Choice(cluster, context, kubeconfig))
+    select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
 
 for _room in (jobs, scaling, logs, watch, objects, queues, draining, reports, worlds):
@@ -80,9 +80,9 @@ app.add_typer(host.app, name="local")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the `muster` script; ends the process with one of `ExitCode`."""
-    words = in_front(sys.argv[1:] if arguments is None else arguments)
+    words = hoist_options(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
-    sys.exit(run(lambda: _invoke(words, as_json), as_json=as_json))
+    sys.exit(run_command(lambda: _invoke(words, as_json), as_json=as_json))
 
 
 def _invoke(words: list[str], as_json: bool) -> None:
@@ -99,15 +99,15 @@ def _invoke(words: list[str], as_json: bool) -> None:
         if not _is_usage_error(error):
             raise
         if as_json:
-            tell(error.format_message(), "Usage", _field(error), as_json=True)  # type: ignore[attr-defined]
+            print_error(error.format_message(), "Usage", _usage_error_field(error), as_json=True)  # type: ignore[attr-defined]
         else:
             error.show()  # type: ignore[attr-defined]
-        raise Ended(ExitCode.INVALID) from None
+        raise CommandExit(ExitCode.INVALID) from None
     if isinstance(code, int) and code:
-        raise Ended(ExitCode(code))
+        raise CommandExit(ExitCode(code))
 
 
-def _field(error: Exception) -> str:
+def _usage_error_field(error: Exception) -> str:
     """The option or argument that a usage error is about, where it says so: `--priority`."""
     if (name := getattr(error, "option_name", None)) is not None:  # one that does not exist
         return str(name)

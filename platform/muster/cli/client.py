@@ -7,18 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from muster.cli.clusters import chosen
-from muster.excerpt import WHOLE, Excerpt
+from muster.cli.clusters import selected_context
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
-    from muster.documents import Object
-    from muster.kubernetes.access import Target
-    from muster.kubernetes.client import KubernetesClient
-    from muster.listing import Listing
+    from muster.documents import AnyObject
+    from muster.kubernetes.access import KubeContext
+    from muster.kubernetes.client import KubernetesClusterClient
+    from muster.listing import JobList
     from muster.spec import TrainingJob
 
 
-class QueueResourcesRow(TypedDict):
+class QueueQuotaRow(TypedDict):
     """One flavor of one queue, in the shape of `spec.resources`: quantities by resource name.
 
     `used` is charged usage of the queue and all below it; `borrowed` the part of it above the guarantee; `available`
@@ -34,7 +34,7 @@ class QueueResourcesRow(TypedDict):
     available: dict[str, str]
 
 
-class QueueRow(TypedDict):
+class QueueTableRow(TypedDict):
     """One queue; rows come parents first, children by name."""
 
     name: str
@@ -47,10 +47,10 @@ class QueueRow(TypedDict):
     share: float  # of the decayed usage; 0 when nothing was used
     waiting: int  # jobs in this queue and below
     admitted: int
-    resources: list[QueueResourcesRow]
+    resources: list[QueueQuotaRow]
 
 
-class NodeRow(TypedDict):
+class NodeTableRow(TypedDict):
     """One node; quantities by resource name."""
 
     name: str
@@ -65,16 +65,16 @@ class NodeRow(TypedDict):
     pods: list[str]
 
 
-class Client(Protocol):
+class ClusterClient(Protocol):
     """The calls of the verbs. Raises `NotFound`, `Refused`, `Conflict`, `ClusterError` as `muster.errors` tells."""
 
     def status(self) -> dict[str, Any]: ...
-    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]: ...
+    def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]: ...
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]: ...
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]: ...
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]: ...
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]: ...
-    def listing(self, namespace: str | None = None) -> Listing: ...
+    def job_list(self, namespace: str | None = None) -> JobList: ...
     def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def cancel(self, name: str, namespace: str = "default") -> Any: ...
     def suspend(self, name: str, namespace: str = "default") -> Any: ...
@@ -84,47 +84,47 @@ class Client(Protocol):
     def nodes(self) -> list[dict[str, Any]]: ...
     def drain(self, node: str) -> list[TrainingJob]: ...
     def undrain(self, node: str) -> None: ...
-    def jobs_on(self, node: str) -> list[TrainingJob]: ...
+    def jobs_on_node(self, node: str) -> list[TrainingJob]: ...
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
-    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
     def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
     def log_attempts(self, name: str, namespace: str = "default") -> Mapping[tuple[str, int], int]: ...
     def snapshot(self) -> bytes: ...
     def log_lines(
-        self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]: ...
 
 
-def connect(start: bool = True) -> Client:
+def connect(start: bool = True) -> ClusterClient:
     """The cluster that is meant; the daemon of this host is started unless `start` is False."""
-    target = chosen()
-    return _open(start) if target is None else _kubernetes(target)
+    target = selected_context()
+    return _connect_local(start) if target is None else _kubernetes_client(target)
 
 
 def default_namespace() -> str:
     """Where a job is that is named without a namespace."""
-    target = chosen()
-    return "default" if target is None else _kubernetes(target).namespace
+    target = selected_context()
+    return "default" if target is None else _kubernetes_client(target).namespace
 
 
-def listed_namespace() -> str | None:
+def default_list_namespace() -> str | None:
     """Whose jobs are listed unless somebody says: on this host all, in a cluster those of the context's namespace."""
-    target = chosen()
-    return None if target is None else _kubernetes(target).namespace
+    target = selected_context()
+    return None if target is None else _kubernetes_client(target).namespace
 
 
 @cache
-def _kubernetes(target: Target) -> KubernetesClient:
-    from muster.kubernetes.client import KubernetesClient
+def _kubernetes_client(context: KubeContext) -> KubernetesClusterClient:
+    from muster.kubernetes.client import KubernetesClusterClient
 
-    return KubernetesClient.connect(target)
+    return KubernetesClusterClient.connect(context)
 
 
-def _local(start: bool) -> Client:
+def _local_client(start: bool) -> ClusterClient:
     from muster.local.client import LocalClient
 
     return LocalClient.connect(start=start)
 
 
-_open: Callable[[bool], Client] = _local  # a test puts a cluster in memory here
+_connect_local: Callable[[bool], ClusterClient] = _local_client  # a test puts a cluster in memory here

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from muster.cli.outcome import usage_error
 
 if TYPE_CHECKING:
-    from muster.kubernetes.access import Target
+    from muster.kubernetes.access import KubeContext
 
-CLUSTER, CONTEXT = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
+CLUSTER_ENV, CONTEXT_ENV = "MUSTER_CLUSTER", "MUSTER_CONTEXT"
 LOCAL, KUBERNETES = "local", "kubernetes"
-_OPTIONS = ("--cluster", "--context", "--kubeconfig")
+_CLUSTER_OPTIONS = ("--cluster", "--context", "--kubeconfig")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ClusterOptions:
     """What the options say; None where they say nothing."""
 
     cluster: str | None = None
@@ -27,47 +27,47 @@ class Choice:
     kubeconfig: str | None = None
 
 
-_said: ContextVar[Choice | None] = ContextVar("said", default=None)
+_selected: ContextVar[ClusterOptions | None] = ContextVar("said", default=None)
 
 
-def say(choice: Choice) -> None:
+def select_cluster(options: ClusterOptions) -> None:
     """Remember what the options of this command say. Raises `InvalidSpec` for what cannot be."""
-    target(choice, os.environ)
-    _said.set(choice)
+    resolve_context(options, os.environ)
+    _selected.set(options)
 
 
-def chosen() -> Target | None:
+def selected_context() -> KubeContext | None:
     """The cluster of Kubernetes that is meant, or None for this host."""
-    return target(_said.get() or Choice(), os.environ)
+    return resolve_context(_selected.get() or ClusterOptions(), os.environ)
 
 
-def target(choice: Choice, environ: Mapping[str, str]) -> Target | None:
+def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> KubeContext | None:
     """Options count before the environment, and a context or a kubeconfig that is named before a cluster's kind."""
-    named = choice.context is not None or choice.kubeconfig is not None
+    named = options.context is not None or options.kubeconfig is not None
     option, kind = (
-        ("--cluster", choice.cluster) if choice.cluster is not None else (CLUSTER, environ.get(CLUSTER) or None)
+        ("--cluster", options.cluster) if options.cluster is not None else (CLUSTER_ENV, environ.get(CLUSTER_ENV) or None)
     )
     if kind not in (None, LOCAL, KUBERNETES):
         usage_error(f"{option}: {kind!r} is not known; write {LOCAL} or {KUBERNETES}", option)
-    if choice.cluster == LOCAL and named:
+    if options.cluster == LOCAL and named:
         usage_error("--cluster local: this host has no context; leave --context and --kubeconfig out", "--cluster")
-    context = choice.context or environ.get(CONTEXT) or None
+    context = options.context or environ.get(CONTEXT_ENV) or None
     if not named and (kind == LOCAL or (kind is None and context is None)):
         return None
-    from muster.kubernetes.access import Target
+    from muster.kubernetes.access import KubeContext
 
-    return Target(choice.kubeconfig, context)
+    return KubeContext(options.kubeconfig, context)
 
 
-def in_front(words: Sequence[str]) -> list[str]:
+def hoist_options(arguments: Sequence[str]) -> list[str]:
     """The words of a command with the options of this file before the verb, wherever they were written."""
     front: list[str] = []
-    rest = list(words)
+    rest = list(arguments)
     place = 0
     while place < len(rest) and rest[place] != "--":
         name, is_joined, _ = rest[place].partition("=")
         length = 1 if is_joined else 2
-        if name in _OPTIONS:
+        if name in _CLUSTER_OPTIONS:
             front += rest[place : place + length]
             del rest[place : place + length]
         else:

@@ -8,60 +8,60 @@ from typing import Annotated
 import typer
 
 
-def _names(ask: Callable[[], list[str]], incomplete: str) -> list[str]:
+def _complete_names(list_names: Callable[[], list[str]], incomplete: str) -> list[str]:
     try:
-        return sorted({name for name in ask() if name.startswith(incomplete)})
+        return sorted({name for name in list_names() if name.startswith(incomplete)})
     except Exception:
         return []  # an error would end up in the middle of the user's command line
 
 
-def _job_names(incomplete: str) -> list[str]:
+def _complete_job_names(incomplete: str) -> list[str]:
     from muster.cli.client import connect
 
-    return _names(lambda: [job.metadata.name for job in connect(start=False).jobs()], incomplete)
+    return _complete_names(lambda: [job.metadata.name for job in connect(start=False).jobs()], incomplete)
 
 
-def _queue_names(incomplete: str) -> list[str]:
+def _complete_queue_names(incomplete: str) -> list[str]:
     from muster.cli.client import connect
 
-    return _names(lambda: [row["name"] for row in connect(start=False).queues()], incomplete)
+    return _complete_names(lambda: [row["name"] for row in connect(start=False).queues()], incomplete)
 
 
-def _phases(incomplete: str) -> list[str]:
+def _complete_phases(incomplete: str) -> list[str]:
     """Phases in the place of the last of `Running,Pe`; those named before it are not offered again."""
-    from muster.cli.views.job_words import STYLES
+    from muster.cli.views.job_words import PHASE_STYLES
 
     before, comma, last = incomplete.rpartition(",")
-    left = [phase for phase in STYLES if phase not in before.split(",")]
+    left = [phase for phase in PHASE_STYLES if phase not in before.split(",")]
     return [f"{before}{comma}{phase}" for phase in left if phase.startswith(last.capitalize())]
 
 
-JobName = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job: NAME or NAMESPACE/NAME.", autocompletion=_job_names)
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job: NAME or NAMESPACE/NAME.", autocompletion=_complete_job_names)
 ]
-JobNames = Annotated[
-    list[str], typer.Argument(metavar="JOB", help="Jobs: NAME or NAMESPACE/NAME.", autocompletion=_job_names)
+JobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB", help="Jobs: NAME or NAMESPACE/NAME.", autocompletion=_complete_job_names)
 ]
-QueueName = Annotated[
-    str | None, typer.Option("--queue", "-q", metavar="QUEUE", help="Queue.", autocompletion=_queue_names)
+QueueOption = Annotated[
+    str | None, typer.Option("--queue", "-q", metavar="QUEUE", help="Queue.", autocompletion=_complete_queue_names)
 ]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.", metavar="NAMESPACE")]
-Phases = Annotated[
+NamespaceOption = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.", metavar="NAMESPACE")]
+PhaseOption = Annotated[
     str | None,
     typer.Option(
         "--phase",
         metavar="PHASE,...",
         help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; or some.",
-        autocompletion=_phases,
+        autocompletion=_complete_phases,
     ),
 ]
-AllNamespaces = Annotated[
+AllNamespacesOption = Annotated[
     bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces; on this host they are shown anyway.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-def split_name(job: str, namespace: str | None = None) -> tuple[str, str]:
+def split_job_name(job: str, namespace: str | None = None) -> tuple[str, str]:
     """(name, namespace) of NAME or NAMESPACE/NAME; `namespace` counts where the name has none, else the usual one."""
     from muster.cli.client import default_namespace
 

@@ -6,32 +6,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from muster.cli.views.job_words import label, silence
+from muster.cli.views.job_words import qualified_name, no_output_reason
 from muster.errors import Refused
-from muster.kubernetes.kept import is_store
+from muster.kubernetes.kept import is_remote_store
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
 
 
-def bring(job: TrainingJob, most_bytes: int) -> Path:
+def fetch_run(job: TrainingJob, max_bytes: int) -> Path:
     """The folder here that holds what a report needs of the job's run. Raises `Refused` that says where the run is
     instead, and as `muster.tracing.fetching.fetch` does."""
     from muster.local.home import home_path
-    from muster.tracing.fetching import fetch
+    from muster.tracing.fetching import fetch_run
 
-    location = store_of(job)
+    location = store_url(job)
     meta = job.metadata
     folder = home_path() / "fetched" / (meta.namespace or "default") / f"{meta.name}-{meta.uid}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return fetch(location, folder, most_bytes=most_bytes).folder
+    return fetch_run(location, folder, max_bytes=max_bytes).folder
 
 
-def store_of(job: TrainingJob) -> str:
+def store_url(job: TrainingJob) -> str:
     """The URL of the run's folder in a store; `Refused` where there is none."""
-    name, traces = label(job), job.status.traces
+    name, traces = qualified_name(job), job.status.traces
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:
-        raise Refused(f"there is nothing to report on: {silence(job)}", reason="NotStarted")
+        raise Refused(f"there is nothing to report on: {no_output_reason(job)}", reason="NotStarted")
     if traces is None and job.spec.trace is None:
         from muster.tracing.recording import HOW_TO_TRACE
 
@@ -45,7 +45,7 @@ def store_of(job: TrainingJob) -> str:
         )
         raise Refused(f"{told}; whoever runs the operator gives it an image for them", reason="NotHere")
     scheme = urlsplit(traces.location).scheme
-    if is_store(traces.location):
+    if is_remote_store(traces.location):
         return traces.location
     if not scheme:
         told = f"the traces of job {name} go with its pods: the cluster has no store for them (--collector-store)"

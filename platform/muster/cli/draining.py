@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.client import Client, connect
-from muster.cli.completing import Json
+from muster.cli.client import ClusterClient, connect
+from muster.cli.completing import JsonOption
 from muster.cli.printing import console, print_json
 
 _POLL_S = 1.0
 
-Node = Annotated[str, typer.Argument(metavar="NODE", help="A node; see: muster nodes.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="A node; see: muster nodes.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,27 +23,27 @@ def register(app: typer.Typer) -> None:
 
 
 def drain(
-    node: Node,
+    node: NodeArgument,
     wait: Annotated[bool, typer.Option("--wait", help="End once no job is left on it.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Have the jobs on a node go on elsewhere, and none come. They write a checkpoint first."""
-    from muster.cli.views.job_words import label
+    from muster.cli.views.job_words import qualified_name
 
     client = connect()
     jobs = client.drain(node)
-    names = [label(job) for job in jobs]
+    names = [qualified_name(job) for job in jobs]
     if not as_json:
         console().print(f"node {node} is being drained" + (f"; leaves: {', '.join(names)}" if names else ""))
     if wait:
-        _until_empty(client, node)
+        _wait_until_empty(client, node)
     if as_json:
         print_json([{"node": node, "result": "drained" if wait or not names else "draining", "jobs": names}])
     elif wait:
         console().print(f"no job is left on node {node}")
 
 
-def undrain(node: Node, as_json: Json = False) -> None:
+def undrain(node: NodeArgument, as_json: JsonOption = False) -> None:
     """Let jobs come to a node again."""
     connect().undrain(node)
     if as_json:
@@ -52,18 +52,18 @@ def undrain(node: Node, as_json: Json = False) -> None:
         console().print(f"node {node} takes jobs again")
 
 
-def _until_empty(client: Client, node: str) -> None:
+def _wait_until_empty(client: ClusterClient, node: str) -> None:
     """For as long as it takes; an API server that does not answer is given the time of its upgrade."""
     from muster.errors import ClusterError, DaemonError
-    from muster.kubernetes.connection import PATIENCE_S
+    from muster.kubernetes.connection import UNREACHABLE_TIMEOUT_S
     from muster.kubernetes.reading import WRONG_VERSION
 
-    patience = time.monotonic() + PATIENCE_S
+    patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:
         try:
-            if not client.jobs_on(node):
+            if not client.jobs_on_node(node):
                 return
-            patience = time.monotonic() + PATIENCE_S
+            patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
         except ClusterError as error:
             lasting = isinstance(error, DaemonError) or error.reason == WRONG_VERSION
             if lasting or time.monotonic() > patience:

@@ -13,31 +13,31 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_WIDEST = 110  # columns
-HELP = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST}
+_MAX_WIDTH = 110  # columns
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _MAX_WIDTH}
 
 
-class Verbs(typer.Typer):
+class HelpTyper(typer.Typer):
     """Verbs whose help is plain."""
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
         """As Typer's."""
-        return super().command(name, **{"cls": Verb, **settings})
+        return super().command(name, **{"cls": HelpCommand, **settings})
 
 
-class Verb(TyperCommand):
+class HelpCommand(TyperCommand):
     """One verb."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """What must be written is plain, what may be left out stands in brackets."""
-        return _usage(self.get_params(ctx))
+        return _usage_pieces(self.get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments and options, each with its sentence."""
-        _write(self.get_params(ctx), formatter)
+        _write_sections(self.get_params(ctx), formatter)
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """Verbs, listed under titles with the first sentence of each."""
 
     sections: Mapping[str, Sequence[str]] = {}
@@ -49,12 +49,12 @@ class Group(TyperGroup):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The verb comes last."""
-        return [*_usage(self.get_params(ctx)), "VERB ..."]
+        return [*_usage_pieces(self.get_params(ctx)), "VERB ..."]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """The verbs come first: whoever asks for help seeks one."""
         self.format_commands(ctx, formatter)
-        _write(self.get_params(ctx), formatter)
+        _write_sections(self.get_params(ctx), formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """One section for each title."""
@@ -68,9 +68,9 @@ class Group(TyperGroup):
         return self.sections or {"Verbs": list(self.commands)}
 
 
-def _usage(params: Iterable[Any]) -> list[str]:
-    needed = [f"{param.opts[0]} {_value(param)}" for param in params if _is_option(param) and param.required]
-    names = [_value(param) + ("..." if param.nargs != 1 else "") for param in params if not _is_option(param)]
+def _usage_pieces(params: Iterable[Any]) -> list[str]:
+    needed = [f"{param.opts[0]} {_metavar(param)}" for param in params if _is_option(param) and param.required]
+    names = [_metavar(param) + ("..." if param.nargs != 1 else "") for param in params if not _is_option(param)]
     must = [param.required for param in params if not _is_option(param)]
     return [
         *needed,
@@ -79,23 +79,23 @@ def _usage(params: Iterable[Any]) -> list[str]:
     ]
 
 
-def _write(params: Iterable[Any], formatter: Any) -> None:
+def _write_sections(params: Iterable[Any], formatter: Any) -> None:
     shown = [param for param in params if not param.hidden]
-    arguments = [(_value(param), param.help or "") for param in shown if not _is_option(param)]
-    options = [(_written(param), param.help or "") for param in shown if _is_option(param)]
+    arguments = [(_metavar(param), param.help or "") for param in shown if not _is_option(param)]
+    options = [(_option_names(param), param.help or "") for param in shown if _is_option(param)]
     for title, rows in (("Arguments", arguments), ("Options", options)):
         if rows:
             with formatter.section(title):
                 formatter.write_dl(rows)
 
 
-def _written(option: Any) -> str:
+def _option_names(option: Any) -> str:
     """`-q, --queue QUEUE`; `--report, --no-report`."""
     names = sorted(option.opts, key=len) + list(option.secondary_opts)
-    return ", ".join(names) + ("" if option.is_flag else f" {_value(option)}")
+    return ", ".join(names) + ("" if option.is_flag else f" {_metavar(option)}")
 
 
-def _value(param: Any) -> str:
+def _metavar(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli.completing import Json
-from muster.cli.helping import Group, Verbs
-from muster.cli.printing import print_json, show
+from muster.cli.completing import JsonOption
+from muster.cli.helping import HelpGroup, HelpTyper
+from muster.cli.printing import print_json, print_renderable
 
-app = Verbs(
-    cls=Group,
+app = HelpTyper(
+    cls=HelpGroup,
     help="The daemon that runs jobs on this host. It starts by itself, but not after `muster local down`.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -31,16 +31,16 @@ def up(
     idle: Annotated[
         str | None, typer.Option(metavar="10m", help="End by itself after so long without jobs and requests.")
     ] = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start the daemon, if it does not run."""
     from muster.amounts import parse_duration
-    from muster.cli.views.daemon_page import labels_of
+    from muster.cli.views.daemon_page import node_label_lines
     from muster.local.client import LocalClient
 
     idle_s = None if idle is None else float(parse_duration(idle, "--idle"))
-    _tell(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)
-    for line in () if as_json or nodes is None else labels_of(nodes):
+    _print_status(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)
+    for line in () if as_json or nodes is None else node_label_lines(nodes):
         print(f"  {line}")
 
 
@@ -49,7 +49,7 @@ def down(
     force: Annotated[
         bool, typer.Option("--force", help="Stop running jobs first; they go on from their checkpoints once it is up.")
     ] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop the daemon. Refused while jobs run, unless --force."""
     from muster.errors import DaemonError
@@ -71,11 +71,11 @@ def down(
 
 
 @app.command()
-def status(as_json: Json = False) -> None:
+def status(as_json: JsonOption = False) -> None:
     """Tell whether the daemon runs, and what it does. The exit code is 4 if none runs."""
     from muster.local.client import LocalClient
 
-    _tell(LocalClient.connect(start=False).status(), as_json)
+    _print_status(LocalClient.connect(start=False).status(), as_json)
 
 
 @app.command()
@@ -93,11 +93,11 @@ def snapshot(
         print(f"wrote {out}; plan it again with: muster replay {out}")
 
 
-def _tell(status: dict[str, Any], as_json: bool) -> None:
+def _print_status(daemon_status: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        began = datetime.fromtimestamp(status["startedAt"], UTC).isoformat(timespec="seconds")
-        print_json([status | {"startedAt": began.replace("+00:00", "Z")}])
+        began = datetime.fromtimestamp(daemon_status["startedAt"], UTC).isoformat(timespec="seconds")
+        print_json([daemon_status | {"startedAt": began.replace("+00:00", "Z")}])
         return
-    from muster.cli.views.daemon_page import daemon_page
+    from muster.cli.views.daemon_page import daemon_status_view
 
-    show(daemon_page(status, time.time()))
+    print_renderable(daemon_status_view(daemon_status, time.time()))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import Client, connect, listed_namespace
-from muster.cli.completing import AllNamespaces, JobName, JobNames, Json, Namespace, Phases, QueueName, split_name
-from muster.cli.outcome import Ended, ExitCode, usage_error
-from muster.cli.printing import aside, console, print_json, show
+from muster.cli.client import ClusterClient, connect, default_list_namespace
+from muster.cli.completing import AllNamespacesOption, JobArgument, JobsArgument, JsonOption, NamespaceOption, PhaseOption, QueueOption, split_job_name
+from muster.cli.outcome import CommandExit, ExitCode, usage_error
+from muster.cli.printing import print_note, console, print_json, print_renderable
 
 if TYPE_CHECKING:
-    from muster.cli.reading import Read
-    from muster.listing import Listing
+    from muster.cli.reading import LoadedJob
+    from muster.listing import JobList
     from muster.spec import TrainingJob
 
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command()(resume)
 
 
-def _whole(text: str) -> int:
+def _parse_int(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -39,15 +39,15 @@ def _whole(text: str) -> int:
 
 def submit(
     files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with TrainingJobs; - is stdin.")],
-    queue: QueueName = None,
+    queue: QueueOption = None,
     priority: Annotated[
-        int | None, typer.Option(help="Priority within the queue; higher first.", parser=_whole, metavar="N")
+        int | None, typer.Option(help="Priority within the queue; higher first.", parser=_parse_int, metavar="N")
     ] = None,
     max_runtime: Annotated[
         str | None, typer.Option(metavar="2h", help="Longest stay; lets the job start ahead where it delays nobody.")
     ] = None,
     trace_steps: Annotated[str | None, typer.Option(metavar="20:25", help="Trace steps 20 to 24.")] = None,
-    namespace: Namespace = None,
+    namespace: NamespaceOption = None,
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Pass on a variable of your environment, or NAME=VALUE. Repeatable."),
@@ -58,91 +58,91 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, submit nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; the exit code tells how it was.")] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Submit one job and watch it.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.clusters import chosen
-    from muster.cli.reading import Overrides, environment_overrides, placing, read_jobs
+    from muster.cli.clusters import selected_context
+    from muster.cli.reading import SpecOverrides, parse_env_overrides, locate_errors, load_jobs
     from muster.cli.watch import watch_job
-    from muster.variables import not_passed
+    from muster.variables import not_passed_message
 
-    names, values = environment_overrides(env or [], on_host=chosen() is None)
-    overrides = Overrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
-    read = [job for file in files for job in read_jobs(file, overrides)]
-    _check_named_once(read)
+    names, values = parse_env_overrides(env or [], on_host=selected_context() is None)
+    overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
+    read = [job for file in files for job in load_jobs(file, overrides)]
+    _check_unique_names(read)
     if follow and len(read) != 1:
         usage_error(f"--watch: shows one job, and the files hold {len(read)}; use --wait", "--watch")
     client = connect()
-    with placing(read):
+    with locate_errors(read):
         accepted = client.submit_all([one.job for one in read], dry_run)
     if not as_json and (left_out := client.newly_left_out(accepted)):
-        aside(f"note: {not_passed(left_out, '--env ')}")
+        print_note(f"note: {not_passed_message(left_out, '--env ')}")
     if as_json and not wait:
         print_json(accepted)
     for job in () if as_json else accepted:
-        _tell_submitted(job, dry_run, quiet=follow)
+        _print_submitted(job, dry_run, quiet=follow)
     if dry_run:
         return
     if follow:
-        watch_job(client, *_key(accepted[0]))
+        watch_job(client, *_name_and_namespace(accepted[0]))
     elif wait:
-        ended = [_wait(client, *_key(job), quiet=as_json) for job in accepted]
+        ended = [_wait_for_end(client, *_name_and_namespace(job), quiet=as_json) for job in accepted]
         if as_json:
             print_json(ended)
         for job in () if as_json else ended:
-            _tell_ended(job)
+            _print_ended(job)
         if any(job.status.phase != "Succeeded" for job in ended):
-            raise Ended(ExitCode.JOB_FAILED)
+            raise CommandExit(ExitCode.JOB_FAILED)
 
 
 def list_jobs(
-    namespace: Namespace = None,
-    all_namespaces: AllNamespaces = False,
-    queue: QueueName = None,
-    phase: Phases = None,
-    as_json: Json = False,
+    namespace: NamespaceOption = None,
+    all_namespaces: AllNamespacesOption = False,
+    queue: QueueOption = None,
+    phase: PhaseOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what runs, what waits and why, and what ended."""
-    from muster.cli.views.job_table import in_order, job_table
+    from muster.cli.views.job_table import sorted_for_display, job_table
 
-    phases = None if phase is None else _phases(phase)
-    of = None if all_namespaces else namespace or listed_namespace()
+    phases = None if phase is None else _parse_phases(phase)
+    of = None if all_namespaces else namespace or default_list_namespace()
     client = connect()
-    listing = client.listing(of)
+    listing = client.job_list(of)
     jobs = [
         job
         for job in listing.jobs
         if (queue is None or job.spec.queue == queue) and (phases is None or job.status.phase in phases)
     ]
     odd = [one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)]
-    if queue is not None and not _has_jobs(listing, queue):
-        _check_queue(client, queue)
+    if queue is not None and not _has_jobs_in_queue(listing, queue):
+        _check_queue_exists(client, queue)
     if as_json:
-        print_json([*in_order(jobs), *({**one.document, "unreadable": one.complaint} for one in odd)])
+        print_json([*sorted_for_display(jobs), *({**one.document, "unreadable": one.error} for one in odd)])
     elif jobs:
-        show(job_table(jobs, time.time(), console().width))
+        print_renderable(job_table(jobs, time.time(), console().width))
     elif not odd:
         shown = {"namespace": of, "queue": queue, "phase": phases and ",".join(sorted(phases))}
-        print(_no_match(client, listing, {name: value for name, value in shown.items() if value}))
+        print(_no_match_message(client, listing, {name: value for name, value in shown.items() if value}))
     for one in () if as_json else odd:
-        aside(f"warning: job {one.name} cannot be read: {one.complaint}")
+        print_note(f"warning: job {one.name} cannot be read: {one.error}")
 
 
-def _has_jobs(listing: Listing, queue: str) -> bool:
-    return any(job.spec.queue == queue for job in listing.jobs) or any(odd.queue == queue for odd in listing.unreadable)
+def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:
+    return any(job.spec.queue == queue for job in job_list.jobs) or any(odd.queue == queue for odd in job_list.unreadable)
 
 
-def _no_match(client: Client, listing: Listing, filters: dict[str, str]) -> str:
+def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[str, str]) -> str:
     """What is printed in place of an empty table; `filters` are the values of the options by name."""
     from muster.errors import Refused
 
     where = ""
     if "namespace" in filters:
         try:
-            listing = client.listing(None)
+            job_list = client.job_list(None)
         except Refused:  # whoever may not list all namespaces is answered for this one
             where = f" in namespace {filters.pop('namespace')}"
-    total = len(listing.jobs) + len(listing.unreadable)
+    total = len(job_list.jobs) + len(job_list.unreadable)
     if not total:
         return f"No jobs{where}. Submit one: muster submit FILE.yaml"
     matched = ", ".join(f"{name} {value}" for name, value in filters.items())
@@ -151,84 +151,84 @@ def _no_match(client: Client, listing: Listing, filters: dict[str, str]) -> str:
     return f"No jobs match {matched}{where}; there {'is' if total == 1 else 'are'} {count}{where or everywhere}."
 
 
-def _check_queue(client: Client, name: str) -> None:
+def _check_queue_exists(client: ClusterClient, name: str) -> None:
     """Raises `NotFound` where there is no such queue, as far as queues may be read."""
     from muster.errors import NotFound, Refused
-    from muster.nearest import meant
+    from muster.nearest import did_you_mean
 
     try:
         known = [row["name"] for row in client.queues()]
     except Refused:
         return
     if name not in known:
-        hint = meant(name, known, f"there is {', '.join(known[:8])}" if known else "there is no queue yet")
+        hint = did_you_mean(name, known, f"there is {', '.join(known[:8])}" if known else "there is no queue yet")
         raise NotFound(f"there is no queue {name!r}; {hint}", field="--queue")
 
 
-def _phases(text: str) -> frozenset[str]:
+def _parse_phases(text: str) -> frozenset[str]:
     """`Running,Pending`, in any case. Raises `InvalidSpec` Usage that names what is no phase and the nearest one."""
-    from muster.cli.views.job_words import STYLES
-    from muster.nearest import meant
+    from muster.cli.views.job_words import PHASE_STYLES
+    from muster.nearest import did_you_mean
 
     names = [name.strip() for name in text.split(",") if name.strip()]
-    otherwise = f"write some of {', '.join(STYLES)}"
+    otherwise = f"write some of {', '.join(PHASE_STYLES)}"
     if not names:
         usage_error(f"--phase: {text!r} names no phase; {otherwise}", "--phase")
     for name in names:
-        if name.capitalize() not in STYLES:
-            told = meant(name.capitalize(), STYLES, otherwise)
+        if name.capitalize() not in PHASE_STYLES:
+            told = did_you_mean(name.capitalize(), PHASE_STYLES, otherwise)
             usage_error(f"--phase: {name!r} is not known; {told}", "--phase")
     return frozenset(name.capitalize() for name in names)
 
 
-def describe(job: JobName, namespace: Namespace = None, as_json: Json = False) -> None:
+def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
     """Show one job: why it waits, where it runs, what happened."""
-    from muster.cli.views.job_page import JobStory, job_page
+    from muster.cli.views.job_page import JobDetails, job_details_view
 
-    client, (name, space) = connect(), split_name(job, namespace)
+    client, (name, space) = connect(), split_job_name(job, namespace)
     found = client.job(name, space)
     if as_json:
         print_json([found])
         return
-    story = JobStory(
+    story = JobDetails(
         job=found,
         events=client.events(name, space),
-        beats=client.beats(name, space),
+        heartbeats=client.heartbeats(name, space),
         run_dir=client.run_dir(name, space),
         now=time.time(),
     )
-    show(job_page(story))
+    print_renderable(job_details_view(story))
 
 
-def cancel(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+def cancel(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
     """Stop jobs for good: SIGTERM, a checkpoint, the end. Their records and logs stay."""
-    _each(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
+    _apply_to_jobs(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
 
 
-def suspend(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+def suspend(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
     """Stop jobs after a checkpoint, and free their room. They wait until they are resumed."""
-    _each(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
+    _apply_to_jobs(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
 
 
-def resume(jobs: JobNames, namespace: Namespace = None, as_json: Json = False) -> None:
+def resume(jobs: JobsArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
     """Queue suspended jobs again; they go on from their last checkpoint."""
-    _each(jobs, namespace, as_json, "resumed", lambda client: client.resume)
+    _apply_to_jobs(jobs, namespace, as_json, "resumed", lambda client: client.resume)
 
 
-def _each(
+def _apply_to_jobs(
     jobs: list[str],
     namespace: str | None,
     as_json: bool,
-    done: str,
-    act: Callable[[Client], Callable[[str, str], object]],
+    past_tense: str,
+    get_action: Callable[[ClusterClient], Callable[[str, str], object]],
 ) -> None:
     """Act on every job, or on none: when one of several does not exist or is finished, nothing has happened."""
-    client, keys = connect(), list(dict.fromkeys(split_name(job, namespace) for job in jobs))
+    client, keys = connect(), list(dict.fromkeys(split_job_name(job, namespace) for job in jobs))
     if len(keys) > 1:
-        _check_all(client, keys, done)
+        _check_actionable(client, keys, past_tense)
     for key in keys:
-        outcome = _outcome_of_cancel(client.job(*key)) if done == "cancelled" else done
-        act(client)(*key)
+        outcome = _outcome_of_cancel(client.job(*key)) if past_tense == "cancelled" else past_tense
+        get_action(client)(*key)
         if not as_json:
             console().print(f"trainingjob {key[1]}/{key[0]} {outcome}")
     if as_json:
@@ -237,23 +237,23 @@ def _each(
 
 def _outcome_of_cancel(before: TrainingJob) -> str:
     """What a cancel says of a job as it was before: its processes stop later."""
-    from muster.lifecycle import has_ended
+    from muster.lifecycle import has_terminated
 
     if not before.spec.cancel:
         return "is being cancelled"
-    return "already cancelled" if has_ended(before.status) else "is already being cancelled"
+    return "already cancelled" if has_terminated(before.status) else "is already being cancelled"
 
 
-def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
+def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` that tells of every job that cannot be acted on."""
-    from muster.admission import ending, resumed_in_vain
-    from muster.cli.clusters import chosen
+    from muster.admission import final_phase, resumed_in_vain
+    from muster.cli.clusters import selected_context
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
 
     faults: list[Refused] = []
     leaving: set[str] = set()  # in a cluster the operator is the one to judge
-    if done == "resumed" and chosen() is None:
+    if past_tense == "resumed" and selected_context() is None:
         leaving = {row["name"] for row in client.queues() if row.get("reason") == "Deleting"}
     for key in keys:
         try:
@@ -261,89 +261,89 @@ def _check_all(client: Client, keys: list[tuple[str, str]], done: str) -> None:
         except NotFound as error:
             faults.append(error)
         else:
-            if is_finished(job.status) and not (done == "cancelled" and job.spec.cancel):  # to cancel again is no error
-                faults.append(Conflict(f"job {key[0]!r} has already ended in phase {ending(job)}"))
+            if is_finished(job.status) and not (past_tense == "cancelled" and job.spec.cancel):  # to cancel again is no error
+                faults.append(Conflict(f"job {key[0]!r} has already ended in phase {final_phase(job)}"))
             elif job.spec.suspend and job.spec.queue in leaving:
                 faults.append(resumed_in_vain(job))
     if faults:
-        raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {done}", reason=faults[0].reason)
+        raise type(faults[0])(f"{'; '.join(map(str, faults))}; nothing was {past_tense}", reason=faults[0].reason)
 
 
-def _wait(client: Client, name: str, namespace: str, quiet: bool) -> TrainingJob:
+def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
     """The job once it is over; until it starts, what `watch` says of its waiting is printed unless `quiet`."""
-    from muster.cli.views.job_words import is_over, vanished
-    from muster.cli.views.watching import Sight, news
+    from muster.cli.views.job_words import is_over, deleted_message
+    from muster.cli.views.watching import WatchFrame, change_lines
     from muster.errors import NotFound
 
     last: TrainingJob | None = None
-    before: Sight | None = None
+    before: WatchFrame | None = None
     try:
         for job in client.watch(name, namespace):
             if is_over(job):
                 return job
-            sight = Sight(job, None, time.time())
+            sight = WatchFrame(job, None, time.time())
             if not quiet and job.status.phase == "Pending":
-                for line in news(before, sight):
+                for line in change_lines(before, sight):
                     console().print(line, soft_wrap=True)
             last, before = job, sight
     except KeyboardInterrupt:
         print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
     except NotFound as error:
-        raise NotFound(vanished(name, namespace, last)) from error
-    raise NotFound(vanished(name, namespace, last))
+        raise NotFound(deleted_message(name, namespace, last)) from error
+    raise NotFound(deleted_message(name, namespace, last))
 
 
-def _check_named_once(jobs: list[Read]) -> None:
+def _check_unique_names(jobs: list[LoadedJob]) -> None:
     """Raises `InvalidSpec` for a name that is there twice: the second would be refused once the first is submitted."""
     from muster.errors import InvalidSpec
 
-    seen: dict[str, Read] = {}
+    seen: dict[str, LoadedJob] = {}
     for one in jobs:
         first = seen.setdefault(one.name, one)
         if first is not one:
             field = "metadata.name"
-            places = f"{first.written.place(field)} and {one.written.place(field)}"
+            places = f"{first.source.location(field)} and {one.source.location(field)}"
             told = f"{field}: two of the jobs are {one.name} ({places}); give each a name of its own"
             raise InvalidSpec(told, field=field)
 
 
-def _tell_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
+def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
     told = "would be submitted" if dry_run else "submitted"
-    console().print(f"trainingjob {_shown(job)} {told} to queue {job.spec.queue}")
+    console().print(f"trainingjob {_qualified_name(job)} {told} to queue {job.spec.queue}")
     if not dry_run and not quiet:
-        console().print(f"follow it with: muster watch {_named(job)}", style="dim")
+        console().print(f"follow it with: muster watch {_job_argument(job)}", style="dim")
 
 
-def _tell_ended(job: TrainingJob) -> None:
+def _print_ended(job: TrainingJob) -> None:
     """One line of a job that succeeded; of another one also why, its exit code, its last line and where to look."""
     from muster.cli.views import job_words
 
-    out, (code, message) = console(), job_words.reason(job)
-    out.print(f"{_shown(job)} {job.status.phase}", markup=False)
+    out, (code, message) = console(), job_words.phase_reason(job)
+    out.print(f"{_qualified_name(job)} {job.status.phase}", markup=False)
     if job.status.phase == "Succeeded":
         return
-    failure, last = job.status.last_failure, job_words.last_words(job)
+    failure, last = job.status.last_failure, job_words.last_log_line(job)
     facts = [
         f"{code}: {message}" if code or message else "",
         f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",
         f"last line of the log: {last}" if last else "",
-        f"see: muster describe {_named(job)}",
+        f"see: muster describe {_job_argument(job)}",
     ]
     for fact in facts:
         if fact:
             out.print(f"  {fact}", soft_wrap=True, markup=False)
 
 
-def _named(job: TrainingJob) -> str:
+def _job_argument(job: TrainingJob) -> str:
     """As a verb takes it: the namespace only where it is not the default one."""
-    name, namespace = _key(job)
+    name, namespace = _name_and_namespace(job)
     return name if namespace == "default" else f"{namespace}/{name}"
 
 
-def _shown(job: TrainingJob) -> str:
-    return "/".join(reversed(_key(job)))
+def _qualified_name(job: TrainingJob) -> str:
+    return "/".join(reversed(_name_and_namespace(job)))
 
 
-def _key(job: TrainingJob) -> tuple[str, str]:
+def _name_and_namespace(job: TrainingJob) -> tuple[str, str]:
     return job.metadata.name, job.metadata.namespace or "default"

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import Client, connect
-from muster.cli.completing import JobName, Json, Namespace, split_name
-from muster.cli.log_pods import Pod, of_the_newest_attempt, pods_of, pods_of_attempt, told_of, with_attempts
+from muster.cli.client import ClusterClient, connect
+from muster.cli.completing import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.log_pods import PodAttempt, split_by_newest_attempt, select_pods, select_pods_of_attempt, omitted_logs_message, with_newest_log_attempt
 from muster.cli.outcome import usage_error
-from muster.cli.printing import aside, console
-from muster.excerpt import WHOLE, Excerpt
-from muster.terminal import coloured
+from muster.cli.printing import print_note, console
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.terminal import sanitize_keep_colors
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
 
-_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,20 +32,20 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class LogFilter:
     """Part of a log, whatever its attempt, and of that the lines that match."""
 
-    excerpt: Excerpt
+    options: LogOptions
     pattern: re.Pattern[str] | None
 
     @property
-    def is_all(self) -> bool:
+    def is_unfiltered(self) -> bool:
         """Whether nothing of a log is left out, whether it is followed or not."""
-        return self.pattern is None and replace(self.excerpt, follow=False) == WHOLE
+        return self.pattern is None and replace(self.options, follow=False) == DEFAULT_LOG_OPTIONS
 
 
 def logs(
-    job: JobName,
+    job: JobArgument,
     role: Annotated[str | None, typer.Option(metavar="ROLE", help="Pods of this role only.")] = None,
     index: Annotated[
         list[int] | None, typer.Option("--index", "-i", metavar="N", help="Pods of this index only.")
@@ -58,58 +58,58 @@ def logs(
     until: Annotated[str | None, typer.Option(metavar="5m", help="Up to this time, or so long ago.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="The last lines of each pod only.", metavar="N")] = None,
     regex: Annotated[str | None, typer.Option("--regex", "-e", metavar="REGEX", help="Lines that match only.")] = None,
-    namespace: Namespace = None,
-    as_json: Json = False,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print what the pods of a job wrote. Several pods are told apart by a prefix."""
-    from muster.amounts import parse_moment
-    from muster.spec import ENDED_PHASES
+    from muster.amounts import parse_time
+    from muster.spec import TERMINAL_PHASES
 
-    now, (name, space) = time.time(), split_name(job, namespace)
-    excerpt = Excerpt(
-        since=None if since is None else parse_moment(since, now, "--since"),
-        until=None if until is None else parse_moment(until, now, "--until"),
-        tail=tail,
+    now, (name, space) = time.time(), split_job_name(job, namespace)
+    excerpt = LogOptions(
+        since=None if since is None else parse_time(since, now, "--since"),
+        until=None if until is None else parse_time(until, now, "--until"),
+        tail_lines=tail,
         follow=follow,
     )
-    search = Search(excerpt, None if regex is None else _compiled(regex))
+    search = LogFilter(excerpt, None if regex is None else _compile_regex(regex))
     client = connect()
     found = client.job(name, space)
-    pods = pods_of(found, role, index) if attempt is None else pods_of_attempt(found, role, index, attempt)
-    goes_on = follow and found.status.phase not in ("Terminating", *ENDED_PHASES)  # then it is of the present attempt
+    pods = select_pods(found, role, index) if attempt is None else select_pods_of_attempt(found, role, index, attempt)
+    goes_on = follow and found.status.phase not in ("Terminating", *TERMINAL_PHASES)  # then it is of the present attempt
     if attempt is None and not goes_on:
-        pods = with_attempts(pods, client.log_attempts(name, space))
+        pods = with_newest_log_attempt(pods, client.log_attempts(name, space))
         if not index:
-            pods, left_out = of_the_newest_attempt(pods)
+            pods, left_out = split_by_newest_attempt(pods)
             if left_out:
-                aside(told_of(left_out, job))
+                print_note(omitted_logs_message(left_out, job))
     if follow and found.status.phase in ("Pending", "Suspended", "Admitted"):
-        _say_why_silent(found)  # now: what comes may take hours
-    lines = _merged(client, (name, space), pods, search)
-    any_line = _print_json(lines, found.status.attempt, follow) if as_json else _print(lines, pods, follow)
-    if not any_line and not follow and attempt is None and search.is_all:
-        _say_why_silent(found)
+        _print_no_output_reason(found)  # now: what comes may take hours
+    lines = _merge_lines(client, (name, space), pods, search)
+    any_line = _print_json_lines(lines, found.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
+    if not any_line and not follow and attempt is None and search.is_unfiltered:
+        _print_no_output_reason(found)
 
 
-def _say_why_silent(job: TrainingJob) -> None:
-    from muster.cli.views.job_words import silence
+def _print_no_output_reason(job: TrainingJob) -> None:
+    from muster.cli.views.job_words import no_output_reason
 
-    aside(silence(job))
+    print_note(no_output_reason(job))
 
 
-def _compiled(regex: str) -> re.Pattern[str]:
+def _compile_regex(regex: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
         usage_error(f"--regex: {regex!r} is no regular expression: {error}; write one such as 'step [0-9]+'", "--regex")
 
 
-def _print(lines: Iterator[tuple[Pod, str]], pods: list[Pod], follow: bool) -> bool:
+def _print_lines(lines: Iterator[tuple[PodAttempt, str]], pods: list[PodAttempt], follow: bool) -> bool:
     """True when there was a line. Where logs are of several attempts, each line tells its own. A terminal is given
     text and colours; a pipe, which obeys nothing, what was written."""
     any_line, out = False, console()
-    shown = coloured if out.file.isatty() else str
-    colours = {pod: _COLOURS[place % len(_COLOURS)] for place, pod in enumerate(pods)}
+    shown = sanitize_keep_colors if out.file.isatty() else str
+    colours = {pod: _COLORS[place % len(_COLORS)] for place, pod in enumerate(pods)}
     several = len({pod.attempt for pod in pods}) > 1
     names = {pod: pod.name_with_attempt if several else pod.name for pod in pods}
     width = max(map(len, names.values()))
@@ -123,14 +123,14 @@ def _print(lines: Iterator[tuple[Pod, str]], pods: list[Pod], follow: bool) -> b
     return any_line
 
 
-def _print_json(lines: Iterator[tuple[Pod, str]], present: int, follow: bool) -> bool:
+def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: int, follow: bool) -> bool:
     """One object a line when following, which has no end to close a list at; else a list. True when there was one."""
     import json
 
     from muster.cli.printing import print_json
 
     rows = (
-        {"role": pod.role, "index": pod.index, "attempt": present if pod.attempt is None else pod.attempt, "line": line}
+        {"role": pod.role, "index": pod.index, "attempt": current_attempt if pod.attempt is None else pod.attempt, "line": line}
         for pod, line in lines
     )
     if not follow:
@@ -144,24 +144,24 @@ def _print_json(lines: Iterator[tuple[Pod, str]], present: int, follow: bool) ->
     return any_line
 
 
-def _merged(client: Client, job: tuple[str, str], pods: list[Pod], search: Search) -> Iterator[tuple[Pod, str]]:
+def _merge_lines(client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], log_filter: LogFilter) -> Iterator[tuple[PodAttempt, str]]:
     """The pods' lines: one pod after the other, or as they come when following."""
-    excerpt = search.excerpt
+    excerpt = log_filter.options
     if excerpt.follow and len(pods) > 1:
-        lines = _as_they_come(client, job, pods, excerpt)
+        lines = _interleave_lines(client, job, pods, excerpt)
     else:
-        lines = ((pod, line) for pod in pods for line in _lines(client, job, pod, excerpt))
+        lines = ((pod, line) for pod in pods for line in _pod_lines(client, job, pod, excerpt))
     for pod, line in lines:
-        if search.pattern is None or search.pattern.search(line):
+        if log_filter.pattern is None or log_filter.pattern.search(line):
             yield pod, line
 
 
-def _as_they_come(client: Client, job: tuple[str, str], pods: list[Pod], excerpt: Excerpt) -> Iterator[tuple[Pod, str]]:
-    arriving: queue.Queue[tuple[Pod, str | Exception | None]] = queue.Queue(maxsize=10_000)
+def _interleave_lines(client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], options: LogOptions) -> Iterator[tuple[PodAttempt, str]]:
+    arriving: queue.Queue[tuple[PodAttempt, str | Exception | None]] = queue.Queue(maxsize=10_000)
 
-    def read(pod: Pod) -> None:
+    def read(pod: PodAttempt) -> None:
         try:
-            for line in _lines(client, job, pod, excerpt):
+            for line in _pod_lines(client, job, pod, options):
                 arriving.put((pod, line))
             arriving.put((pod, None))
         except Exception as error:  # raised again where the verb can tell it
@@ -180,6 +180,6 @@ def _as_they_come(client: Client, job: tuple[str, str], pods: list[Pod], excerpt
             yield pod, line
 
 
-def _lines(client: Client, job: tuple[str, str], pod: Pod, excerpt: Excerpt) -> Iterator[str]:
+def _pod_lines(client: ClusterClient, job: tuple[str, str], pod: PodAttempt, options: LogOptions) -> Iterator[str]:
     name, namespace = job
-    return client.log_lines(name, namespace, pod.role, pod.index, replace(excerpt, attempt=pod.attempt))
+    return client.log_lines(name, namespace, pod.role, pod.index, replace(options, attempt=pod.attempt))

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli.client import Client, connect, default_namespace
-from muster.cli.completing import Json, Namespace, split_name
+from muster.cli.client import ClusterClient, connect, default_namespace
+from muster.cli.completing import JsonOption, NamespaceOption, split_job_name
 from muster.cli.outcome import usage_error
-from muster.cli.printing import aside, console, print_json
+from muster.cli.printing import print_note, console, print_json
 from muster.errors import Refused
 
 _KINDS = {
@@ -19,8 +19,8 @@ _KINDS = {
     "Flavor": ("flavor", "flavors"),
     "TrainingJob": ("trainingjob", "trainingjobs", "job", "jobs", "tj"),
 }
-_NAMED = 8
-_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
+_MAX_NAMES = 8
+_RESULT_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
 
 
 def register(app: typer.Typer) -> None:
@@ -31,13 +31,13 @@ def register(app: typer.Typer) -> None:
 
 def apply(
     files: Annotated[list[str], typer.Argument(metavar="FILE.yaml", help="Files with objects; - is stdin.")],
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Create or change queues and flavors: all of the files', or none."""
-    from muster.cli.reading import read_objects
+    from muster.cli.reading import load_objects
 
-    objects = [item for file in files for item in read_objects(file)]
-    _tell(connect().apply(objects), as_json)
+    objects = [item for file in files for item in load_objects(file)]
+    _print_results(connect().apply(objects), as_json)
 
 
 def delete(
@@ -46,79 +46,79 @@ def delete(
     files: Annotated[
         list[str] | None, typer.Option("--file", "-f", metavar="FILE.yaml", help="Delete what a file names.")
     ] = None,
-    namespace: Namespace = None,
+    namespace: NamespaceOption = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Delete queues that have unfinished jobs without asking.")
     ] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete objects: all that are named, or none.
 
     A job that runs is stopped first; a queue goes once no unfinished job names it.
     """
-    from muster.cli.reading import read_objects
+    from muster.cli.reading import load_objects
 
     targets: list[tuple[str, str, str]] = []
     if kind is not None:
         known = next((name for name, words in _KINDS.items() if kind.lower() in words), None)
         if known is None:
             usage_error(f"kind: {kind!r} is not known; write queue, flavor or job", "kind")
-        targets += [(known, *split_name(name, namespace)) for name in names or []]
+        targets += [(known, *split_job_name(name, namespace)) for name in names or []]
     for file in files or []:
         targets += [
             (item.kind, item.metadata.name, item.metadata.namespace or default_namespace())
-            for item in read_objects(file)
+            for item in load_objects(file)
         ]
     if not targets:
         usage_error("nothing named; write a kind and names (queue research), or --file FILE.yaml")
     client, targets = connect(), list(dict.fromkeys(targets))
     if not yes:
-        _ask(client, targets)
+        _confirm_delete(client, targets)
     rows = client.delete_all(_children_first(client, targets))
-    _tell(rows, as_json)
+    _print_results(rows, as_json)
     for row in () if as_json else rows:
         if row["kind"] == "Queue" and row["result"] == "deleting":
-            _tell_awaited(client, row["name"])
+            _print_blocking_jobs(client, row["name"])
 
 
-def _ask(client: Client, targets: list[tuple[str, str, str]]) -> None:
+def _confirm_delete(client: ClusterClient, targets: list[tuple[str, str, str]]) -> None:
     """Ask before queues with unfinished jobs are deleted. Raises `Refused` QueueInUse where the answer is not yes, or
     where nobody can be asked."""
     queues = {name for kind, name, _ in targets if kind == "Queue"}
     message = " ".join(
-        _in_use(queue, names)
-        for queue, labels in sorted(_unfinished(client, queues).items())
-        if (names := [label for label in labels if ("TrainingJob", *split_name(label)) not in targets])
+        _in_use_message(queue, names)
+        for queue, labels in sorted(_unfinished_jobs_by_queue(client, queues).items())
+        if (names := [label for label in labels if ("TrainingJob", *split_job_name(label)) not in targets])
     )
     if not message:
         return
     if not sys.stdin.isatty():
         raise Refused(f"{message} Pass --yes to delete it all the same; nothing was deleted", reason="QueueInUse")
-    aside(message)
+    print_note(message)
     print("Delete? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("nothing was deleted", reason="QueueInUse")
 
 
-def _in_use(queue: str, names: list[str]) -> str:
+def _in_use_message(queue: str, names: list[str]) -> str:
     jobs, ended = ("job", "the job has ended") if len(names) == 1 else ("jobs", "these jobs have ended")
     return (
-        f"queue {queue} has {len(names)} unfinished {jobs}: {_some(names)}. "
+        f"queue {queue} has {len(names)} unfinished {jobs}: {_abbreviate(names)}. "
         f"If deleted, it admits no further jobs and is removed when {ended}."
     )
 
 
-def _tell_awaited(client: Client, queue: str) -> None:
+def _print_blocking_jobs(client: ClusterClient, queue: str) -> None:
     """Which jobs a queue waits for that is being deleted, and what to do about them."""
-    names = _unfinished(client, {queue}).get(queue)
+    names = _unfinished_jobs_by_queue(client, {queue}).get(queue)
     if names:
-        message = f"it goes once these have ended: {_some(names)}; let them end, or: muster cancel JOB"
+        message = f"it goes once these have ended: {_abbreviate(names)}; let them end, or: muster cancel JOB"
         console().print(f"  {message}", soft_wrap=True, markup=False)
 
 
-def _unfinished(client: Client, queues: Collection[str]) -> dict[str, list[str]]:
+def _unfinished_jobs_by_queue(client: ClusterClient, queues: Collection[str]) -> dict[str, list[str]]:
     """The unfinished jobs of some queues, by queue, as far as they may be read."""
-    from muster.cli.views.job_words import is_over, label
+    from muster.cli.views.job_words import is_over, qualified_name
 
     unfinished: dict[str, list[str]] = {}
     if not queues:
@@ -129,16 +129,16 @@ def _unfinished(client: Client, queues: Collection[str]) -> dict[str, list[str]]
         return unfinished  # in a cluster, whoever may delete queues need not see everybody's jobs
     for job in jobs:
         if job.spec.queue in queues and not is_over(job):
-            unfinished.setdefault(job.spec.queue, []).append(label(job))
+            unfinished.setdefault(job.spec.queue, []).append(qualified_name(job))
     return unfinished
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+def _abbreviate(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{', '.join(names[:_MAX_NAMES])}{more}"
 
 
-def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def _children_first(client: ClusterClient, targets: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """Queues from the leaves up, in the places where queues stand: no queue is deleted above one that stays."""
     queues = [target for target in targets if target[0] == "Queue"]
     if len(queues) < 2:
@@ -151,13 +151,13 @@ def _children_first(client: Client, targets: list[tuple[str, str, str]]) -> list
     return [next(ordered) if target[0] == "Queue" else target for target in targets]
 
 
-def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _print_results(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
     for row in rows:
         space = f"{row['namespace']}/" if row["kind"] == "TrainingJob" and row.get("namespace") else ""
-        style = _STYLES.get(row["result"], "dim")
+        style = _RESULT_STYLES.get(row["result"], "dim")
         console().print(f"{row['kind'].lower()} {space}{row['name']} [{style}]{row['result']}[/]")
         for notice in row.get("notices", ()):
-            aside(f"warning: queue {row['name']!r}: {notice}")
+            print_note(f"warning: queue {row['name']!r}: {notice}")

@@ -32,7 +32,7 @@ class ExitCode(enum.IntEnum):
     BROKEN_PIPE = 141
 
 
-class Ended(Exception):
+class CommandExit(Exception):
     """A verb has said all there is to say and wants this exit code."""
 
     def __init__(self, code: ExitCode) -> None:
@@ -40,47 +40,47 @@ class Ended(Exception):
         self.code = code
 
 
-def run(verb: Callable[[], object], *, as_json: bool) -> int:
+def run_command(command: Callable[[], object], *, as_json: bool) -> int:
     """Call `verb` and turn whatever it raises into a message on stderr and an exit code."""
     try:
-        verb()
+        command()
         sys.stdout.flush()
         return ExitCode.OK
-    except Ended as end:
+    except CommandExit as end:
         return end.code
     except MusterError as error:
-        _debug()
-        tell(str(error), error.reason, error.field, as_json=as_json)
-        return _code(error)
+        _print_traceback_if_debug()
+        print_error(str(error), error.reason, error.field, as_json=as_json)
+        return _exit_code(error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, as in `muster jobs | head -1`
-        silence_stdout()
+        discard_stdout()
         return ExitCode.BROKEN_PIPE
     except OSError as error:
-        _debug()
-        tell(_file_error(error), "FileError", as_json=as_json)
+        _print_traceback_if_debug()
+        print_error(_os_error_message(error), "FileError", as_json=as_json)
         return ExitCode.INVALID
     except Exception as error:
-        _debug()
+        _print_traceback_if_debug()
         told = f"this is a bug in Muster: {type(error).__name__}: {error}; MUSTER_DEBUG=1 shows where it happened"
-        tell(told, "Bug", as_json=as_json)
+        print_error(told, "Bug", as_json=as_json)
         return ExitCode.BUG
 
 
-def tell(message: str, reason: str, field: str = "", *, as_json: bool) -> None:
+def print_error(message: str, reason: str, field: str = "", *, as_json: bool) -> None:
     """Write an error to stderr."""
     if as_json:
         text = json.dumps({"error": {"reason": reason, "message": message, "field": field}})
     else:
-        red, normal = ("\x1b[31m", "\x1b[0m") if _colours(sys.stderr) else ("", "")
+        red, normal = ("\x1b[31m", "\x1b[0m") if _supports_color(sys.stderr) else ("", "")
         code = f" ({reason})" if reason not in ("Error", "Invalid") else ""
-        text = f"{red}error:{normal} {terminal.plain(message)}{code}"
+        text = f"{red}error:{normal} {terminal.sanitize(message)}{code}"
     with contextlib.suppress(OSError):  # nobody reads it; the exit code still tells
         print(text, file=sys.stderr, flush=True)
 
 
-def silence_stdout() -> None:
+def discard_stdout() -> None:
     """Point stdout at nothing, or the interpreter complains at its end about a reader that has gone."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
@@ -91,7 +91,7 @@ def usage_error(message: str, field: str = "") -> NoReturn:
     raise InvalidSpec(message, field=field, reason="Usage")
 
 
-def _code(error: MusterError) -> ExitCode:
+def _exit_code(error: MusterError) -> ExitCode:
     if isinstance(error, InvalidSpec | InvalidTrace):
         return ExitCode.INVALID
     if isinstance(error, Refused):
@@ -99,16 +99,16 @@ def _code(error: MusterError) -> ExitCode:
     return ExitCode.UNREACHABLE if isinstance(error, ClusterError) else ExitCode.JOB_FAILED
 
 
-def _file_error(error: OSError) -> str:
+def _os_error_message(error: OSError) -> str:
     what = error.strerror or str(error)
     return f"{error.filename}: {what}" if error.filename else what
 
 
-def _colours(stream: object) -> bool:
+def _supports_color(stream: object) -> bool:
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _debug() -> None:
+def _print_traceback_if_debug() -> None:
     if os.environ.get("MUSTER_DEBUG"):
         traceback.print_exc()

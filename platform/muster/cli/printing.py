@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from muster.terminal import plain as plain_text
+from muster.terminal import sanitize as plain_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,7 +22,7 @@ def console() -> Console:
     """The console on stdout. Rich honours NO_COLOR; into a pipe lines are as long as they need to be."""
     from rich.console import Console
 
-    class Guarded(Console):
+    class SanitizingConsole(Console):
         """Whatever is drawn is text: no escape sequence gets through but those that Rich makes."""
 
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -32,49 +32,49 @@ def console() -> Console:
             )
 
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Guarded(highlight=False, soft_wrap=False, width=160 if piped else None)
+    return SanitizingConsole(highlight=False, soft_wrap=False, width=160 if piped else None)
 
 
-def aside(text: str) -> None:
+def print_note(text: str) -> None:
     """Say something on stderr, which is no part of the output."""
     print(plain_text(text), file=sys.stderr, flush=True)
 
 
-def show(renderable: RenderableType) -> None:
+def print_renderable(renderable: RenderableType) -> None:
     """Print for people."""
     out = console()
-    with unfilled(out):
+    with trim_padding(out):
         out.print(renderable)
 
 
 @contextmanager
-def unfilled(out: Console) -> Iterator[None]:
+def trim_padding(out: Console) -> Iterator[None]:
     """What is printed inside goes into a pipe without the blanks that fill lines up to the console's width."""
     if out.file.isatty():
         yield
         return
     with out.capture() as drawn:
         yield
-    out.file.write("".join(f"{_FILLING.sub(_codes, line)}\n" for line in drawn.get().splitlines()))
+    out.file.write("".join(f"{_PADDING.sub(_without_blanks, line)}\n" for line in drawn.get().splitlines()))
 
 
-_FILLING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # FORCE_COLOR has colours end behind the blanks
+_PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # FORCE_COLOR has colours end behind the blanks
 
 
-def _codes(filling: re.Match[str]) -> str:
+def _without_blanks(filling: re.Match[str]) -> str:
     return filling[0].replace(" ", "")
 
 
 def print_json(rows: Sequence[Any]) -> None:
     """Print a list of objects; field names as in the YAML, quantities and times as Kubernetes writes them, values of
     environment variables that hold secrets hidden."""
-    from muster.variables import without_secrets
+    from muster.variables import redact_secrets
 
-    values = [plain(row) for row in rows]
-    print(json.dumps([without_secrets(row) if isinstance(row, dict) else row for row in values], indent=2))
+    values = [to_json_value(row) for row in rows]
+    print(json.dumps([redact_secrets(row) if isinstance(row, dict) else row for row in values], indent=2))
 
 
-def plain(value: BaseModel | Any) -> Any:
+def to_json_value(value: BaseModel | Any) -> Any:
     """An object of ours as JSON values; what is not set is left out."""
     dump = getattr(value, "model_dump", None)
     return value if dump is None else dump(by_alias=True, mode="json", exclude_none=True)

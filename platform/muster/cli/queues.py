@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from muster.cli.client import connect
-from muster.cli.completing import Json
-from muster.cli.printing import console, print_json, show
+from muster.cli.completing import JsonOption
+from muster.cli.printing import console, print_json, print_renderable
 
 if TYPE_CHECKING:
-    from muster.cli.client import NodeRow, QueueRow
+    from muster.cli.client import NodeTableRow, QueueTableRow
 
 
 def register(app: typer.Typer) -> None:
@@ -23,13 +23,13 @@ def register(app: typer.Typer) -> None:
 
 def queues(
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every second.")] = False,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the queue tree: what is used, guaranteed, borrowed."""
     from muster.cli.views.queue_tree import queue_tree
 
     client = connect()
-    rows = cast("list[QueueRow]", client.queues())
+    rows = cast("list[QueueTableRow]", client.queues())
     if as_json:
         print_json(rows)
     elif not rows:
@@ -41,17 +41,17 @@ def queues(
             while True:
                 live.update(queue_tree(rows, live.console.width), refresh=True)
                 time.sleep(1.0)
-                rows = cast("list[QueueRow]", client.queues())
+                rows = cast("list[QueueTableRow]", client.queues())
     else:
-        show(queue_tree(rows, console().width))
+        print_renderable(queue_tree(rows, console().width))
 
 
-def nodes(as_json: Json = False) -> None:
+def nodes(as_json: JsonOption = False) -> None:
     """Show the nodes: flavor, topology domain, what is used of them."""
     from muster.cli.views.node_table import node_table
 
-    rows = cast("list[NodeRow]", connect().nodes())
+    rows = cast("list[NodeTableRow]", connect().nodes())
     if as_json:
         print_json(rows)
     else:
-        show(node_table(rows, console().width))
+        print_renderable(node_table(rows, console().width))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muster.cli.client import connect
-from muster.cli.completing import Json, Namespace, split_name
-from muster.cli.printing import aside, console, print_json, unfilled
+from muster.cli.completing import JsonOption, NamespaceOption, split_job_name
+from muster.cli.printing import print_note, console, print_json, trim_padding
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.quantity import MAX_QUANTITY, parse_quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.tracing.scan import Limits
+    from muster.tracing.scan import TraceLimits
 
 
 def register(app: typer.Typer) -> None:
@@ -43,58 +43,58 @@ def report(
     max_fetch_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Fetch no run from a store that is larger; default 16Gi.")
     ] = "16Gi",
-    namespace: Namespace = None,
-    as_json: Json = False,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Build the report of a run, as a page and here. The page needs no network; its path is printed last.
 
     What a job in a cluster has left in the cluster's store is brought here first, with your credentials for the store
     in the environment.
     """
-    from muster.tracing.scan import Limits
+    from muster.tracing.scan import TraceLimits
 
-    limits = Limits(_size(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
-    most_bytes = _size(max_fetch_bytes, "--max-fetch-bytes")
+    limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
+    most_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
     if len(runs) == 1:
-        run_dir, job = _run_dir(runs[0], namespace, most_bytes)
+        run_dir, job = _resolve_run(runs[0], namespace, most_bytes)
         sources = [run_dir]
     else:
         sources, job = [Path(run) for run in runs], None
-    page = _build(sources, job, out, limits)
+    page = _build_page(sources, job, out, limits)
     if as_json:
-        from muster.tracing.report import json_beside
+        from muster.tracing.report import json_path
 
-        print_json([json.loads(json_beside(page).read_text())])
+        print_json([json.loads(json_path(page).read_text())])
         return
-    if job is not None and _is_without_traces(page, *split_name(runs[0], namespace)):
+    if job is not None and _is_without_traces(page, *split_job_name(runs[0], namespace)):
         from muster.tracing.recording import HOW_TO_TRACE
 
-        aside(f"note: the job was not traced; {HOW_TO_TRACE}")
-    show(page, console())
+        print_note(f"note: the job was not traced; {HOW_TO_TRACE}")
+    print_report(page, console())
 
 
-def build_and_show(run_dir: Path, to: Console, *, job: str | None = None) -> None:
+def build_and_print(run_dir: Path, out: Console, *, job: str | None = None) -> None:
     """Build the report of a run folder and print what it found; the last line is the page's path."""
-    show(_build([run_dir], job, None), to)
+    print_report(_build_page([run_dir], job, None), out)
 
 
-def show(page: Path, to: Console) -> None:
+def print_report(page: Path, out: Console) -> None:
     """Print what a report found that has been built; the last line is the page's path. Raises InvalidTrace, OSError."""
     from muster.tracing.report import load, render_terminal
 
-    with unfilled(to):
-        render_terminal(load(page), to)
-    to.print(str(page), soft_wrap=True, markup=False)
+    with trim_padding(out):
+        render_terminal(load(page), out)
+    out.print(str(page), soft_wrap=True, markup=False)
 
 
 def _is_without_traces(page: Path, name: str, namespace: str) -> bool:
     """Whether a report shows no trace, and the job asked for none: a trace that did not come is a finding."""
     from muster.tracing.report import load
 
-    return not load(page).rows and connect().job(name, namespace).spec.trace is None
+    return not load(page).traces and connect().job(name, namespace).spec.trace is None
 
 
-def _size(text: str, option: str) -> int:
+def _parse_bytes(text: str, option: str) -> int:
     try:
         size = parse_quantity(text, "memory")
     except ValueError:
@@ -105,31 +105,31 @@ def _size(text: str, option: str) -> int:
     return size
 
 
-def _build(sources: list[Path], job: str | None, out: Path | None, limits: Limits | None = None) -> Path:
+def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
     """The page, built with all the CPUs that this process may use."""
     from muster.tracing.report import build
-    from muster.tracing.scan import Limits
+    from muster.tracing.scan import TraceLimits
 
     workers = len(os.sched_getaffinity(0))
-    return Path(str(build(sources, out, name=job, workers=workers, limits=limits or Limits()).page))
+    return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
 
 
-def _run_dir(run: str, namespace: str | None, most_bytes: int) -> tuple[Path, str | None]:
+def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path, str | None]:
     """The folder to report on, and the job's name if it was given by name."""
     path = Path(run)
     if path.exists():
         return path, None
     if run.count("/") > 1 or run.startswith((".", "~", "/")):
         raise NotFound(f"there is no folder {run}")
-    name, space = split_name(run, namespace)
+    name, space = split_job_name(run, namespace)
     try:
         found = connect().run_dir(name, space)
     except NotFound as error:
         raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
     if found is None:
-        from muster.cli.distant import bring
+        from muster.cli.distant import fetch_run
 
-        return bring(connect().job(name, space), most_bytes), name
+        return fetch_run(connect().job(name, space), max_bytes), name
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: there is no run folder", reason="NotStarted")
     return found, name

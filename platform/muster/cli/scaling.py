@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.amounts import duration, plural
+from muster.amounts import format_duration, pluralize
 from muster.cli.client import connect
-from muster.cli.completing import JobName, Json, Namespace, split_name
+from muster.cli.completing import JobArgument, JsonOption, NamespaceOption, split_job_name
 from muster.cli.outcome import usage_error
 from muster.cli.printing import console, print_json
 
 if TYPE_CHECKING:
     from muster.spec import RoleSpec, TrainingJob
 
-_MOST_DIGITS = 18  # far beyond any job, and far below what Python refuses to read
-_MOST_SHOWN = 80
+_MAX_DIGITS = 18  # far beyond any job, and far below what Python refuses to read
+_MAX_TEXT_SHOWN = 80
 
 
 def register(app: typer.Typer) -> None:
@@ -26,15 +26,15 @@ def register(app: typer.Typer) -> None:
 
 
 def scale(
-    job: JobName,
+    job: JobArgument,
     replicas: Annotated[list[str], typer.Argument(metavar="[ROLE=]N", help="Number of pods, of a role.")],
-    namespace: Namespace = None,
-    as_json: Json = False,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Change how many pods a job has. One that runs goes on from a checkpoint at its new size."""
-    client, (name, space) = connect(), split_name(job, namespace)
+    client, (name, space) = connect(), split_job_name(job, namespace)
     before = client.job(name, space)
-    wanted = dict(_read(text, before) for text in replicas)
+    wanted = dict(_parse_replicas(text, before) for text in replicas)
     after = client.scale(name, space, wanted)
     if as_json:
         print_json([after])
@@ -42,7 +42,7 @@ def scale(
     for role in after.spec.roles:
         if role.name in wanted:
             least = f", and starts with {role.min_replicas} or more" if role.is_elastic else ""
-            has = plural(role.replicas, "replica")
+            has = pluralize(role.replicas, "replica")
             told = (
                 f"trainingjob {space}/{name}: role {role.name} has {has}{least}{_grows_later(after, role, time.time())}"
             )
@@ -58,15 +58,15 @@ def _grows_later(job: TrainingJob, role: RoleSpec, now: float) -> str:
 
     since = max(job.status.admitted_at or 0.0, job.status.resized_at or 0.0)
     rest = since + GROWTH_REST_S - now
-    when = f", in {duration(rest)} at the earliest" if rest > 0 else ""
+    when = f", in {format_duration(rest)} at the earliest" if rest > 0 else ""
     return f"; {running} of them now: it grows once there is room that no waiting job can use{when}"
 
 
-def _read(text: str, job: TrainingJob) -> tuple[str, int]:
+def _parse_replicas(text: str, job: TrainingJob) -> tuple[str, int]:
     """(role, number) of `4` or `trainer=4`; a number alone is of the only role."""
     role, _, number = text.rpartition("=")
-    if len(number) > _MOST_DIGITS or not number.isdecimal() or int(number) < 1:
-        told = repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+    if len(number) > _MAX_DIGITS or not number.isdecimal() or int(number) < 1:
+        told = repr(text if len(text) <= _MAX_TEXT_SHOWN else f"{text[:_MAX_TEXT_SHOWN]}...")
         usage_error(f"[ROLE=]N: {told} is no number of pods; write one such as 4 or trainer=4", "replicas")
     names = [item.name for item in job.spec.roles]
     if not role and len(names) > 1:

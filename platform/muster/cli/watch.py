@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import Client, connect
-from muster.cli.completing import JobName, Json, Namespace, split_name
-from muster.cli.outcome import Ended, ExitCode
-from muster.cli.printing import aside, console, print_json
+from muster.cli.client import ClusterClient, connect
+from muster.cli.completing import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.outcome import CommandExit, ExitCode
+from muster.cli.printing import print_note, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.cli.views.watching import Sight
+    from muster.cli.views.watching import WatchFrame
     from muster.spec import TrainingJob
 
 _POLL_S = 0.5
-REPORT_PATIENCE_S = 930.0
+REPORT_TIMEOUT_S = 930.0
 """The local daemon gives a report 900 s."""
 
 
@@ -38,49 +38,49 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(
-    job: JobName,
-    namespace: Namespace = None,
+    job: JobArgument,
+    namespace: NamespaceOption = None,
     report: Annotated[bool, typer.Option(help="Build and show the report at the end, or not.")] = True,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Watch one job until it ends. The exit code is 0 if it succeeded, 1 if not."""
-    watch_job(connect(), *split_name(job, namespace), report=report, as_json=as_json)
+    watch_job(connect(), *split_job_name(job, namespace), report=report, as_json=as_json)
 
 
-def watch_job(client: Client, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
+def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
     """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
-    from muster.cli.views.job_words import is_over, vanished
+    from muster.cli.views.job_words import is_over, deleted_message
     from muster.errors import NotFound
 
     out = console()
     client.job(name, namespace)  # tells at once if there is none
-    sights = _sights(client, name, namespace)
-    show = _last if as_json else _drawn if out.is_terminal else _printed
+    sights = _watch_frames(client, name, namespace)
+    show = _last_frame if as_json else _draw_live if out.is_terminal else _print_changes
     try:
         last = show(sights, out)
     except KeyboardInterrupt:
         print(f"the job goes on; stop it with: muster cancel {namespace}/{name}", file=sys.stderr)
         raise
     if last is None or not is_over(last.job):
-        raise NotFound(vanished(name, namespace, None if last is None else last.job))
+        raise NotFound(deleted_message(name, namespace, None if last is None else last.job))
     if not as_json:
-        _tell_end(last, out)
-    run_dir = _run_dir(client, name, namespace)
-    job = _reported(client, last.job) if report and run_dir is not None else last.job
+        _print_end(last, out)
+    run_dir = _run_dir_if_known(client, name, namespace)
+    job = _wait_for_report(client, last.job) if report and run_dir is not None else last.job
     if as_json:
         print_json([job])
     elif report:
-        _tell_report(job, run_dir, out, getattr(client, "context", ""))
+        _print_report(job, run_dir, out, getattr(client, "context", ""))
     if last.job.status.phase != "Succeeded":
-        raise Ended(ExitCode.JOB_FAILED)
+        raise CommandExit(ExitCode.JOB_FAILED)
 
 
-def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
+def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[WatchFrame]:
     """What there is to see, whenever the job changes and twice a second in between, until it is over or gone."""
     from muster.cli.views.job_words import is_over
-    from muster.cli.views.watching import Sight
+    from muster.cli.views.watching import WatchFrame
     from muster.errors import NotFound
-    from muster.progress import at_rest, leading, present
+    from muster.progress import final_heartbeat, leading_heartbeat, current_heartbeat
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
 
@@ -111,50 +111,50 @@ def _sights(client: Client, name: str, namespace: str) -> Iterator[Sight]:
         if job is not None:
             beat = None
             if is_over(job):
-                said = leading(client.beats(name, namespace))
-                beat = None if said is None else at_rest(said)
+                said = leading_heartbeat(client.heartbeats(name, namespace))
+                beat = None if said is None else final_heartbeat(said)
             elif job.status.phase == "Running":
-                beat = present(client.beats(name, namespace), job.status.attempt)
-            yield Sight(job, beat, time.time())
+                beat = current_heartbeat(client.heartbeats(name, namespace), job.status.attempt)
+            yield WatchFrame(job, beat, time.time())
 
 
-def _last(sights: Iterator[Sight], out: Console) -> Sight | None:
+def _last_frame(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     last = None
-    for sight in sights:
+    for sight in frames:
         last = sight
     return last
 
 
-def _drawn(sights: Iterator[Sight], out: Console) -> Sight | None:
+def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Draw on a terminal; what was drawn last stays."""
     from rich.live import Live
 
-    from muster.cli.views.watching import Curve, news, picture
+    from muster.cli.views.watching import LossCurve, change_lines, render_frame
 
-    last, curve = None, Curve()
+    last, curve = None, LossCurve()
     with Live(console=out, auto_refresh=False, transient=True) as live:
-        for sight in sights:
-            for line in news(last, sight):
+        for sight in frames:
+            for line in change_lines(last, sight):
                 live.console.print(line)
-            curve = curve.with_beat(sight.beat)
-            live.update(picture(sight, curve, out.width), refresh=True)
+            curve = curve.with_heartbeat(sight.heartbeat)
+            live.update(render_frame(sight, curve, out.width), refresh=True)
             last = sight
-    if last is not None and last.beat is not None:
-        out.print(picture(last, curve, out.width))
+    if last is not None and last.heartbeat is not None:
+        out.print(render_frame(last, curve, out.width))
     return last
 
 
-def _printed(sights: Iterator[Sight], out: Console) -> Sight | None:
+def _print_changes(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Print lines into a pipe: what has changed at once, progress now and then."""
     from muster.cli.views.job_words import is_over
-    from muster.cli.views.watching import news
-    from muster.progress import Lines
+    from muster.cli.views.watching import change_lines
+    from muster.progress import ProgressLines
 
-    last, progress = None, Lines(PROGRESS_EVERY_S)
-    for sight in sights:
-        for line in news(last, sight):
+    last, progress = None, ProgressLines(PROGRESS_INTERVAL_S)
+    for sight in frames:
+        for line in change_lines(last, sight):
             out.print(line, soft_wrap=True)
-        told = progress.due(sight.beat, sight.now, over=is_over(sight.job))
+        told = progress.next_line(sight.heartbeat, sight.now, finished=is_over(sight.job))
         if told is not None:
             out.print(told, soft_wrap=True, markup=False)
         out.file.flush()
@@ -162,16 +162,16 @@ def _printed(sights: Iterator[Sight], out: Console) -> Sight | None:
     return last
 
 
-PROGRESS_EVERY_S = 5.0
+PROGRESS_INTERVAL_S = 5.0
 
 
-def _tell_end(sight: Sight, out: Console) -> None:
-    from muster.cli.views.watching import ending
+def _print_end(frame: WatchFrame, out: Console) -> None:
+    from muster.cli.views.watching import end_summary
 
-    out.print(ending(sight))
+    out.print(end_summary(frame))
 
 
-def _run_dir(client: Client, name: str, namespace: str) -> Path | None:
+def _run_dir_if_known(client: ClusterClient, name: str, namespace: str) -> Path | None:
     """Where the run can be reached from here; that nobody tells any more changes nothing of how the job ended."""
     from muster.errors import ClusterError, NotFound
 
@@ -181,11 +181,11 @@ def _run_dir(client: Client, name: str, namespace: str) -> Path | None:
         return None
 
 
-def _reported(client: Client, job: TrainingJob) -> TrainingJob:
+def _wait_for_report(client: ClusterClient, job: TrainingJob) -> TrainingJob:
     """The job once its report is built: of a job that was traced, the cluster builds it after the end."""
     from muster.errors import NotFound
 
-    until = time.monotonic() + REPORT_PATIENCE_S
+    until = time.monotonic() + REPORT_TIMEOUT_S
     while _awaits_report(job) and time.monotonic() < until:
         time.sleep(_POLL_S)
         try:
@@ -199,12 +199,12 @@ def _awaits_report(job: TrainingJob) -> bool:
     return job.spec.trace is not None and job.status.started_at is not None and job.status.traces is None
 
 
-def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console, context: str) -> None:
+def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context: str) -> None:
     """Show the report, or build it where the cluster does not; a run that measured nothing has none.
 
     That it cannot be built is told, but how the job ended counts more.
     """
-    from muster.cli.reports import build_and_show, show
+    from muster.cli.reports import build_and_print, print_report
     from muster.errors import InvalidTrace
     from muster.tracing.recording import RECORDED_BY
 
@@ -218,14 +218,14 @@ def _tell_report(job: TrainingJob, run_dir: Path | None, out: Console, context: 
         return
     try:
         if traces is not None and traces.report:
-            show(Path(traces.report), out)
+            print_report(Path(traces.report), out)
         elif traces is not None and not traces.files and not any((run_dir / "traces").rglob("rank-*")):
-            aside(f"no report: no trace was recorded: {RECORDED_BY}")
+            print_note(f"no report: no trace was recorded: {RECORDED_BY}")
         elif traces is not None or _awaits_report(job):
             print(f"no report: it could not be built; see {run_dir / 'report' / 'build.log'}", file=sys.stderr)
         elif any((run_dir / "metrics").glob("*.jsonl")) or any((run_dir / "traces").glob("*.json.gz")):
-            build_and_show(run_dir, out, job=job.metadata.name)
+            build_and_print(run_dir, out, job=job.metadata.name)
     except (InvalidTrace, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        aside(f"no report: {error}")
+        print_note(f"no report: {error}")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.completing import Json
+from muster.cli.completing import JsonOption
 from muster.cli.outcome import usage_error
-from muster.cli.printing import console, print_json, show
+from muster.cli.printing import console, print_json, print_renderable
 
 if TYPE_CHECKING:
     from muster.engine import Policy
-    from muster.simulate import Result, Setup, Workload
+    from muster.simulate import SimulationResult, SimulationConfig, RecordedWorkload
     from muster.spec import Queue
 
 _POLICIES = "muster, fifo, priority, backfill"
@@ -61,9 +61,9 @@ def simulate(
 ) -> None:
     """Replay a recorded workload under a virtual clock. The engine and planner are the real ones."""
     from muster.cli.views.simulation_table import simulation_table
-    from muster.simulate import Habits, Setup, read_workload
+    from muster.simulate import WorkloadAssumptions, SimulationConfig, read_workload
 
-    policies = _policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
+    policies = _parse_policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
         usage_error(f"--bound-factor: {bound_factor} is below 1: every job would be stopped early; write 1 or more")
     if stop_seconds is not None and not 0 <= stop_seconds < math.inf:
@@ -71,17 +71,17 @@ def simulate(
     for out in (json_out, placements):
         if out is not None and not out.parent.is_dir():  # told now rather than after a minute's work
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(out))
-    workload = read_workload(nodes, jobs, skip_bad=skip_bad)
-    habits = Habits(bound_factor=bound_factor)
+    workload = read_workload(nodes, jobs, skip_invalid=skip_bad)
+    habits = WorkloadAssumptions(bound_factor=bound_factor)
     if stop_seconds is not None:
         habits = replace(habits, stop_s=stop_seconds, grace_s=max(habits.grace_s, math.ceil(stop_seconds)))
-    setup = Setup(habits=habits, queue_tree=None if queues is None else _tree(queues))
-    results = [_run(workload, one, setup) for one in policies]
+    setup = SimulationConfig(assumptions=habits, queue_tree=None if queues is None else _load_queue_tree(queues))
+    results = [_simulate_policy(workload, one, setup) for one in policies]
     if placements is not None:
         for result in results:
             _write_placements(placements, result, workload, several=len(results) > 1)
     if json_out is None:
-        show(simulation_table(results, workload.gpus))
+        print_renderable(simulation_table(results, workload.gpus))
         return
     text = json.dumps([result.to_json() for result in results] if len(results) > 1 else results[0].to_json(), indent=2)
     if str(json_out) == "-":
@@ -89,35 +89,35 @@ def simulate(
     else:
         json_out.write_text(f"{text}\n")
         console().print(f"[dim]wrote[/] {json_out}", soft_wrap=True)
-        show(simulation_table(results, workload.gpus))
+        print_renderable(simulation_table(results, workload.gpus))
 
 
 def replay(
     snapshot: Annotated[Path, typer.Argument(metavar="SNAPSHOT.json", help="A saved world; - is stdin.")],
     policy: Annotated[str, typer.Option(metavar="NAME", help=f"{_POLICIES}. Without it: muster.")] = "muster",
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the plan for a saved world. It tells who starts where, who waits for what, who has to leave."""
     from muster.cli.views.plan_table import decision_rows, plan_table
-    from muster.engine import load
+    from muster.engine import decode_snapshot
     from muster.engine import replay as replayed
     from muster.errors import InvalidSpec
 
-    (chosen,) = _policies([policy])
+    (chosen,) = _parse_policies([policy])
     is_piped = str(snapshot) == "-"
     saved = sys.stdin.buffer.read() if is_piped else snapshot.read_bytes()
     try:
-        world = load(saved)
+        world = decode_snapshot(saved)
     except InvalidSpec as error:
         raise InvalidSpec(f"{'stdin' if is_piped else snapshot}: {error}", field=error.field) from error
     decisions = replayed(world, chosen)
     if as_json:
         print_json(decision_rows(world, decisions))
     else:
-        show(plan_table(world, decisions))
+        print_renderable(plan_table(world, decisions))
 
 
-def _policies(names: list[str]) -> list[Policy]:
+def _parse_policies(names: list[str]) -> list[Policy]:
     from muster.engine import POLICIES
 
     for name in names:
@@ -126,24 +126,24 @@ def _policies(names: list[str]) -> list[Policy]:
     return [POLICIES[name] for name in dict.fromkeys(names)]
 
 
-def _tree(file: Path) -> tuple[Queue, ...]:
+def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
     from muster.admission import check_apply
-    from muster.cli.reading import read_objects
+    from muster.cli.reading import load_objects
     from muster.spec import Queue
 
-    found = read_objects(str(file))
+    found = load_objects(str(file))
     check_apply(found, ())
     return tuple(item for item in found if isinstance(item, Queue))
 
 
-def _run(workload: Workload, policy: Policy, setup: Setup) -> Result:
+def _simulate_policy(workload: RecordedWorkload, policy: Policy, setup: SimulationConfig) -> SimulationResult:
     """One policy, its progress on stderr when somebody looks."""
     from dataclasses import replace
 
     from muster import garbage
-    from muster.simulate import Progress, run
+    from muster.simulate import SimulationProgress, run
 
-    garbage.seldom()
+    garbage.reduce_gc_frequency()
     if not sys.stderr.isatty():
         return run(workload, policy, setup)
     from rich.console import Console
@@ -154,18 +154,18 @@ def _run(workload: Workload, policy: Policy, setup: Setup) -> Result:
     with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(policy.name, total=len(workload.jobs), told="")
 
-        def shown(now: Progress) -> None:
+        def shown(now: SimulationProgress) -> None:
             told = f"jobs, {now.waiting} waiting, day {now.now_s / 86_400:.1f}"
             bar.update(task, completed=now.finished, total=now.jobs, told=told)
 
         return run(workload, policy, replace(setup, progress=shown))
 
 
-def _write_placements(file: Path, result: Result, workload: Workload, several: bool) -> None:
+def _write_placements(file: Path, result: SimulationResult, workload: RecordedWorkload, several: bool) -> None:
     """One file; of several policies each has its own, with the policy in its name."""
     from muster.simulate import write_placements
 
     target = file.with_name(f"{file.stem}.{result.policy}{file.suffix}") if several else file
     in_order = sorted(workload.jobs, key=lambda row: row.submit_s)
-    write_placements(target, result.stays, {f"j{number:07d}": row for number, row in enumerate(in_order)})
+    write_placements(target, result.pod_runs, {f"j{number:07d}": row for number, row in enumerate(in_order)})
     console().print(f"[dim]wrote[/] {target}", soft_wrap=True)

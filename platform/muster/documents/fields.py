@@ -17,12 +17,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.documents.located import Path
-from muster.nearest import nearest
+from muster.nearest import closest_match
 from muster.spec.pods import ContainerResources
 
-_NOT_GPUS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
-_NEAR = 0.6  # for a guess, once the field is known to be wrong
-_TYPO = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
+_GPU_MISSPELLINGS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
+_SIMILARITY = 0.6  # for a guess, once the field is known to be wrong
+_TYPO_SIMILARITY = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class UnknownField:
     """A field that nobody knows, and where the one lies that was probably meant."""
 
     path: Path
-    meant: Path | None
+    suggestion: Path | None
     message: str
 
 
@@ -40,35 +40,35 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
         return  # of the wrong type, which validation tells
     known = _fields(model)
     if model is ContainerResources:
-        yield from _not_gpus(value, path)
+        yield from _misspelled_gpus(value, path)
     open_ended = model.model_config.get("extra") == "allow"
     for key, item in value.items():
         if key in known:
-            yield from _below(known[key], item, (*path, key))
+            yield from _nested_unknown_fields(known[key], item, (*path, key))
             continue
-        guess = meant_field(key, known, _TYPO if open_ended else _NEAR)
+        guess = suggest_field(key, known, _TYPO_SIMILARITY if open_ended else _SIMILARITY)
         if guess or not open_ended:
             right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
             yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
 
 
-def meant_field(key: str, known: Iterable[str], alike: float = _NEAR) -> str | None:
+def suggest_field(key: str, known: Iterable[str], similarity: float = _SIMILARITY) -> str | None:
     """The known field that was probably meant: written in another case or with underscores, or most like it."""
     names = list(known)
     same = next((name for name in names if name.lower() == str(key).replace("_", "").lower()), None)
-    return same or nearest(str(key), names, alike)
+    return same or closest_match(str(key), names, similarity)
 
 
-def _not_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:
+def _misspelled_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:
     """Names that are easily written for GPUs, and that no node has."""
     for word in ("requests", "limits"):
         amounts = resources.get(word)
         for name in amounts if isinstance(amounts, dict) else ():
-            if name.lower() in _NOT_GPUS:
+            if name.lower() in _GPU_MISSPELLINGS:
                 yield UnknownField((*path, word, name), None, "no such resource; did you mean 'nvidia.com/gpu'?")
 
 
-def _below(annotation: Any, value: Any, path: Path) -> Iterator[UnknownField]:
+def _nested_unknown_fields(annotation: Any, value: Any, path: Path) -> Iterator[UnknownField]:
     model, is_list = _inner_model(annotation)
     if model is None:
         return

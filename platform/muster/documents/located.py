@@ -19,16 +19,16 @@ from muster.spec.depth import MAX_DEPTH
 MAX_BYTES = 4 * 2**20
 MAX_DOCUMENTS = 1000
 MAX_VALUES = 400_000  # of all documents of a text together
-_MOST_DIGITS = 100  # of a number: Python writes none of more than 4300
-_MOST_CHARACTERS = 1000  # of what is said about one value
+_MAX_DIGITS = 100  # of a number: Python writes none of more than 4300
+_MAX_MESSAGE_LENGTH = 1000  # of what is said about one value
 
 Path: TypeAlias = tuple[str | int, ...]
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_PLAIN = "tag:yaml.org,2002:"
+_YAML_TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class SourceMap:
     """One document as plain values (dict, list, str, int, float, bool, None), and the line of every path in it."""
 
     value: Any
@@ -40,7 +40,7 @@ class Located:
             path = path[:-1]
         return self.lines.get(path, 1)
 
-    def at(self, path: Path) -> Any:
+    def value_at(self, path: Path) -> Any:
         """The value at `path`; None where there is none."""
         value = self.value
         for key in path:
@@ -51,24 +51,24 @@ class Located:
         return value
 
 
-def parse_located(text: str | bytes, source: str) -> list[Located]:
+def parse_yaml(text: str | bytes, source: str) -> list[SourceMap]:
     """The documents of a text. Raises `InvalidSpec` (MalformedYaml, TooLarge) with source, line and column."""
     text = _decoded(text, source) if isinstance(text, bytes) else text
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise InvalidSpec(f"{source}: must have at most {MAX_BYTES} bytes; split it", reason="TooLarge")
     try:
         _check_bounds(text, source)
-        located: list[Located] = []
+        located: list[SourceMap] = []
         left = MAX_VALUES
         for node in yaml.compose_all(text, Loader=_Loader):
             builder = _Builder(source, left)
-            located.append(Located(builder.build(node, ()), builder.lines))
-            left = builder.left
+            located.append(SourceMap(builder.build(node, ()), builder.lines))
+            left = builder.remaining
         return located
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        message = f"{where}: malformed YAML: {_told(error, mark)}{_tab_hint(text, mark)}"
+        message = f"{where}: malformed YAML: {_yaml_error_text(error, mark)}{_tab_hint(text, mark)}"
         raise InvalidSpec(message, reason="MalformedYaml") from error
     except yaml.reader.ReaderError as error:  # a character that YAML does not allow
         line = text.count("\n", 0, error.position) + 1
@@ -77,9 +77,9 @@ def parse_located(text: str | bytes, source: str) -> list[Located]:
         raise InvalidSpec(message, reason="MalformedYaml") from error
 
 
-def shortened(message: str) -> str:
+def shorten_message(message: str) -> str:
     """A message that shows what was written, which may have megabytes."""
-    return message if len(message) <= _MOST_CHARACTERS else f"{message[: _MOST_CHARACTERS - 3]}..."
+    return message if len(message) <= _MAX_MESSAGE_LENGTH else f"{message[: _MAX_MESSAGE_LENGTH - 3]}..."
 
 
 def _decoded(text: bytes, source: str) -> str:
@@ -93,7 +93,7 @@ def _decoded(text: bytes, source: str) -> str:
         raise InvalidSpec(message, reason="MalformedYaml") from error
 
 
-def _told(error: yaml.MarkedYAMLError, mark: Any) -> str:
+def _yaml_error_text(error: yaml.MarkedYAMLError, mark: Any) -> str:
     """What PyYAML found, and where the thing began that it could not finish."""
     began = error.context_mark
     context = f" {error.context}" if error.context else ""
@@ -134,64 +134,64 @@ class _Builder:
 
     def __init__(self, source: str, left: int) -> None:
         self.source = source
-        self.left = left
+        self.remaining = left
         self.lines: dict[Path, int] = {}
         self.scalars = yaml.constructor.SafeConstructor()
-        self.open: set[int] = set()  # nodes being built: one that contains itself has no end
+        self.ancestors: set[int] = set()  # nodes being built: one that contains itself has no end
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         self.lines.setdefault(path, node.start_mark.line + 1)
-        self.spend(node, 1)
-        if id(node) in self.open:
-            raise self.refusal(node, "an alias stands for something that it is itself a part of; write it out")
+        self.count_values(node, 1)
+        if id(node) in self.ancestors:
+            raise self.error(node, "an alias stands for something that it is itself a part of; write it out")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node)
-        if node.tag not in (f"{_PLAIN}seq", f"{_PLAIN}map"):
-            raise self.refusal(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
-        self.open.add(id(node))
+        if node.tag not in (f"{_YAML_TAG}seq", f"{_YAML_TAG}map"):
+            raise self.error(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
+        self.ancestors.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
         else:
             value = self.mapping(node, path)
-        self.open.discard(id(node))
+        self.ancestors.discard(id(node))
         return value
 
-    def spend(self, node: yaml.Node, values: int) -> None:
+    def count_values(self, node: yaml.Node, values: int) -> None:
         """Count values that are built. Raises `InvalidSpec` TooLarge."""
-        self.left -= values
-        if self.left < 0:
+        self.remaining -= values
+        if self.remaining < 0:
             message = f"aliases expand to more than {MAX_VALUES} values; write fewer of them"
-            raise self.refusal(node, message, reason="TooLarge")
+            raise self.error(node, message, reason="TooLarge")
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
-        kind = node.tag.removeprefix(_PLAIN)
+        kind = node.tag.removeprefix(_YAML_TAG)
         if kind in ("str", "timestamp") or (kind in ("int", "float") and ":" in node.value):
             return node.value  # YAML 1.1 reads 20:25 as base 60, which nobody means
         if kind not in ("int", "float", "bool", "null"):
-            raise self.refusal(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
-        if kind == "int" and len(node.value) > _MOST_DIGITS:
-            message = f"a number must have at most {_MOST_DIGITS} characters; got {len(node.value)}"
-            raise self.refusal(node, message)
+            raise self.error(node, f"the tag {node.tag!r} is not allowed; write plain YAML")
+        if kind == "int" and len(node.value) > _MAX_DIGITS:
+            message = f"a number must have at most {_MAX_DIGITS} characters; got {len(node.value)}"
+            raise self.error(node, message)
         try:
             return self.scalars.construct_object(node)
         except ValueError as error:
-            raise self.refusal(node, f"{node.value!r} cannot be read as {kind}; write it in quotes") from error
+            raise self.error(node, f"{node.value!r} cannot be read as {kind}; write it in quotes") from error
 
     def mapping(self, node: Any, path: Path) -> dict[str, Any]:
         value: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == f"{_PLAIN}merge":
+            if key_node.tag == f"{_YAML_TAG}merge":
                 for part in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
                     merged = {**self.merged(part, path), **merged}
-                    self.spend(node, len(merged))  # all of them were copied
+                    self.count_values(node, len(merged))  # all of them were copied
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self.refusal(key_node, "a key must be a plain word, not a list or a mapping")
+                raise self.error(key_node, "a key must be a plain word, not a list or a mapping")
             key = key_node.value
             if key in value:
                 first = self.lines[(*path, key)]
-                raise self.refusal(key_node, f"the key {key!r} is already at line {first}; keep one of them")
+                raise self.error(key_node, f"the key {key!r} is already at line {first}; keep one of them")
             self.lines[(*path, key)] = key_node.start_mark.line + 1
             value[key] = self.build(value_node, (*path, key))
         return {**merged, **value}
@@ -199,9 +199,9 @@ class _Builder:
     def merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
         found = self.build(node, path)
         if not isinstance(found, dict):
-            raise self.refusal(node, "'<<' merges mappings only")
+            raise self.error(node, "'<<' merges mappings only")
         return found
 
-    def refusal(self, node: yaml.Node, message: str, reason: str = "MalformedYaml") -> InvalidSpec:
+    def error(self, node: yaml.Node, message: str, reason: str = "MalformedYaml") -> InvalidSpec:
         mark = node.start_mark
-        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {shortened(message)}", reason=reason)
+        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {shorten_message(message)}", reason=reason)

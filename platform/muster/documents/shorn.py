@@ -14,36 +14,36 @@ import numpy as np
 
 from muster.spec.depth import MAX_DEPTH
 
-LEVELS = 2 * MAX_DEPTH
+MAX_LEVELS = 2 * MAX_DEPTH
 T = TypeVar("T")
 
 
-def decoded(decode: Callable[[bytes], T], text: bytes) -> T:
+def decode_truncated(decode: Callable[[bytes], T], text: bytes) -> T:
     """`decode(text)`; where the text is nested too deep for it, of the shorn text. Raises what `decode` raises else."""
     try:
         return decode(text)
     except RecursionError:
         pass  # its frames are let go first
-    return decode(shorn(text))
+    return decode(truncate_depth(text))
 
 
-def shallow(value: Any, levels: int = LEVELS) -> Any:
+def truncate_value(value: Any, levels: int = MAX_LEVELS) -> Any:
     """The same of what is decoded already: some decoders go deeper than encoders do."""
     if not isinstance(value, dict | list):
         return value
     if levels == 0:
         return 0
     if isinstance(value, dict):
-        return {key: shallow(inner, levels - 1) for key, inner in value.items()}
-    return [shallow(inner, levels - 1) for inner in value]
+        return {key: truncate_value(inner, levels - 1) for key, inner in value.items()}
+    return [truncate_value(inner, levels - 1) for inner in value]
 
 
-def shorn(text: bytes, levels: int = LEVELS, piece_bytes: int = 1 << 20) -> bytes:
+def truncate_depth(text: bytes, levels: int = MAX_LEVELS, chunk_bytes: int = 1 << 20) -> bytes:
     """The text with 0 in place of every list and object that lies more than `levels` deep. Linear, in little memory
     beside the text, and without meaning for what is no JSON."""
     pieces: list[bytes] = []
     whole, inside, depth = True, False, 0  # of a string, and how deep, where the next piece begins
-    for piece in _pieces(text, piece_bytes):
+    for piece in _chunks(text, chunk_bytes):
         # Backslashes stand in strings only. Without pairs of them, and escaped quotes, each quote begins or ends one.
         plain = np.frombuffer(piece.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
         outside = np.logical_xor.accumulate(plain == ord('"')) == inside
@@ -60,11 +60,11 @@ def shorn(text: bytes, levels: int = LEVELS, piece_bytes: int = 1 << 20) -> byte
     return text if whole else b"".join(pieces)
 
 
-def _pieces(text: bytes, most: int) -> Iterator[bytes]:
+def _chunks(text: bytes, max_bytes: int) -> Iterator[bytes]:
     """The text in order; no piece ends between a backslash and what it escapes."""
     begin = 0
     while begin < len(text):
-        end = begin + most
+        end = begin + max_bytes
         while end < len(text) and text[end - 1] == ord("\\"):
             end += 1
         yield text[begin:end]

@@ -12,19 +12,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from muster import spec
-from muster.documents.complaints import explain
+from muster.documents.complaints import to_field_error
 from muster.documents.fields import unknown_fields
-from muster.documents.located import Located
+from muster.documents.located import SourceMap
 
 _MODELS: Mapping[str, type[spec.TrainingJob | spec.Queue | spec.Flavor]] = {
     "TrainingJob": spec.TrainingJob,
     "Queue": spec.Queue,
     "Flavor": spec.Flavor,
 }
-_MOST_NAMED = 3
+_MAX_ERRORS_SHOWN = 3
 
 
-def complaint(document: Mapping[str, Any], kind: str) -> str | None:
+def invalid_reason(document: Mapping[str, Any], kind: str) -> str | None:
     """Why an object cannot be read, as it came; None where it can be.
 
     The status of a queue or a flavor says nothing that is not found out again, so it is no reason.
@@ -34,23 +34,23 @@ def complaint(document: Mapping[str, Any], kind: str) -> str | None:
         _MODELS[kind].model_validate(judged)
     except ValidationError as error:
         unknown = {field.path: field.message for field in unknown_fields(_MODELS[kind], judged)}
-        found = [explain(finding, Located(document, {})) for finding in error.errors()]
-        told = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MOST_NAMED]]
+        found = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
+        told = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MAX_ERRORS_SHOWN]]
         more = len(found) - len(told)
         return "; ".join(told) + (f"; and {more} more" if more else "")
     return None
 
 
-def readable_part(document: Mapping[str, Any]) -> spec.Queue:
+def valid_part(document: Mapping[str, Any]) -> spec.Queue:
     """A queue with every field of its spec that can be read, and every entry of its resources; the others count as
     left out. Its status is as empty as one that was never written where that cannot be read."""
     written = document.get("spec")
     fields = written if isinstance(written, dict) else {}
-    kept = {name: value for name, value in fields.items() if _reads({name: value})}
+    kept = {name: value for name, value in fields.items() if _is_valid({name: value})}
     entries = fields.get("resources")
     if "resources" not in kept and isinstance(entries, list):
-        readable = {"resources": [entry for entry in entries if _reads({"resources": [entry]})]}
-        kept |= readable if _reads(readable) else {}
+        readable = {"resources": [entry for entry in entries if _is_valid({"resources": [entry]})]}
+        kept |= readable if _is_valid(readable) else {}
     return spec.Queue.model_construct(
         api_version=spec.API_VERSION,
         kind="Queue",
@@ -69,7 +69,7 @@ def metadata_of(document: Mapping[str, Any]) -> spec.ObjectMeta:
         return spec.ObjectMeta.model_construct(name=written["name"])
 
 
-def _reads(fields: Mapping[str, Any]) -> bool:
+def _is_valid(fields: Mapping[str, Any]) -> bool:
     try:
         spec.QueueSpec.model_validate(fields)
     except ValidationError:

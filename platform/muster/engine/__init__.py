@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from muster.engine.assess import assess
-from muster.engine.engine import Engine, Round
-from muster.engine.recording import dump, load
+from muster.engine.assess import check_feasibility
+from muster.engine.engine import Engine, CycleResult
+from muster.engine.recording import encode_snapshot, decode_snapshot
 from muster.engine.replay import POLICIES, replay
 from muster.scheduling import MUSTER, Policy
 
-__all__ = ["MUSTER", "POLICIES", "Engine", "Policy", "Round", "assess", "dump", "load", "replay"]
+__all__ = ["MUSTER", "POLICIES", "Engine", "Policy", "CycleResult", "check_feasibility", "encode_snapshot", "decode_snapshot", "replay"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muster.cluster import DRAIN, NodeView, World
+from muster.cluster import DRAIN_TAINT, NodeView, ObservedState
 from muster.engine.replay import replay
 from muster.model import Resources, Wait
-from muster.snapshot import Cache, build
+from muster.snapshot import SnapshotCache, build_snapshot
 from muster.spec import TrainingJob, TrainingJobStatus
 
 
-def assess(job: TrainingJob, world: World) -> Wait | None:
+def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
     """Why the job could not start even on the empty cluster; None when it could.
 
     Nodes that are down, cordoned or drained now count as there, foreign pods as gone: only what cannot heal is told.
@@ -19,16 +19,16 @@ def assess(job: TrainingJob, world: World) -> Wait | None:
     meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
     wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})
     fresh = job.model_copy(
-        update={"metadata": meta, "spec": wanted, "status": TrainingJobStatus(submitted_at=world.now)}
+        update={"metadata": meta, "spec": wanted, "status": TrainingJobStatus(submitted_at=observed.now)}
     )
-    nodes = tuple(_empty_and_well(node) for node in world.nodes)
-    built = build(replace(world, jobs=(fresh,), pods={}, beats={}, nodes=nodes), Cache())
-    if built.refused:
-        return built.refused[0]
+    nodes = tuple(_idle_and_healthy(node) for node in observed.nodes)
+    built = build_snapshot(replace(observed, jobs=(fresh,), pods={}, beats={}, nodes=nodes), SnapshotCache())
+    if built.rejected:
+        return built.rejected[0]
     decisions = replay(built.snapshot)
-    return next((decision for decision in decisions if isinstance(decision, Wait) and decision.gang == meta.uid), None)
+    return next((decision for decision in decisions if isinstance(decision, Wait) and decision.gang_uid == meta.uid), None)
 
 
-def _empty_and_well(node: NodeView) -> NodeView:
-    taints = tuple(taint for taint in node.taints if taint.key != DRAIN)
-    return replace(node, ready=True, cordoned=False, taints=taints, foreign=Resources())
+def _idle_and_healthy(node: NodeView) -> NodeView:
+    taints = tuple(taint for taint in node.taints if taint.key != DRAIN_TAINT)
+    return replace(node, ready=True, cordoned=False, taints=taints, unmanaged_usage=Resources())

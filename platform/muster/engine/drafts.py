@@ -11,69 +11,69 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from muster.cluster import ObjectWrites, Phase, Write, WriteStatus
+from muster.cluster import ObjectWrites, WritePhase, Write, WriteStatus
 from muster.spec import TrainingJob, TrainingJobStatus
 
 
-class Rank(IntEnum):
+class WritePriority(IntEnum):
     """When in a round a job is written; see `Draft.move` for a job with several reasons."""
 
-    HOLD = 0  # promised room, or gives a promise back
-    LIFE = 1  # its own life went on: ended, restarts, releases
-    VICTIM = 2  # told to leave, to shrink, or that its hold went to somebody
-    ADMIT = 3  # takes room: admitted, or grows
-    NEWS = 4  # why it waits: nothing waits for this to be written,
-    READY = 5  # nor for this: that it runs
+    NOMINATION = 0  # promised room, or gives a promise back
+    LIFECYCLE = 1  # its own life went on: ended, restarts, releases
+    PREEMPTION = 2  # told to leave, to shrink, or that its hold went to somebody
+    ADMISSION = 3  # takes room: admitted, or grows
+    WAIT_STATUS = 4  # why it waits: nothing waits for this to be written,
+    PODS_READY = 5  # nor for this: that it runs
 
 
 @dataclass(slots=True)
-class Draft:
+class StatusUpdate:
     """One job's part of a round."""
 
     job: TrainingJob  # as observed
     status: TrainingJobStatus
-    rank: Rank
-    actions: list[Write] = field(default_factory=list)
+    priority: WritePriority
+    writes: list[Write] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
         """Whether there is a status to write."""
         return self.status is not self.job.status and self.status != self.job.status
 
-    def move(self, rank: Rank) -> None:
+    def raise_priority(self, priority: WritePriority) -> None:
         """One more reason to write the job: it waits for whatever any of its reasons waits for.
 
         A new promise comes first whatever else is written along, since those who leave for it wait for it.
         """
-        if rank is Rank.HOLD or self.rank in (Rank.NEWS, Rank.READY):
-            self.rank = rank
-        elif rank not in (Rank.NEWS, Rank.READY):
-            self.rank = max(self.rank, rank)
+        if priority is WritePriority.NOMINATION or self.priority in (WritePriority.WAIT_STATUS, WritePriority.PODS_READY):
+            self.priority = priority
+        elif priority not in (WritePriority.WAIT_STATUS, WritePriority.PODS_READY):
+            self.priority = max(self.priority, priority)
 
 
-def in_phases(drafts: Iterable[Draft]) -> tuple[list[Phase], Phase]:
+def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], WritePhase]:
     """All writes of the jobs: a phase for each rank, but victims all told in one before the next stops their pods; and,
     apart, what may be written afterwards."""
-    groups: dict[Rank, list[Draft]] = {rank: [] for rank in Rank}
-    for draft in drafts:
-        groups[draft.rank].append(draft)
-    later = [*groups.pop(Rank.NEWS), *groups.pop(Rank.READY)]
-    phases: list[Phase] = []
+    groups: dict[WritePriority, list[StatusUpdate]] = {rank: [] for rank in WritePriority}
+    for draft in updates:
+        groups[draft.priority].append(draft)
+    later = [*groups.pop(WritePriority.WAIT_STATUS), *groups.pop(WritePriority.PODS_READY)]
+    phases: list[WritePhase] = []
     for rank, group in groups.items():
-        if rank is Rank.VICTIM:
-            phases.append(_phase((draft, _status(draft)) for draft in group))
-            phases.append(_phase((draft, draft.actions) for draft in group))
+        if rank is WritePriority.PREEMPTION:
+            phases.append(_phase((draft, _status_writes(draft)) for draft in group))
+            phases.append(_phase((draft, draft.writes) for draft in group))
         else:
-            phases.append(_phase((draft, [*_status(draft), *draft.actions]) for draft in group))
-    return [phase for phase in phases if phase], _phase((draft, [*_status(draft), *draft.actions]) for draft in later)
+            phases.append(_phase((draft, [*_status_writes(draft), *draft.writes]) for draft in group))
+    return [phase for phase in phases if phase], _phase((draft, [*_status_writes(draft), *draft.writes]) for draft in later)
 
 
-def _phase(parts: Iterable[tuple[Draft, list[Write]]]) -> Phase:
-    return tuple(ObjectWrites(draft.job.metadata.uid, tuple(writes)) for draft, writes in parts if writes)
+def _phase(writes_by_update: Iterable[tuple[StatusUpdate, list[Write]]]) -> WritePhase:
+    return tuple(ObjectWrites(draft.job.metadata.uid, tuple(writes)) for draft, writes in writes_by_update if writes)
 
 
-def _status(draft: Draft) -> list[Write]:
-    if not draft.changed:
+def _status_writes(update: StatusUpdate) -> list[Write]:
+    if not update.changed:
         return []
-    meta = draft.job.metadata
-    return [WriteStatus(meta.uid, draft.status, meta.resource_version)]
+    meta = update.job.metadata
+    return [WriteStatus(meta.uid, update.status, meta.resource_version)]

@@ -11,34 +11,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.changes import Alarms, Changes
-from muster.cluster import Cluster, NodeView, ObjectWrites, Phase, World, Write
-from muster.engine.desk import Desk
-from muster.engine.drafts import Rank, in_phases
-from muster.engine.news import News
-from muster.engine.refit import misfits
-from muster.engine.reports import beyond_nodes, flavor_writes, queue_writes
+from muster.changes import TimerQueue, ChangeTracker
+from muster.cluster import Cluster, NodeView, ObjectWrites, WritePhase, ObservedState, Write
+from muster.engine.desk import StatusUpdater
+from muster.engine.drafts import WritePriority, write_phases
+from muster.engine.news import WaitStatusThrottle
+from muster.engine.refit import invalid_placements
+from muster.engine.reports import guarantees_exceeding_nodes, flavor_status_writes, queue_status_writes
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
-from muster.lifecycle import Bounds, from_status, is_admitted
+from muster.lifecycle import Timeouts, from_status, is_admitted
 from muster.model import Decision, Snapshot, Wait
 from muster.scheduling import MUSTER, Policy, plan
-from muster.snapshot import Cache, build
+from muster.snapshot import SnapshotCache, build_snapshot
 from muster.snapshot.jobs import priority_of
 from muster.spec import QueueSpec, TrainingJob, TrainingJobStatus
 
-NEWS_S = 60.0  # positions, estimates and usage are written at most this often
+STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most this often
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class CycleResult:
     """What one round decided. `waits` is by job uid. `wake_at`: when to decide again though nothing changed.
 
     `muster.cluster` says how to carry out `phases` several writes at a time, and when to write what is `afterwards`.
     """
 
-    phases: tuple[Phase, ...]
-    afterwards: Phase  # why gangs wait, and that they run
+    phases: tuple[WritePhase, ...]
+    deferred: WritePhase  # why gangs wait, and that they run
     decisions: tuple[Decision, ...]
     waits: Mapping[str, Wait]
     wake_at: float | None
@@ -46,22 +46,22 @@ class Round:
     @property
     def writes(self) -> tuple[Write, ...]:
         """All writes in one order that is always right."""
-        return tuple(write for phase in (*self.phases, self.afterwards) for part in phase for write in part.writes)
+        return tuple(write for phase in (*self.phases, self.deferred) for part in phase for write in part.writes)
 
 
 @dataclass(slots=True)
-class _Memory:
+class _IncrementalState:
     """What lets a round look only at what changed. Losing it costs time, nothing else."""
 
-    blank: bool = True  # nothing was looked at yet
-    changes: Changes = field(default_factory=Changes)
-    alarms: Alarms = field(default_factory=Alarms)
+    first_cycle: bool = True  # nothing was looked at yet
+    changes: ChangeTracker = field(default_factory=ChangeTracker)
+    timers: TimerQueue = field(default_factory=TimerQueue)
     jobs: dict[str, TrainingJob] = field(default_factory=dict)  # as last observed
-    promises: set[str] = field(default_factory=set)  # who holds room, or leaves or shrinks for somebody
-    again: set[str] = field(default_factory=set)  # whose writes did not all happen
+    nominated_or_evicting: set[str] = field(default_factory=set)  # who holds room, or leaves or shrinks for somebody
+    recheck: set[str] = field(default_factory=set)  # whose writes did not all happen
     node_views: tuple[NodeView, ...] | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    queues: tuple[tuple[QueueSpec, str, str], ...] | None = None  # with names and uids
+    queue_specs: tuple[tuple[QueueSpec, str, str], ...] | None = None  # with names and uids
 
 
 class Engine:
@@ -75,27 +75,27 @@ class Engine:
         cluster: Cluster | None,
         policy: Policy = MUSTER,
         *,
-        bounds: Bounds | None = None,
-        news_s: float = NEWS_S,
+        timeouts: Timeouts | None = None,
+        status_refresh_s: float = STATUS_REFRESH_S,
     ) -> None:
         self.snapshot: Snapshot | None = None  # the newest one
         self._cluster = cluster
         self._policy = policy
-        self._bounds = bounds or Bounds()
-        self._news = News(news_s)
-        self._memory = _Memory()
-        self._cache = Cache()
-        self._plan_memo: Any = None
-        self._shares = FairShare()
+        self._timeouts = timeouts or Timeouts()
+        self._wait_throttle = WaitStatusThrottle(status_refresh_s)
+        self._incremental = _IncrementalState()
+        self._snapshot_cache = SnapshotCache()
+        self._planner_cache: Any = None
+        self._fair_share = FairShare()
 
-    def step(self) -> Round:
+    def run_cycle(self) -> CycleResult:
         """Observe, decide, apply. Raises ClusterError when the cluster cannot be reached.
 
         When a write is refused because something changed meanwhile, the round ends there and wants another one now.
         """
         assert self._cluster is not None, "an engine without a cluster cannot take a step by itself"
         world = self._cluster.observe()
-        round_ = self.decide(world)
+        round_ = self.reconcile(world)
         try:
             self._cluster.apply(round_.writes)
         except Conflict:
@@ -110,144 +110,144 @@ class Engine:
         """Look at these jobs (None: at every job) again in the next round: some writes of the last one may not have
         happened. Whoever cannot tell which says None; it costs time, nothing else."""
         if uids is None:
-            self._memory = _Memory()
-            self._news.doubt()
+            self._incremental = _IncrementalState()
+            self._wait_throttle.invalidate()
             return
         for uid in uids:
-            self._memory.again.add(uid)
-            self._news.forget(uid)
+            self._incremental.recheck.add(uid)
+            self._wait_throttle.forget(uid)
 
-    def decide(self, world: World) -> Round:
+    def reconcile(self, observed: ObservedState) -> CycleResult:
         """What to write now, in order. When it fails, the next round looks at everything."""
         try:
-            return self._decide(world)
+            return self._reconcile(observed)
         except BaseException:
-            self._cache, self._plan_memo = Cache(), None
+            self._snapshot_cache, self._planner_cache = SnapshotCache(), None
             self.recheck()
             raise
 
-    def _decide(self, world: World) -> Round:
-        now, memory = world.now, self._memory
-        changed = self._look(world)
-        desk = Desk(world, memory.jobs, memory.nodes, self._bounds)
+    def _reconcile(self, observed: ObservedState) -> CycleResult:
+        now, memory = observed.now, self._incremental
+        changed = self._jobs_to_reconcile(observed)
+        desk = StatusUpdater(observed, memory.jobs, memory.nodes, self._timeouts)
         for uid in changed:
-            desk.live(uid)
-        desk.settle_holds(memory.promises | {uid for uid in changed if _promises(desk.status(uid))})
-        built = build(world, self._cache, self._shares.usage(now), desk.newest())
-        planned = plan(built.snapshot, self._plan_memo, self._policy)
-        self.snapshot, self._plan_memo = built.snapshot, planned.memo
-        desk.carry_out(planned.decisions)
-        for uid, why in misfits(built.snapshot, desk.unbound()).items():
-            desk.take_back(uid, why)
-        waits = {wait.gang: wait for wait in built.refused}
-        waits.update((wait.gang, wait) for wait in planned.decisions if isinstance(wait, Wait))
-        desk.give_back(waits.values())
-        news_at = self._tell(desk, waits, now)
-        self._charge(desk, changed, now)
-        _note_priorities(desk, world.priority_classes)
-        phases, afterwards = in_phases(desk.drafts.values())
+            desk.reconcile_job(uid)
+        desk.sync_nominations(memory.nominated_or_evicting | {uid for uid in changed if _has_nomination_or_eviction(desk.latest_status(uid))})
+        built = build_snapshot(observed, self._snapshot_cache, self._fair_share.published_usage(now), desk.updated_jobs())
+        planned = plan(built.snapshot, self._planner_cache, self._policy)
+        self.snapshot, self._planner_cache = built.snapshot, planned.cache
+        desk.apply_decisions(planned.decisions)
+        for uid, why in invalid_placements(built.snapshot, desk.unbound_placements()).items():
+            desk.evict_invalid(uid, why)
+        waits = {wait.gang_uid: wait for wait in built.rejected}
+        waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
+        desk.revoke_nominations(waits.values())
+        news_at = self._update_wait_statuses(desk, waits, now)
+        self._update_usage(desk, changed, now)
+        _record_priorities(desk, observed.priority_classes)
+        phases, afterwards = write_phases(desk.updates.values())
         reports: list[Write] = []
-        beyond = beyond_nodes(planned.memo)
-        reports += queue_writes(world.queues, built.verdicts, beyond, self._shares, now, self._news.every_s)
-        reports += flavor_writes(world.flavors, built.overlaps, now)
+        beyond = guarantees_exceeding_nodes(planned.cache)
+        reports += queue_status_writes(observed.queues, built.queue_verdicts, beyond, self._fair_share, now, self._wait_throttle.refresh_s)
+        reports += flavor_status_writes(observed.flavors, built.overlaps, now)
         if reports:
             phases.append(tuple(ObjectWrites("", (write,)) for write in reports))
-        for uid, wake_at in desk.wakes.items():
-            memory.alarms.set(uid, wake_at)
-        tick_at = (now // TICK_S + 1) * TICK_S if self._shares.busy and self._news.every_s <= NEWS_S else None
-        times = (at for at in (memory.alarms.next(), built.wake_at, news_at, tick_at) if at is not None)
-        wake_at = now if desk.unsettled else min(times, default=None)
-        return Round(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
+        for uid, wake_at in desk.wake_times.items():
+            memory.timers.schedule(uid, wake_at)
+        tick_at = (now // TICK_S + 1) * TICK_S if self._fair_share.has_charges and self._wait_throttle.refresh_s <= STATUS_REFRESH_S else None
+        times = (at for at in (memory.timers.next_time(), built.wake_at, news_at, tick_at) if at is not None)
+        wake_at = now if desk.needs_another_cycle else min(times, default=None)
+        return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
 
-    def _look(self, world: World) -> list[str]:
+    def _jobs_to_reconcile(self, observed: ObservedState) -> list[str]:
         """Jobs to look at: what changed about them, or their time has come."""
-        memory = self._memory
-        everyone = self._look_at_nodes(world)
-        self._look_at_queues(world)
-        difference = memory.changes.since_last(world.jobs, world.pods, world.beats)
-        gone = difference.gone
-        if memory.blank:  # whoever went meanwhile is in no difference
-            gone = (self._shares.charged() | self._news.known()) - {job.metadata.uid for job in world.jobs}
-            memory.blank = False
-        self._forget(gone, world.now)
-        for job in difference.jobs:
+        memory = self._incremental
+        everyone = self._nodes_changed(observed)
+        self._update_queues(observed)
+        difference = memory.changes.diff(observed.jobs, observed.pods, observed.heartbeats)
+        gone = difference.removed
+        if memory.first_cycle:  # whoever went meanwhile is in no difference
+            gone = (self._fair_share.charged_jobs() | self._wait_throttle.known_jobs()) - {job.metadata.uid for job in observed.jobs}
+            memory.first_cycle = False
+        self._forget_jobs(gone, observed.now)
+        for job in difference.changed:
             memory.jobs[job.metadata.uid] = job
-            (memory.promises.add if _promises(job.status) else memory.promises.discard)(job.metadata.uid)
-        again = {memory.again.pop() for _ in range(len(memory.again))}  # another thread may add to it just now
-        due = {*memory.alarms.due(world.now), *again} & memory.jobs.keys()
+            (memory.nominated_or_evicting.add if _has_nomination_or_eviction(job.status) else memory.nominated_or_evicting.discard)(job.metadata.uid)
+        again = {memory.recheck.pop() for _ in range(len(memory.recheck))}  # another thread may add to it just now
+        due = {*memory.timers.pop_due(observed.now), *again} & memory.jobs.keys()
         if everyone:
-            return [job.metadata.uid for job in world.jobs]
-        fresh = [job.metadata.uid for job in difference.jobs]
-        return [*fresh, *sorted({*difference.beside, *due} - set(fresh))]
+            return [job.metadata.uid for job in observed.jobs]
+        fresh = [job.metadata.uid for job in difference.changed]
+        return [*fresh, *sorted({*difference.touched, *due} - set(fresh))]
 
-    def _look_at_nodes(self, world: World) -> bool:
+    def _nodes_changed(self, observed: ObservedState) -> bool:
         """Whether some node came, went or changed its health, so that every job has to be looked at."""
-        memory = self._memory
-        if memory.node_views is world.nodes:
+        memory = self._incremental
+        if memory.node_views is observed.nodes:
             return False
-        before, memory.nodes = memory.nodes, {view.name: view for view in world.nodes}
-        memory.node_views = world.nodes
+        before, memory.nodes = memory.nodes, {view.name: view for view in observed.nodes}
+        memory.node_views = observed.nodes
         if before.keys() != memory.nodes.keys():
             return True
         return any(
             view is not before[name] and _health(view) != _health(before[name]) for name, view in memory.nodes.items()
         )
 
-    def _look_at_queues(self, world: World) -> None:
-        queues = tuple((queue.spec, queue.metadata.name, queue.metadata.uid) for queue in world.queues)
-        known = self._memory.queues
+    def _update_queues(self, observed: ObservedState) -> None:
+        queues = tuple((queue.spec, queue.metadata.name, queue.metadata.uid) for queue in observed.queues)
+        known = self._incremental.queue_specs
         if known is not None and len(queues) == len(known) and all(map(_same_queue, queues, known)):
             return
-        self._memory.queues = queues
-        self._shares.look_at_queues(world.queues, world.now)
+        self._incremental.queue_specs = queues
+        self._fair_share.update_queues(observed.queues, observed.now)
 
-    def _forget(self, gone: Iterable[str], now: float) -> None:
+    def _forget_jobs(self, gone: Iterable[str], now: float) -> None:
         for uid in gone:
-            self._memory.alarms.set(uid, None)
-            self._memory.jobs.pop(uid, None)
-            self._memory.promises.discard(uid)
-            self._news.forget(uid)
-            self._shares.end(uid, now)
+            self._incremental.timers.schedule(uid, None)
+            self._incremental.jobs.pop(uid, None)
+            self._incremental.nominated_or_evicting.discard(uid)
+            self._wait_throttle.forget(uid)
+            self._fair_share.release(uid, now)
 
-    def _tell(self, desk: Desk, waits: Mapping[str, Wait], now: float) -> float | None:
+    def _update_wait_statuses(self, updater: StatusUpdater, waits: Mapping[str, Wait], now: float) -> float | None:
         """Write down why jobs wait, as often as is allowed; when to do so again."""
         again: float | None = None
-        jobs, drafts, tell = self._memory.jobs, desk.drafts, self._news.tell
-        self._news.begin(waits.values())
+        jobs, drafts, tell = self._incremental.jobs, updater.updates, self._wait_throttle.update
+        self._wait_throttle.begin_cycle(waits.values())
         for uid, wait in waits.items():
             draft = drafts.get(uid)
             status = jobs[uid].status if draft is None else draft.status
-            told, due = tell(wait, status, now, anyway=draft is not None and draft.changed)
+            told, due = tell(wait, status, now, force=draft is not None and draft.changed)
             if told is not status:
-                desk.put_news(uid, told)
+                updater.set_wait_status(uid, told)
             if due is not None and (again is None or due < again):
                 again = due
         for uid in drafts.keys() - waits.keys():
-            self._news.forget(uid)
+            self._wait_throttle.forget(uid)
         return again
 
-    def _charge(self, desk: Desk, changed: list[str], now: float) -> None:
+    def _update_usage(self, updater: StatusUpdater, changed: list[str], now: float) -> None:
         """Fair-share usage counts from now on what the jobs of this round take up."""
-        for uid in {*changed, *desk.drafts}:
-            status, gang = desk.status(uid), self._cache.jobs[uid].gang
+        for uid in {*changed, *updater.updates}:
+            status, gang = updater.latest_status(uid), self._snapshot_cache.jobs[uid].gang
             if status is None:
                 continue
             placement = from_status(status.placement) if is_admitted(status) else ()
             since = now if status.admitted_at is None else status.admitted_at
-            self._shares.charge(uid, gang.queue, placement, gang.roles, since, now)
+            self._fair_share.charge(uid, gang.queue, placement, gang.roles, since, now)
 
 
-def _note_priorities(desk: Desk, classes: Mapping[str, int]) -> None:
+def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
     """With whatever is written of a job goes the priority that counts; not with an admission, which a pod may carry
     (docs/decisions/0108)."""
-    for draft in desk.drafts.values():
+    for draft in updater.updates.values():
         priority = priority_of(draft.job.spec, classes)
-        if priority not in (None, draft.status.priority) and draft.rank is not Rank.ADMIT and draft.changed:
+        if priority not in (None, draft.status.priority) and draft.priority is not WritePriority.ADMISSION and draft.changed:
             draft.status = draft.status.model_copy(update={"priority": priority})
 
 
-def _promises(status: TrainingJobStatus | None) -> bool:
-    return status is not None and (status.hold is not None or status.eviction is not None)
+def _has_nomination_or_eviction(status: TrainingJobStatus | None) -> bool:
+    return status is not None and (status.nomination is not None or status.eviction is not None)
 
 
 def _same_queue(a: tuple[QueueSpec, str, str], b: tuple[QueueSpec, str, str]) -> bool:

@@ -8,12 +8,12 @@ from muster.errors import InvalidSpec
 from muster.model import Snapshot
 
 
-def dump(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: Snapshot) -> bytes:
     """JSON with every field of the snapshot."""
     return msgspec.json.encode(snapshot)
 
 
-def load(data: bytes) -> Snapshot:
+def decode_snapshot(data: bytes) -> Snapshot:
     """The snapshot of `dump`. Raises InvalidSpec that names what is missing or wrong, and where."""
     try:
         return msgspec.json.decode(data, type=Snapshot)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from muster.model import Gang, Placement, Resources, Snapshot
 from muster.scheduling import placement_error
 
-_NOTHING = Resources()
+_NO_RESOURCES = Resources()
 
 
-def misfits(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> dict[str, str]:
+def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> dict[str, str]:
     """Which of these gangs do not fit where they are admitted, and why, as a sentence. `unbound` has, by uid, the part
     of the placement whose pods are not bound yet. Of several that do not fit beside each other the ones that were
     admitted last."""
@@ -26,30 +26,30 @@ def misfits(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> dict[str, s
     names = {node for one in asked for part in unbound[one.gang.uid] for node, _ in part.nodes}
     nodes = {node.name: node for node in snapshot.nodes if node.name in names}
     flavors = {flavor.name: flavor for flavor in snapshot.flavors}
-    taken = {name: node.foreign for name, node in nodes.items()}
+    taken = {name: node.unmanaged_usage for name, node in nodes.items()}
     for one in snapshot.running:
-        for name, amount in _loads(one.gang, one.placement):
+        for name, amount in _usage_by_node(one.gang, one.placement):
             if name in taken:
                 taken[name] = taken[name].plus(amount)
     found: dict[str, str] = {}
     for one in sorted(asked, key=lambda one: (-one.admitted_at, one.gang.uid)):
         part = unbound[one.gang.uid]
-        why = placement_error(one.gang, part, nodes, flavors, snapshot.avoid)
-        for name, amount in () if why else _loads(one.gang, part):
+        why = placement_error(one.gang, part, nodes, flavors, snapshot.excluded_nodes)
+        for name, amount in () if why else _usage_by_node(one.gang, part):
             if name in nodes:
                 short = (r for r, _ in amount if taken[name].get(r) > nodes[name].allocatable.get(r))
                 why = next((f"pods of others take {resource} of {name} that it was given" for resource in short), why)
         if why:
             found[one.gang.uid] = why
-            for name, amount in _loads(one.gang, one.placement):
+            for name, amount in _usage_by_node(one.gang, one.placement):
                 if name in taken:
                     taken[name] = taken[name].minus(amount)
     return found
 
 
-def _loads(gang: Gang, placement: Placement) -> Iterable[tuple[str, Resources]]:
+def _usage_by_node(gang: Gang, placement: Placement) -> Iterable[tuple[str, Resources]]:
     """What it takes of nodes."""
     requests = {role.name: role.request for role in gang.roles}
     for part in placement:
         for name, pods in part.nodes:
-            yield name, requests.get(part.role, _NOTHING).times(pods)
+            yield name, requests.get(part.role, _NO_RESOURCES).times(pods)

@@ -21,12 +21,12 @@ import yaml
 from muster.errors import ClusterError, NotFound
 
 DEFAULT_NAMESPACE = "default"
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_BY_PROGRAM = ("exec", "auth-provider")
+SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_PLUGIN_AUTH_KEYS = ("exec", "auth-provider")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class KubeContext:
     """Which cluster is meant: a kubeconfig (None: $KUBECONFIG, else ~/.kube/config) and a context of it (None: the
     current one)."""
 
@@ -35,7 +35,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ClientConfig:
     """All that a request needs. `headers` are asked for anew before each request, as tokens expire. `tls` None: http.
 
     `server_name` is whom the certificate should be of where that is not the host of `server`. `acting_as` are headers
@@ -44,31 +44,31 @@ class Access:
 
     server: str
     tls: ssl.SSLContext | None
-    headers: Callable[[], Mapping[str, str]]
+    auth_headers: Callable[[], Mapping[str, str]]
     namespace: str = DEFAULT_NAMESPACE
-    context: str = ""
+    context_name: str = ""
     server_name: str | None = None
-    proxy: str | None = None
-    acting_as: tuple[tuple[str, str], ...] = ()
+    proxy_url: str | None = None
+    impersonation_headers: tuple[tuple[str, str], ...] = ()
 
 
-def find_access(target: Target, environ: Mapping[str, str] = os.environ) -> Access:
+def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -> ClientConfig:
     """Read the kubeconfig. Raises `ClusterError` NoKubeconfig or BadKubeconfig, `NotFound` NoSuchContext."""
-    paths = _paths(target, environ)
+    paths = _kubeconfig_paths(context, environ)
     if paths:
-        return _from_kubeconfig(_Kubeconfig.read(paths), target.context)
-    if target.context is None and (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ:
-        return _from_pod(environ)
+        return _config_from_kubeconfig(_Kubeconfig.load(paths), context.context)
+    if context.context is None and (SERVICE_ACCOUNT_DIR / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ:
+        return _in_cluster_config(environ)
     raise ClusterError(
         "no cluster is known here: there is no kubeconfig; name one with --kubeconfig FILE or KUBECONFIG",
         reason="NoKubeconfig",
     )
 
 
-def _paths(target: Target, environ: Mapping[str, str]) -> list[Path]:
+def _kubeconfig_paths(context: KubeContext, environ: Mapping[str, str]) -> list[Path]:
     """The files there are. One that was named must be there; of several in KUBECONFIG some may be missing."""
-    if target.kubeconfig is not None:
-        path = Path(target.kubeconfig).expanduser()
+    if context.kubeconfig is not None:
+        path = Path(context.kubeconfig).expanduser()
         if not path.is_file():
             raise ClusterError(f"--kubeconfig: {path} is no file", field="--kubeconfig", reason="NoKubeconfig")
         return [path]
@@ -90,7 +90,7 @@ class _Kubeconfig:
     users: dict[str, dict[str, Any]]
 
     @classmethod
-    def read(cls, paths: list[Path]) -> _Kubeconfig:
+    def load(cls, paths: list[Path]) -> _Kubeconfig:
         read = cls(paths, "", {}, {}, {})
         current = ""
         for path in paths:
@@ -104,9 +104,9 @@ class _Kubeconfig:
                 raise ClusterError(f"{path} is no kubeconfig: {error}", reason="BadKubeconfig") from error
         return cls(paths, current, read.contexts, read.clusters, read.users)
 
-    def of_context(self, wanted: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    def resolve_context(self, context_name: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
         """(name, context, its cluster, its user)."""
-        name, where = wanted or self.current, os.pathsep.join(map(str, self.paths))
+        name, where = context_name or self.current, os.pathsep.join(map(str, self.paths))
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
             told = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
@@ -119,52 +119,52 @@ class _Kubeconfig:
         return name, context, cluster, self.users.get(context.get("user", ""), {})
 
 
-def _from_kubeconfig(config: _Kubeconfig, wanted: str | None) -> Access:
-    name, context, cluster, user = config.of_context(wanted)
+def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> ClientConfig:
+    name, context, cluster, user = config.resolve_context(context_name)
     try:
         tls, headers = (
-            _by_official_client(config.paths, name)
-            if any(way in user for way in _BY_PROGRAM)
-            else (_tls(cluster, user), _headers(user))
+            _login_by_official_client(config.paths, name)
+            if any(way in user for way in _PLUGIN_AUTH_KEYS)
+            else (_tls_context(cluster, user), _auth_header_source(user))
         )
-        acting_as = _acting_as(user)
+        acting_as = _impersonation_headers(user)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         told = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
         raise ClusterError(told, reason="BadKubeconfig") from error
     server = str(cluster["server"]).rstrip("/")
-    return Access(
+    return ClientConfig(
         server=server,
         tls=tls if server.startswith("https") else None,
-        headers=headers,
+        auth_headers=headers,
         namespace=context.get("namespace") or DEFAULT_NAMESPACE,
-        context=name,
+        context_name=name,
         server_name=cluster.get("tls-server-name") or None,
-        proxy=cluster.get("proxy-url") or None,
-        acting_as=acting_as,
+        proxy_url=cluster.get("proxy-url") or None,
+        impersonation_headers=acting_as,
     )
 
 
-def _from_pod(environ: Mapping[str, str]) -> Access:
+def _in_cluster_config(environ: Mapping[str, str]) -> ClientConfig:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     name = f"[{host}]" if ":" in host else host
-    return Access(
+    return ClientConfig(
         server=f"https://{name}:{port}",
-        tls=ssl.create_default_context(cafile=str(SERVICE_ACCOUNT / "ca.crt")),
-        headers=lambda: {"Authorization": f"Bearer {(SERVICE_ACCOUNT / 'token').read_text().strip()}"},
-        namespace=(SERVICE_ACCOUNT / "namespace").read_text().strip() or DEFAULT_NAMESPACE,
-        context="in this pod",
+        tls=ssl.create_default_context(cafile=str(SERVICE_ACCOUNT_DIR / "ca.crt")),
+        auth_headers=lambda: {"Authorization": f"Bearer {(SERVICE_ACCOUNT_DIR / 'token').read_text().strip()}"},
+        namespace=(SERVICE_ACCOUNT_DIR / "namespace").read_text().strip() or DEFAULT_NAMESPACE,
+        context_name="in this pod",
     )
 
 
-def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
     data, file = cluster.get("certificate-authority-data"), cluster.get("certificate-authority")
     tls = ssl.create_default_context(
         cafile=None if data or not file else str(cluster[""] / file),
-        cadata=_decoded(data).decode() if data else None,
+        cadata=_decode_base64(data).decode() if data else None,
     )
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    certificate, key = (_bytes(user, name) for name in ("client-certificate", "client-key"))
+    certificate, key = (_inline_or_file(user, name) for name in ("client-certificate", "client-key"))
     if certificate and key:
         with tempfile.NamedTemporaryFile() as both:  # only its owner can read it, and ssl takes files alone
             both.write(certificate + b"\n" + key)
@@ -173,18 +173,18 @@ def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
     return tls
 
 
-def _bytes(user: Mapping[str, Any], name: str) -> bytes | None:
+def _inline_or_file(user: Mapping[str, Any], name: str) -> bytes | None:
     """What a user has in the kubeconfig itself, or in a file beside it."""
     if user.get(f"{name}-data"):
-        return _decoded(user[f"{name}-data"])
+        return _decode_base64(user[f"{name}-data"])
     return (user[""] / user[name]).read_bytes() if user.get(name) else None
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     return base64.b64decode("".join(str(text).split()), validate=True)
 
 
-def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
+def _auth_header_source(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
     fixed = {}
     if user.get("tokenFile"):
         file = user[""] / user["tokenFile"]
@@ -197,7 +197,7 @@ def _headers(user: Mapping[str, Any]) -> Callable[[], Mapping[str, str]]:
     return lambda: fixed
 
 
-def _acting_as(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The headers of `as`, `as-uid`, `as-groups` and `as-user-extra`. Raises ValueError where they have no form, and
     where there is no `as`: to leave out whom one acts as would be to act as oneself."""
     headers = [("Impersonate-User", user["as"])] if user.get("as") else []
@@ -208,7 +208,7 @@ def _acting_as(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
         raise ValueError("as-user-extra: write a mapping of lists")
     headers += [("Impersonate-Group", group) for group in groups]
-    headers += [(f"Impersonate-Extra-{_escaped(str(key))}", value) for key, values in extra.items() for value in values]
+    headers += [(f"Impersonate-Extra-{_escape_header_key(str(key))}", value) for key, values in extra.items() for value in values]
     for name, value in headers:
         if not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"{name}: {value!r} cannot be sent; write a text without control characters")
@@ -217,12 +217,12 @@ def _acting_as(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(headers)
 
 
-def _escaped(key: str) -> str:
+def _escape_header_key(key: str) -> str:
     """As client-go writes a key into the name of a header."""
     return quote(key, safe="!#$&'*+-.^_`|~")
 
 
-def _by_official_client(paths: list[Path], context: str) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
+def _login_by_official_client(paths: list[Path], context: str) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
     try:
         from kubernetes import client, config
     except ImportError as error:

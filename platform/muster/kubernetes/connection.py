@@ -13,41 +13,41 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.kubernetes.access import Access
+from muster.kubernetes.access import ClientConfig
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-PLAIN = "application/json"
+APPLICATION_JSON = "application/json"
 DRY_RUN = {"dryRun": "All"}
 """The query of a write that is only checked."""
 _TIMEOUT_S = 60.0
-_PAGE = 500
-_BUSY = frozenset({429, 503})  # and nothing was done
-_TRIES = 5
-_LONGEST_PAUSE_S = 10.0
-_PART = 65536
-PATIENCE_S = 120.0
+_PAGE_SIZE = 500
+_RETRY_CODES = frozenset({429, 503})  # and nothing was done
+_MAX_ATTEMPTS = 5
+_MAX_RETRY_DELAY_S = 10.0
+_CHUNK_BYTES = 65536
+UNREACHABLE_TIMEOUT_S = 120.0
 """For so long whoever watches waits for an API server that does not answer: upgrades take about that long."""
 
 
-class Connection:
+class KubeClient:
     """A user's requests to one API server. Safe to use from several threads: each keeps a connection of its own."""
 
-    def __init__(self, access: Access) -> None:
-        self.access = access
-        self._own = threading.local()
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._thread_local = threading.local()
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
         """Read an object or a list. Raises as `request` does."""
         return self.request("GET", path, query=query)
 
-    def items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[Json]:
+    def list_items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[JsonObject]:
         """The objects of a collection, page by page."""
         more = ""
         while True:
-            page = self.get(path, {**(query or {}), "limit": str(_PAGE)} | ({"continue": more} if more else {}))
+            page = self.get(path, {**(query or {}), "limit": str(_PAGE_SIZE)} | ({"continue": more} if more else {}))
             yield from page["items"]
             more = page["metadata"].get("continue", "")
             if not more:
@@ -60,8 +60,8 @@ class Connection:
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        content_type: str = PLAIN,
-    ) -> Json:
+        content_type: str = APPLICATION_JSON,
+    ) -> JsonObject:
         """One request; again where the server says that it is busy.
 
         Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) as the server means it; `ClusterError`
@@ -69,37 +69,37 @@ class Connection:
         """
         url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
-        code, answer, retry_after = self._once(method, url, payload, content_type)
-        for _ in range(_TRIES - 1):
-            if code not in _BUSY:
+        code, answer, retry_after = self._attempt(method, url, payload, content_type)
+        for _ in range(_MAX_ATTEMPTS - 1):
+            if code not in _RETRY_CODES:
                 break
-            time.sleep(_pause(retry_after))
-            code, answer, retry_after = self._once(method, url, payload, content_type)
+            time.sleep(_retry_delay_s(retry_after))
+            code, answer, retry_after = self._attempt(method, url, payload, content_type)
         if not 200 <= code < 300:
-            raise refusal(code, answer, method, path)
-        return read_json(answer) if answer else {}
+            raise error_from_response(code, answer, method, path)
+        return decode_json(answer) if answer else {}
 
     @contextmanager
-    def stream(self, path: str, query: Mapping[str, str], quiet_s: float) -> Iterator[Iterator[bytes]]:
+    def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
         """The lines of an answer as they come, on a connection of its own.
 
         Raises as `request` does, and `ClusterError` when nothing comes for `quiet_s` seconds or the answer is cut:
         a line without an end is then not told.
         """
-        connection = self._connect(quiet_s)
+        connection = self._connect(idle_timeout_s)
         try:
-            answer = self._ask(connection, "GET", f"{path}?{urlencode(query)}", None, PLAIN)
+            answer = self._send(connection, "GET", f"{path}?{urlencode(query)}", None, APPLICATION_JSON)
             if answer.status != 200:
-                raise refusal(answer.status, answer.read(), "GET", path)
-            yield self._lines(answer)
+                raise error_from_response(answer.status, answer.read(), "GET", path)
+            yield self._read_lines(answer)
         finally:
             connection.close()
 
-    def _lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    def _read_lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
         """Read by `read1`: iterating over the answer takes a cut between two chunks for its end."""
         begun: list[bytes] = []
         try:
-            while part := answer.read1(_PART):
+            while part := answer.read1(_CHUNK_BYTES):
                 *ends, rest = part.split(b"\n")
                 for end in ends:
                     yield b"".join((*begun, end, b"\n"))
@@ -108,50 +108,50 @@ class Connection:
             if answer.length:  # as much was announced and did not come
                 raise http.client.IncompleteRead(b"", answer.length)
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            raise self._unreachable(error) from error
         if last := b"".join(begun):
             yield last
 
-    def _once(self, method: str, url: str, payload: bytes | None, content_type: str) -> tuple[int, bytes, str | None]:
+    def _attempt(self, method: str, url: str, payload: bytes | None, content_type: str) -> tuple[int, bytes, str | None]:
         """A connection is used again for reading only: when it breaks, nobody knows what became of a write."""
-        connection = getattr(self._own, "connection", None) if method == "GET" else None
+        connection = getattr(self._thread_local, "connection", None) if method == "GET" else None
         if connection is not None:
             try:
-                return self._answer(connection, method, url, payload, content_type)
+                return self._send_and_read(connection, method, url, payload, content_type)
             except ClusterError:
-                self._own.connection = None  # the server has closed it meanwhile
+                self._thread_local.connection = None  # the server has closed it meanwhile
         connection = self._connect(_TIMEOUT_S)
-        answered = self._answer(connection, method, url, payload, content_type)
-        self._own.connection = connection
+        answered = self._send_and_read(connection, method, url, payload, content_type)
+        self._thread_local.connection = connection
         return answered
 
-    def _answer(
+    def _send_and_read(
         self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
     ) -> tuple[int, bytes, str | None]:
-        answer = self._ask(connection, method, url, payload, content_type)
+        answer = self._send(connection, method, url, payload, content_type)
         try:
             return answer.status, answer.read(), answer.headers.get("Retry-After")
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            raise self._unreachable(error) from error
 
-    def _ask(
+    def _send(
         self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
     ) -> http.client.HTTPResponse:
-        headers = {"Accept": PLAIN, "User-Agent": "muster", **self.access.headers()}
+        headers = {"Accept": APPLICATION_JSON, "User-Agent": "muster", **self.config.auth_headers()}
         if payload is not None:
             headers |= {"Content-Type": content_type, "Content-Length": str(len(payload))}
         try:
-            connection.putrequest(method, urlsplit(self.access.server).path + url)
-            for name, value in (*headers.items(), *self.access.acting_as):
+            connection.putrequest(method, urlsplit(self.config.server).path + url)
+            for name, value in (*headers.items(), *self.config.impersonation_headers):
                 connection.putheader(name, value.encode())  # one line each, also where a name comes again
             connection.endheaders(payload)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise self._silent(error) from error
+            raise self._unreachable(error) from error
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        server, tls = urlsplit(self.access.server), self.access.tls
-        proxy = self.access.proxy or _proxy_for(server.scheme, server.hostname or "")
+        server, tls = urlsplit(self.config.server), self.config.tls
+        proxy = self.config.proxy_url or _proxy_for(server.scheme, server.hostname or "")
         host, port = server.hostname or "", server.port or (80 if tls is None else 443)
         at = urlsplit(proxy) if proxy else server
         place = (at.hostname or "", (at.port or 3128) if proxy else port)
@@ -159,18 +159,18 @@ class Connection:
         if tls is None:
             connection = http.client.HTTPConnection(*place, timeout=timeout_s)
         else:
-            connection = _Named(*place, timeout=timeout_s, context=tls)
-            connection.server_name = self.access.server_name
+            connection = _HTTPSConnectionWithServerName(*place, timeout=timeout_s, context=tls)
+            connection.server_name = self.config.server_name
         if proxy:
             connection.set_tunnel(host, port)
         return connection
 
-    def _silent(self, error: Exception) -> ClusterError:
-        told = f"{self.access.server} does not answer: {str(error) or type(error).__name__}"
+    def _unreachable(self, error: Exception) -> ClusterError:
+        told = f"{self.config.server} does not answer: {str(error) or type(error).__name__}"
         return ClusterError(told, reason="Unreachable")
 
 
-class _Named(http.client.HTTPSConnection):
+class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
     """One whose certificate may be of another name than the host has: `tls-server-name` of a kubeconfig."""
 
     server_name: str | None = None
@@ -184,21 +184,21 @@ class _Named(http.client.HTTPSConnection):
         self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
 
 
-def read_json(text: bytes) -> Json:
+def decode_json(text: bytes) -> JsonObject:
     """The object; of what is nested deeper than any object of ours as much as can be read. Raises ValueError."""
     try:
-        read: Json = json.loads(text)
+        read: JsonObject = json.loads(text)
     except RecursionError:
-        from muster.documents.shorn import shorn  # hardly ever needed, and it brings arrays along
+        from muster.documents.shorn import truncate_depth  # hardly ever needed, and it brings arrays along
 
-        read = json.loads(shorn(text))
+        read = json.loads(truncate_depth(text))
     return read
 
 
-def refusal(code: int, answer: bytes, method: str, path: str) -> MusterError:
+def error_from_response(code: int, answer: bytes, method: str, path: str) -> MusterError:
     """The error that an answer means."""
     try:
-        status: Any = read_json(answer)
+        status: Any = decode_json(answer)
     except ValueError:
         status = {}
     if not isinstance(status, dict):
@@ -216,13 +216,13 @@ def refusal(code: int, answer: bytes, method: str, path: str) -> MusterError:
     if code == 409:
         return Conflict(message, reason=reason)
     if code in (400, 422):
-        return _invalid(status, message)
+        return _invalid_spec(status, message)
     if code == 403:
         return Refused(message, reason=reason)
     return ClusterError(f"{method} {path}: {message} ({code})", reason=reason)
 
 
-def _invalid(status: Json, message: str) -> InvalidSpec:
+def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
     """Every cause with its field, without the name of the object in front of it."""
     causes = [cause for cause in status.get("details", {}).get("causes", ()) if cause.get("message")]
     if not causes:
@@ -237,8 +237,8 @@ def _proxy_for(scheme: str, host: str) -> str | None:
     return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
 
 
-def _pause(retry_after: str | None) -> float:
+def _retry_delay_s(retry_after: str | None) -> float:
     try:
-        return min(_LONGEST_PAUSE_S, max(0.1, float(retry_after or "1")))
+        return min(_MAX_RETRY_DELAY_S, max(0.1, float(retry_after or "1")))
     except ValueError:
         return 1.0

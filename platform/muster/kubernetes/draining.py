@@ -5,52 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from muster.cluster import DRAIN
+from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
 from muster.kubernetes import paths
-from muster.kubernetes.connection import MERGE_PATCH, Connection
+from muster.kubernetes.connection import MERGE_PATCH, KubeClient
 from muster.kubernetes.reading import WRONG_VERSION
 from muster.lifecycle import is_finished
-from muster.listing import Listing
+from muster.listing import JobList
 from muster.spec import TrainingJob
 
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 _Taints = list[dict[str, Any]]
 
 
-def drain(connection: Connection, node: str) -> None:
+def drain(kube_client: KubeClient, node: str) -> None:
     """Put the taint on a node. Raises `NotFound`, `Refused` Forbidden."""
-    _change(connection, node, lambda taints: [*_without(taints), {"key": DRAIN, "effect": "NoSchedule"}])
+    _update_taints(kube_client, node, lambda taints: [*_without_drain_taint(taints), {"key": DRAIN_TAINT, "effect": "NoSchedule"}])
 
 
-def undrain(connection: Connection, node: str) -> None:
+def undrain(kube_client: KubeClient, node: str) -> None:
     """Take the taint away. Raises as `drain` does."""
-    _change(connection, node, _without)
+    _update_taints(kube_client, node, _without_drain_taint)
 
 
-def jobs_on(listing: Listing, node: str) -> list[TrainingJob]:
+def jobs_on_node(job_list: JobList, node: str) -> list[TrainingJob]:
     """Unfinished jobs that have a place on the node. Raises `ClusterError` WrongVersion for one that cannot be read."""
-    for one in listing.unreadable:
+    for one in job_list.unreadable:
         if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
-            told = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.complaint}"
+            told = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.error}"
             raise ClusterError(told, reason=WRONG_VERSION)
     return [
         job
-        for job in listing.jobs
+        for job in job_list.jobs
         if not is_finished(job.status)
         and any(share.node == node for part in job.status.placement for share in part.nodes)
     ]
 
 
-def _without(taints: _Taints) -> _Taints:
-    return [taint for taint in taints if taint["key"] != DRAIN]
+def _without_drain_taint(taints: _Taints) -> _Taints:
+    return [taint for taint in taints if taint["key"] != DRAIN_TAINT]
 
 
-def _change(connection: Connection, name: str, change: Callable[[_Taints], _Taints]) -> None:
+def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints], _Taints]) -> None:
     """The list of taints is written whole, hence guarded: others write it too, the node's own controllers above all."""
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_MAX_ATTEMPTS)):
         try:
-            node = connection.get(paths.node(name))
+            node = kube_client.get(paths.node_path(name))
         except NotFound as error:
             raise NotFound(f"there is no node {name!r}; see: muster nodes", field="node") from error
         taints: _Taints = node.get("spec", {}).get("taints", [])
@@ -60,7 +60,7 @@ def _change(connection: Connection, name: str, change: Callable[[_Taints], _Tain
         guarded = {"resourceVersion": node["metadata"]["resourceVersion"]}
         body = {"metadata": guarded, "spec": {"taints": wanted or None}}
         try:
-            connection.request("PATCH", paths.node(name), body, content_type=MERGE_PATCH)
+            kube_client.request("PATCH", paths.node_path(name), body, content_type=MERGE_PATCH)
         except Conflict:
             if not left:
                 raise

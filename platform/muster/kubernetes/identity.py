@@ -7,15 +7,15 @@ import contextlib
 from collections.abc import Iterator
 
 from muster.errors import Conflict, InvalidSpec, MusterError
-from muster.kubernetes.connection import Json
+from muster.kubernetes.connection import JsonObject
 
 
-def only(uid: str) -> Json:
+def uid_precondition(uid: str) -> JsonObject:
     """The options of a DELETE of this object alone. The server reads no others, from the query, beside them."""
     return {"preconditions": {"uid": uid}}
 
 
-def means_another(error: MusterError) -> bool:
+def is_uid_mismatch(error: MusterError) -> bool:
     """Whether a write was refused because it was meant for an object of another uid than the one of its name."""
     if isinstance(error, InvalidSpec):
         return error.field == "metadata.uid"
@@ -23,17 +23,17 @@ def means_another(error: MusterError) -> bool:
 
 
 @contextlib.contextmanager
-def staying_with(named: str) -> Iterator[None]:
+def uid_mismatch_as_conflict(object_label: str) -> Iterator[None]:
     """A write that names the uid of its object: refused as `Conflict` that says so where the name is another's by now.
     `named` is the object for a person, such as `queue research`."""
     try:
         yield
     except (Conflict, InvalidSpec) as error:
-        if not means_another(error):
+        if not is_uid_mismatch(error):
             raise
-        raise another(named) from error
+        raise replaced_conflict(object_label) from error
 
 
-def another(named: str) -> Conflict:
+def replaced_conflict(object_label: str) -> Conflict:
     """The name is another's by now."""
-    return Conflict(f"{named} was deleted meanwhile, and another has its name; look at it and try again")
+    return Conflict(f"{object_label} was deleted meanwhile, and another has its name; look at it and try again")

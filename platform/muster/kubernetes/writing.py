@@ -8,58 +8,58 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster.admission import apply_notices, being_deleted, check_apply, check_edit, check_unfinished, with_replicas
+from muster.admission import apply_warnings, being_deleted_conflict, check_apply, check_edit, check_unfinished, with_replicas
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.kubernetes import overview, paths
 from muster.kubernetes.access import DEFAULT_NAMESPACE
-from muster.kubernetes.connection import DRY_RUN, JSON_PATCH, MERGE_PATCH, Connection, Json
-from muster.kubernetes.deleting import named
-from muster.kubernetes.identity import another, staying_with
-from muster.kubernetes.reading import WRONG_VERSION, manifest, read, reads_alike
+from muster.kubernetes.connection import DRY_RUN, JSON_PATCH, MERGE_PATCH, KubeClient, JsonObject
+from muster.kubernetes.deleting import object_label
+from muster.kubernetes.identity import replaced_conflict, uid_mismatch_as_conflict
+from muster.kubernetes.reading import WRONG_VERSION, to_manifest, decode, decodes_equal
 from muster.spec import Flavor, Queue, TrainingJob
 
 if TYPE_CHECKING:
-    from muster.documents import Object
+    from muster.documents import AnyObject
 
-STRICT = {"fieldValidation": "Strict"}
+STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
 """The query of a write that refuses fields that nobody knows."""
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 
 
-def apply_all(connection: Connection, documents: Sequence[Object]) -> list[dict[str, Any]]:
+def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
     """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. Jobs that
     name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
     `muster.admission` as far as what that depends on may be read; what fails midway says what was written before it."""
-    told = _check_apply(connection, documents)
+    told = _check_apply(kube_client, documents)
     for item in documents:
-        _put(connection, item, DRY_RUN)
+        _apply_object(kube_client, item, DRY_RUN)
     rows: list[dict[str, Any]] = []
     for item in documents:
         try:
-            rows.append(_put(connection, item, {}))
+            rows.append(_apply_object(kube_client, item, {}))
         except MusterError as error:
-            error.args = (_half_written(error, item, rows),)
+            error.args = (_partial_write_message(error, item, rows),)
             raise
     noted = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
     return [row | ({"notices": told[name]} if name in told else {}) for row, name in zip(rows, noted, strict=True)]
 
 
-def change(connection: Connection, job: TrainingJob, fields: Json) -> TrainingJob:
+def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
     """Set fields of the spec of a job that is not finished; of no other that has its name meanwhile: `Conflict`."""
     check_unfinished(job, stopping=any(fields.values()))
-    path = paths.one("TrainingJob", job.metadata.name, job.metadata.namespace)
+    path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
-    with staying_with(named(_result(job.kind, job.metadata.namespace, job.metadata.name, ""))):
-        return read(TrainingJob, connection.request("PATCH", path, patch, content_type=MERGE_PATCH))
+    with uid_mismatch_as_conflict(object_label(_result_row(job.kind, job.metadata.namespace, job.metadata.name, ""))):
+        return decode(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
 
 
-def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
+def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
     """Change how many pods roles have. Each write says which job it means and which role it takes to stand where, so
     that an edit that comes in between is not overwritten: `Conflict`."""
     check_unfinished(job)
     wanted = with_replicas(job, replicas)
-    name, namespace = job.metadata.name, job.metadata.namespace or connection.access.namespace
-    overview.check_new(connection, wanted, namespace)
+    name, namespace = job.metadata.name, job.metadata.namespace or kube_client.config.namespace
+    overview.preflight_job(kube_client, wanted, namespace)
     patch = [
         step
         for place, role in enumerate(wanted.spec.roles)
@@ -73,96 +73,96 @@ def scale(connection: Connection, job: TrainingJob, replicas: Mapping[str, int])
         patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
     if not patch:
         return job
-    path = paths.one("TrainingJob", name, namespace)
+    path = paths.object_path("TrainingJob", name, namespace)
     this = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
     try:
-        return read(TrainingJob, connection.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
+        return decode(TrainingJob, kube_client.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
     except InvalidSpec as error:  # of a test that fails the server says no more than that
         if error.field:
             raise
-        there = overview.job(connection, name, namespace)
+        there = overview.get_job(kube_client, name, namespace)
         if there.metadata.uid != job.metadata.uid:
-            raise another(named(_result(job.kind, namespace, name, ""))) from error
+            raise replaced_conflict(object_label(_result_row(job.kind, namespace, name, ""))) from error
         if [role.name for role in there.spec.roles] != [role.name for role in job.spec.roles]:
             raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
         raise
 
 
-def _check_apply(connection: Connection, documents: Sequence[Object]) -> dict[str, list[str]]:
+def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dict[str, list[str]]:
     told: dict[str, list[str]] = {}  # notices, by queue
     others: list[Queue | Flavor] = [item for item in documents if not isinstance(item, TrainingJob)]
     if others:
-        with _unless_forbidden():
-            known: list[Queue | Flavor] = [*overview.queues(connection), *overview.flavors(connection)]
+        with _ignore_forbidden():
+            known: list[Queue | Flavor] = [*overview.list_queues(kube_client), *overview.list_flavors(kube_client)]
             check_apply(others, known)
-            told = apply_notices(others, known, overview.nodes_of(connection, [*known, *others]))
+            told = apply_warnings(others, known, overview.nodes_with_flavors(kube_client, [*known, *others]))
     for job in documents:
         if isinstance(job, TrainingJob):
-            namespace = job.metadata.namespace or connection.access.namespace
-            with _unless_unreadable(), contextlib.suppress(NotFound):
-                check_edit(overview.job(connection, job.metadata.name, namespace), job)
-            overview.check_new(connection, job, namespace, others)
+            namespace = job.metadata.namespace or kube_client.config.namespace
+            with _ignore_undecodable(), contextlib.suppress(NotFound):
+                check_edit(overview.get_job(kube_client, job.metadata.name, namespace), job)
+            overview.preflight_job(kube_client, job, namespace, others)
     return told
 
 
-def _put(connection: Connection, item: Object, how: Mapping[str, str]) -> dict[str, Any]:
+def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, str]) -> dict[str, Any]:
     """Create the object, or put its spec in the place of what is there; labels and annotations are added. Raises
     `Conflict` for one that is being deleted, or that somebody edits at the same time."""
-    wanted = manifest(item, connection.access.namespace)
+    wanted = to_manifest(item, kube_client.config.namespace)
     meta = wanted["metadata"]
     name, namespace = meta["name"], meta.get("namespace")
-    path = paths.one(item.kind, name, namespace)
+    path = paths.object_path(item.kind, name, namespace)
     try:
-        there = connection.get(path)
+        there = kube_client.get(path)
     except NotFound:
-        connection.request("POST", paths.collection(item.kind, namespace), wanted, query={**STRICT, **how})
-        return _result(item.kind, namespace, name, "created")
-    _check_not_leaving(item, there)
-    if reads_alike(type(item), _changed(there, wanted), there):
-        return _result(item.kind, namespace, name, "unchanged")
-    _replace(connection, item, there, wanted, how)
-    return _result(item.kind, namespace, name, "configured")
+        kube_client.request("POST", paths.collection_path(item.kind, namespace), wanted, query={**STRICT_FIELD_VALIDATION, **query})
+        return _result_row(item.kind, namespace, name, "created")
+    _check_not_terminating(item, there)
+    if decodes_equal(type(item), _merge_spec(there, wanted), there):
+        return _result_row(item.kind, namespace, name, "unchanged")
+    _replace_object(kube_client, item, there, wanted, query)
+    return _result_row(item.kind, namespace, name, "configured")
 
 
-def _replace(connection: Connection, item: Object, there: Json, wanted: Json, how: Mapping[str, str]) -> None:
+def _replace_object(kube_client: KubeClient, item: AnyObject, existing: JsonObject, desired: JsonObject, query: Mapping[str, str]) -> None:
     """The write is guarded, and made anew of what is there now if that was written meanwhile: the operator writes its
     status all the time. Somebody's edit is not overwritten."""
-    path = paths.one(item.kind, wanted["metadata"]["name"], wanted["metadata"].get("namespace"))
-    for left in reversed(range(_TRIES)):
+    path = paths.object_path(item.kind, desired["metadata"]["name"], desired["metadata"].get("namespace"))
+    for left in reversed(range(_MAX_ATTEMPTS)):
         try:
-            connection.request("PUT", path, _changed(there, wanted), query={**STRICT, **how})
+            kube_client.request("PUT", path, _merge_spec(existing, desired), query={**STRICT_FIELD_VALIDATION, **query})
         except Conflict:
-            now = connection.get(path)
-            if not left or _edited(there, now):
+            now = kube_client.get(path)
+            if not left or _is_spec_edited(existing, now):
                 raise
-            _check_not_leaving(item, now)
-            there = now
+            _check_not_terminating(item, now)
+            existing = now
             continue
         return
 
 
-def _check_not_leaving(item: Object, there: Json) -> None:
-    if there["metadata"].get("deletionTimestamp"):
-        raise being_deleted(item.kind, item.metadata.name)
+def _check_not_terminating(item: AnyObject, existing: JsonObject) -> None:
+    if existing["metadata"].get("deletionTimestamp"):
+        raise being_deleted_conflict(item.kind, item.metadata.name)
 
 
-def _edited(before: Json, now: Json) -> bool:
+def _is_spec_edited(before: JsonObject, now: JsonObject) -> bool:
     """Whether it is another object, or somebody wrote its spec."""
     return before["metadata"].get("uid") != now["metadata"].get("uid") or before.get("spec") != now.get("spec")
 
 
 @contextlib.contextmanager
-def _unless_forbidden() -> Iterator[None]:
+def _ignore_forbidden() -> Iterator[None]:
     """What may not be read is not checked here."""
     try:
         yield
     except Refused as error:
-        if overview.allowed(error):
+        if overview.is_not_forbidden(error):
             raise
 
 
 @contextlib.contextmanager
-def _unless_unreadable() -> Iterator[None]:
+def _ignore_undecodable() -> Iterator[None]:
     """What cannot be read may be mended; what of it may not be edited the server says."""
     try:
         yield
@@ -171,24 +171,24 @@ def _unless_unreadable() -> Iterator[None]:
             raise
 
 
-def _half_written(error: MusterError, item: Object, rows: Sequence[dict[str, Any]]) -> str:
+def _partial_write_message(error: MusterError, item: AnyObject, rows: Sequence[dict[str, Any]]) -> str:
     """The error, with what was written before it."""
-    before = [named(row) for row in rows if row["result"] != "unchanged"]
+    before = [object_label(row) for row in rows if row["result"] != "unchanged"]
     told = f"{error}; written before that: {', '.join(before)}" if before else str(error)
     if isinstance(error, ClusterError):
-        this = named(_result(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
+        this = object_label(_result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
         return f"{told}; whether {this} was written is not known: apply it again"
     return told
 
 
-def _changed(there: Json, wanted: Json) -> Json:
-    return {**there, "spec": wanted["spec"], "metadata": _joined(there["metadata"], wanted["metadata"])}
+def _merge_spec(existing: JsonObject, desired: JsonObject) -> JsonObject:
+    return {**existing, "spec": desired["spec"], "metadata": _merge_metadata(existing["metadata"], desired["metadata"])}
 
 
-def _joined(there: Json, wanted: Json) -> Json:
-    both = {name: {**there.get(name, {}), **wanted.get(name, {})} for name in ("labels", "annotations")}
-    return {**there, **{name: value for name, value in both.items() if value}}
+def _merge_metadata(existing: JsonObject, desired: JsonObject) -> JsonObject:
+    both = {name: {**existing.get(name, {}), **desired.get(name, {})} for name in ("labels", "annotations")}
+    return {**existing, **{name: value for name, value in both.items() if value}}
 
 
-def _result(kind: str, namespace: str | None, name: str, result: str) -> dict[str, Any]:
+def _result_row(kind: str, namespace: str | None, name: str, result: str) -> dict[str, Any]:
     return {"kind": kind, "namespace": namespace if kind == "TrainingJob" else None, "name": name, "result": result}

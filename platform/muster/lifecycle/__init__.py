@@ -7,42 +7,42 @@ writes it is made of.
 
 from __future__ import annotations
 
-from muster.lifecycle.bounds import Bounds
+from muster.lifecycle.bounds import Timeouts
 from muster.lifecycle.conditions import (
-    find,
-    has_ended,
+    find_condition,
+    has_terminated,
     is_admitted,
     is_finished,
-    is_leaving,
-    is_true,
+    is_evicting,
+    is_condition_true,
     phase_of,
     set_condition,
 )
-from muster.lifecycle.keeping import kept_places, kept_until
-from muster.lifecycle.live import live
-from muster.lifecycle.places import from_status, pod_name, seats, to_status
-from muster.lifecycle.sight import LIVE_PHASES, Sight, Verdict, max_grace, role_grace
+from muster.lifecycle.keeping import retained_placement, retained_until
+from muster.lifecycle.live import reconcile_job
+from muster.lifecycle.places import from_status, pod_name, pod_slots, to_status
+from muster.lifecycle.sight import ACTIVE_POD_PHASES, Observation, ReconcileResult, max_grace_period_s, role_grace_period_s
 
 __all__ = [
-    "LIVE_PHASES",
-    "Bounds",
-    "Sight",
-    "Verdict",
-    "find",
+    "ACTIVE_POD_PHASES",
+    "Timeouts",
+    "Observation",
+    "ReconcileResult",
+    "find_condition",
     "from_status",
-    "has_ended",
+    "has_terminated",
     "is_admitted",
     "is_finished",
-    "is_leaving",
-    "is_true",
-    "kept_places",
-    "kept_until",
-    "live",
-    "max_grace",
+    "is_evicting",
+    "is_condition_true",
+    "retained_placement",
+    "retained_until",
+    "reconcile_job",
+    "max_grace_period_s",
     "phase_of",
     "pod_name",
-    "role_grace",
-    "seats",
+    "role_grace_period_s",
+    "pod_slots",
     "set_condition",
     "to_status",
 ]

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Timeouts:
     """Times in seconds. A restart waits `backoff_s`, doubled with each further one up to `backoff_max_s`."""
 
     backoff_s: float = 5.0
     backoff_max_s: float = 300.0
-    node_losses: int = 10  # in a job's life; one more fails it
-    force_after_s: float = 300.0  # a node unknown for so long is given up, its pods forgotten
-    blame_s: float = 3600.0  # a job avoids a blamed node for so long
-    blame_entries: int = 10
-    sandbox_s: float = 60.0  # in which any healthy node has made the sandbox of a pod
-    checkpoint_news_s: float = 60.0  # newest checkpoint into the status at most this often
-    progress_news_s: float | None = None  # how far a job is into the status at most this often; None: never
-    finished_news_s: float = 5.0  # until it is written that pods of a gang are done while others run on
+    max_node_losses: int = 10  # in a job's life; one more fails it
+    force_delete_after_s: float = 300.0  # a node unknown for so long is given up, its pods forgotten
+    blame_ttl_s: float = 3600.0  # a job avoids a blamed node for so long
+    max_blamed_nodes: int = 10
+    sandbox_timeout_s: float = 60.0  # in which any healthy node has made the sandbox of a pod
+    checkpoint_refresh_s: float = 60.0  # newest checkpoint into the status at most this often
+    progress_refresh_s: float | None = None  # how far a job is into the status at most this often; None: never
+    finished_pods_delay_s: float = 5.0  # until it is written that pods of a gang are done while others run on
     log_tail_bytes: int = 4096
 
     def backoff(self, restarts: int) -> float:

@@ -22,34 +22,34 @@ LOGS_WRITABLE = "LogsWritable"
 """On one host, of a job that has resources; there only while it is False."""
 
 
-def find(status: TrainingJobStatus, kind: str) -> Condition | None:
+def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition | None:
     """The condition of this type, or None."""
     for condition in status.conditions:
-        if condition.type == kind:
+        if condition.type == condition_type:
             return condition
     return None
 
 
-def is_true(status: TrainingJobStatus, kind: str) -> bool:
+def is_condition_true(status: TrainingJobStatus, condition_type: str) -> bool:
     """True when the condition is there and True."""
-    condition = find(status, kind)
+    condition = find_condition(status, condition_type)
     return condition is not None and condition.status == "True"
 
 
 def set_condition(
-    status: TrainingJobStatus, kind: str, value: bool, reason: str, message: str, now: float
+    status: TrainingJobStatus, condition_type: str, value: bool, reason: str, message: str, now: float
 ) -> TrainingJobStatus:
     """The status with this condition set and the phase derived anew; the same object when nothing would change."""
-    changed = put(status.conditions, kind, value, reason, message, now, status.observed_generation)
-    return status if changed is status.conditions else with_fields(status, {"conditions": changed})
+    changed = with_condition(status.conditions, condition_type, value, reason, message, now, status.observed_generation)
+    return status if changed is status.conditions else with_status_fields(status, {"conditions": changed})
 
 
-def put(
-    conditions: list[Condition], kind: str, value: bool, reason: str, message: str, now: float, generation: int
+def with_condition(
+    conditions: list[Condition], condition_type: str, value: bool, reason: str, message: str, now: float, generation: int
 ) -> list[Condition]:
     """The conditions with this one set, in its old position or last; the same list when nothing would change."""
     wanted: Literal["True", "False"] = "True" if value else "False"
-    position = next((i for i, condition in enumerate(conditions) if condition.type == kind), len(conditions))
+    position = next((i for i, condition in enumerate(conditions) if condition.type == condition_type), len(conditions))
     old = conditions[position] if position < len(conditions) else None
     if old is not None and (wanted, reason, message, generation) == (
         old.status,
@@ -60,7 +60,7 @@ def put(
         return conditions
     since = old.last_transition_time if old is not None and old.status == wanted else now
     new = Condition(
-        type=kind,
+        type=condition_type,
         status=wanted,
         reason=reason,
         message=message,
@@ -70,7 +70,7 @@ def put(
     return [*conditions[:position], new, *conditions[position + 1 :]]
 
 
-def with_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
+def with_status_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
     """A copy with some fields replaced (not validated: only values of our own go in), phase and reason derived anew."""
     changed = status.model_copy(update=dict(fields))
     derived: dict[str, object] = {"phase": phase_of(changed), "reason": reason_of(changed)}
@@ -100,33 +100,33 @@ def reason_of(status: TrainingJobStatus) -> str:
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     for kind in (COMPLETE, FAILED, CANCELLED, SUSPENDED):
         if kind in true:
-            return _reason(status, kind)
+            return _condition_reason(status, kind)
     if ADMITTED in true:
-        return _reason(status, EVICTED if EVICTED in true else PODS_READY)
-    return _reason(status, ADMITTED)
+        return _condition_reason(status, EVICTED if EVICTED in true else PODS_READY)
+    return _condition_reason(status, ADMITTED)
 
 
-def _reason(status: TrainingJobStatus, kind: str) -> str:
-    condition = find(status, kind)
+def _condition_reason(status: TrainingJobStatus, condition_type: str) -> str:
+    condition = find_condition(status, condition_type)
     return "" if condition is None else condition.reason
 
 
 def is_finished(status: TrainingJobStatus) -> bool:
     """True once it is decided that the job ends for good: complete, failed or cancelled. Processes of it may still
     run: see `has_ended`."""
-    return is_true(status, COMPLETE) or is_true(status, FAILED) or is_true(status, CANCELLED)
+    return is_condition_true(status, COMPLETE) or is_condition_true(status, FAILED) or is_condition_true(status, CANCELLED)
 
 
-def has_ended(status: TrainingJobStatus) -> bool:
+def has_terminated(status: TrainingJobStatus) -> bool:
     """True once the job is finished and its last process has ended."""
     return is_finished(status) and status.finished_at is not None
 
 
 def is_admitted(status: TrainingJobStatus) -> bool:
     """True while the gang has a placement, being torn down included."""
-    return is_true(status, ADMITTED)
+    return is_condition_true(status, ADMITTED)
 
 
-def is_leaving(status: TrainingJobStatus) -> bool:
+def is_evicting(status: TrainingJobStatus) -> bool:
     """True while an admitted gang is torn down in order to be queued again."""
-    return is_true(status, ADMITTED) and is_true(status, EVICTED)
+    return is_condition_true(status, ADMITTED) and is_condition_true(status, EVICTED)

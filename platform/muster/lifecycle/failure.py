@@ -11,17 +11,17 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from muster.cluster import NodeView, PodView
-from muster.lifecycle.bounds import Bounds
+from muster.lifecycle.bounds import Timeouts
 from muster.spec import BlamedNode, FailurePolicy, LastFailure
 
-Action = Literal["RestartGang", "RestartElsewhere", "FailJob"]
+FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 
-SHARED_WITHIN_S = 600.0
-_NOT_THE_JOBS_FAULT = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
+SHARED_BLAME_WINDOW_S = 600.0
+_INFRASTRUCTURE_REASONS = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
                                  "UnexpectedAdmissionError", "DisruptionTarget"})  # fmt: skip
 
 
-def cause(pods: Iterable[PodView]) -> PodView | None:
+def first_failed_pod(pods: Iterable[PodView]) -> PodView | None:
     """The pod that failed earliest; None when none has ended so. One of which a rank has failed while others of it
     still end may be the cause, too: it takes pods along that end before it does."""
     pods = tuple(pods)
@@ -36,12 +36,12 @@ def _failed_at(pod: PodView) -> float | None:
     return pod.finished_at if pod.failed_at is None else pod.failed_at
 
 
-def is_infrastructure(pod: PodView) -> bool:
+def is_infrastructure_failure(pod: PodView) -> bool:
     """True when the kubelet or a foreign pod ended it, not the job: it counts as a lost pod."""
-    return pod.reason in _NOT_THE_JOBS_FAULT or pod.reason.startswith("OutOf")
+    return pod.reason in _INFRASTRUCTURE_REASONS or pod.reason.startswith("OutOf")
 
 
-def rule_for(policy: FailurePolicy, pod: PodView) -> Action | None:
+def matching_action(policy: FailurePolicy, pod: PodView) -> FailureAction | None:
     """What the first rule says that matches the exit code or the pod's reason; None when no rule does."""
     for rule in policy.rules:
         if pod.exit_code is not None and pod.exit_code in rule.on_exit_codes:
@@ -51,34 +51,34 @@ def rule_for(policy: FailurePolicy, pod: PodView) -> Action | None:
     return None
 
 
-def last_failure(pod: PodView, now: float, bounds: Bounds) -> LastFailure:
+def to_last_failure(pod: PodView, now: float, timeouts: Timeouts) -> LastFailure:
     """What is kept of a failed pod before it is deleted."""
-    tail = pod.log_tail.encode()[-bounds.log_tail_bytes :].decode(errors="ignore")
+    tail = pod.log_tail.encode()[-timeouts.log_tail_bytes :].decode(errors="ignore")
     at = now if (known := _failed_at(pod)) is None else known
     return LastFailure(
         pod=pod.name, node=pod.node, exit_code=pod.exit_code, reason=pod.reason or "Failed", log_tail=tail, at=at
     )
 
 
-def sentence(pod: PodView) -> str:
+def failure_message(pod: PodView) -> str:
     """For a person: "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
     ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
 
 
-def blame(blamed: list[BlamedNode], nodes: Iterable[str], now: float, bounds: Bounds) -> list[BlamedNode]:
+def add_blamed_nodes(blamed: list[BlamedNode], nodes: Iterable[str], now: float, timeouts: Timeouts) -> list[BlamedNode]:
     """The list with these nodes blamed from now on; expired entries leave, the newest are kept."""
     fresh = sorted(set(nodes))
     kept = [entry for entry in blamed if entry.until > now and entry.node not in fresh]
-    new = [BlamedNode(node=node, until=now + bounds.blame_s) for node in fresh]
-    return [*kept, *new][-bounds.blame_entries :]
+    new = [BlamedNode(node=node, until=now + timeouts.blame_ttl_s) for node in fresh]
+    return [*kept, *new][-timeouts.max_blamed_nodes :]
 
 
-_NOT_THE_NODES_FAULT = frozenset({"Unschedulable", "Image", "Volume"})
+_NON_NODE_BLOCKERS = frozenset({"Unschedulable", "Image", "Volume"})
 
 
-def slow_starters(
-    late: Iterable[tuple[str, PodView | None]], ready: Iterable[PodView], *, long_enough: bool
+def nodes_to_blame_for_start(
+    unready: Iterable[tuple[str, PodView | None]], ready: Iterable[PodView], *, exceeds_sandbox_timeout: bool
 ) -> list[str]:
     """Nodes to blame for a start timeout, of the late pods by node (None: never created).
 
@@ -89,22 +89,22 @@ def slow_starters(
     good = {pod.node for pod in ready}
     bad = {
         node
-        for node, pod in late
+        for node, pod in unready
         if pod is not None
-        and pod.start_blocker not in _NOT_THE_NODES_FAULT
-        and (good or (long_enough and pod.start_blocker == "Node"))
+        and pod.pending_reason not in _NON_NODE_BLOCKERS
+        and (good or (exceeds_sandbox_timeout and pod.pending_reason == "Node"))
     }
     return sorted(bad - good)
 
 
-def is_gone(node: NodeView | None, now: float, bounds: Bounds) -> bool:
+def is_node_lost(node: NodeView | None, now: float, timeouts: Timeouts) -> bool:
     """True when what ran on the node cannot run any more: deleted, out of service, or unknown for too long."""
     if node is None or node.out_of_service:
         return True
-    return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + bounds.force_after_s
+    return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + timeouts.force_delete_after_s
 
 
-def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float, nodes: int) -> dict[str, float]:
+def shared_blamed_nodes(blamed: Mapping[str, Iterable[BlamedNode]], now: float, node_count: int) -> dict[str, float]:
     """Nodes that no job should start on, each until when: two jobs failed there within 10 minutes. By job uid.
 
     None, where that were more than half of all `nodes`: what fails everywhere, as in an outage of the pod network, is
@@ -118,7 +118,7 @@ def shared_blame(blamed: Mapping[str, Iterable[BlamedNode]], now: float, nodes: 
     shared = {}
     for node, untils in ends.items():
         pairs = itertools.pairwise(sorted(untils))
-        close = [earlier for earlier, later in pairs if later - earlier <= SHARED_WITHIN_S]
+        close = [earlier for earlier, later in pairs if later - earlier <= SHARED_BLAME_WINDOW_S]
         if close:
             shared[node] = max(close)  # then one of the two has expired
-    return shared if 2 * len(shared) <= nodes else {}
+    return shared if 2 * len(shared) <= node_count else {}

@@ -12,19 +12,19 @@ from muster.cluster import PodView
 from muster.lifecycle.places import index_range
 from muster.spec import FinishedPods, TrainingJobStatus
 
-SeatKey = tuple[str, int]
+PodSlotKey = tuple[str, int]
 """Role and index."""
 
 
-def recorded(status: TrainingJobStatus) -> frozenset[SeatKey]:
+def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
     """The pods of the present attempt that are known to have exited with 0 by themselves."""
     ranges = ((part.role, index_range(run)) for part in status.finished_pods for run in part.indexes.split(","))
     return frozenset((role, index) for role, indexes in ranges for index in indexes)
 
 
-def unrecorded(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodView]:
+def newly_finished_pods(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodView]:
     """Pods of the present attempt that have done so since."""
-    known = recorded(status)
+    known = recorded_finished_pods(status)
     return [
         pod
         for pod in pods
@@ -35,15 +35,15 @@ def unrecorded(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodVi
     ]
 
 
-def record(seats: Iterable[SeatKey]) -> list[FinishedPods]:
+def to_finished_pods(keys: Iterable[PodSlotKey]) -> list[FinishedPods]:
     """As a status has it: by role, indexes run-length coded."""
     roles: dict[str, list[int]] = {}
-    for role, index in sorted(seats):
+    for role, index in sorted(keys):
         roles.setdefault(role, []).append(index)
-    return [FinishedPods(role=role, indexes=",".join(_runs(indexes))) for role, indexes in roles.items()]
+    return [FinishedPods(role=role, indexes=",".join(_index_ranges(indexes))) for role, indexes in roles.items()]
 
 
-def _runs(indexes: list[int]) -> list[str]:
+def _index_ranges(indexes: list[int]) -> list[str]:
     runs: list[tuple[int, int]] = []
     for index in indexes:
         if runs and runs[-1][1] == index - 1:

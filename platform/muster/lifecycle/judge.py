@@ -15,113 +15,113 @@ from typing import Literal, TypeAlias
 
 from muster.cluster import PodView
 from muster.lifecycle import moves
-from muster.lifecycle.bounds import Bounds
-from muster.lifecycle.conditions import COMPLETE, FAILED, PODS_READY, is_leaving, is_true, set_condition, with_fields
+from muster.lifecycle.bounds import Timeouts
+from muster.lifecycle.conditions import COMPLETE, FAILED, PODS_READY, is_evicting, is_condition_true, set_condition, with_status_fields
 from muster.lifecycle.failure import (
-    Action,
-    blame,
-    cause,
-    is_gone,
-    is_infrastructure,
-    last_failure,
-    rule_for,
-    sentence,
-    slow_starters,
+    FailureAction,
+    add_blamed_nodes,
+    first_failed_pod,
+    is_node_lost,
+    is_infrastructure_failure,
+    to_last_failure,
+    matching_action,
+    failure_message,
+    nodes_to_blame_for_start,
 )
-from muster.lifecycle.finished import SeatKey, recorded
+from muster.lifecycle.finished import PodSlotKey, recorded_finished_pods
 from muster.lifecycle.moves import START_TIMEOUT
-from muster.lifecycle.places import from_status, pod_name, seats, size
-from muster.lifecycle.sight import Sight, max_grace
+from muster.lifecycle.places import from_status, pod_name, pod_slots, pod_count
+from muster.lifecycle.sight import Observation, max_grace_period_s
 from muster.model import Placement, RolePlacement
 from muster.spec import LastFailure, TrainingJob, TrainingJobStatus
 
-Event: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
+TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Transition:
     """The status after judgement, what a person should read of it, and when to judge again if nothing has ended."""
 
     status: TrainingJobStatus
-    event: Event | None = None
-    wakes: tuple[float, ...] = ()
+    event: TransitionEvent | None = None
+    wake_times: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _AttemptContext:
     job: TrainingJob
     status: TrainingJobStatus
-    sight: Sight
-    bounds: Bounds
+    observation: Observation
+    timeouts: Timeouts
     pods: tuple[PodView, ...]  # of the present attempt
-    cleared: bool  # nothing is left of older attempts
-    finished: frozenset[SeatKey]  # pods that did their work and are gone
+    old_pods_gone: bool  # nothing is left of older attempts
+    finished: frozenset[PodSlotKey]  # pods that did their work and are gone
 
 
-def judge(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling:
+def evaluate_attempt(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition:
     """The first finding that applies to a gang that is not through, or when to look again. One that leaves, leaves."""
-    if is_leaving(status):
-        return Ruling(status)
-    case = _case(job, status, sight, bounds)
-    for finding in _FINDINGS:
+    if is_evicting(status):
+        return Transition(status)
+    case = _attempt_context(job, status, observation, timeouts)
+    for finding in _CHECKS:
         ruling = finding(case)
         if ruling is not None:
             return ruling
-    return Ruling(status, wakes=tuple(_deadlines(case).values()))
+    return Transition(status, wake_times=tuple(_deadlines(case).values()))
 
 
-def _case(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> _Case:
-    pods = tuple(pod for pod in sight.pods if pod.attempt == status.attempt)
-    finished = recorded(status) - {(pod.role, pod.index) for pod in pods}
-    return _Case(job, status, sight, bounds, pods, len(pods) == len(sight.pods), finished)
+def _attempt_context(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> _AttemptContext:
+    pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt)
+    finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
+    return _AttemptContext(job, status, observation, timeouts, pods, len(pods) == len(observation.pods), finished)
 
 
-def completed(job: TrainingJob, status: TrainingJobStatus, sight: Sight, bounds: Bounds) -> Ruling | None:
+def evaluate_completion(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition | None:
     """The end of an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
 
     Also of a gang that leaves: what exits because it was told to does not count.
     """
-    case = _case(job, status, sight, bounds)
+    case = _attempt_context(job, status, observation, timeouts)
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
     done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
     gone = sum(role in essential for role, _ in case.finished)
     if wanted == 0 or len(done) + gone < wanted:
         return None
-    now = case.sight.now
+    now = case.observation.now
     message = f"all {wanted} essential pods exited with code 0" if wanted > 1 else "the pod exited with code 0"
-    status = _started(case, case.status)
+    status = _with_started_at(case, case.status)
     status = moves.finish(status, COMPLETE, "Completed", message, now)
-    return Ruling(status, ("Normal", "Completed", message))
+    return Transition(status, ("Normal", "Completed", message))
 
 
-def _edited(case: _Case) -> Ruling | None:
+def _check_roles_changed(context: _AttemptContext) -> Transition | None:
     """Sizes may change while the gang runs: above the most it restarts smaller, below the least it requeues."""
-    most = {role.name: case.job.spec.most_replicas(role) for role in case.job.spec.roles}
-    parts = from_status(case.status.placement)
-    if all(part.role in most and _least(case, part.role) <= part.replicas <= most[part.role] for part in parts):
+    most = {role.name: context.job.spec.max_replicas(role) for role in context.job.spec.roles}
+    parts = from_status(context.status.placement)
+    if all(part.role in most and _min_replicas(context, part.role) <= part.replicas <= most[part.role] for part in parts):
         return None
-    if any(part.role not in most or part.replicas < _least(case, part.role) for part in parts):
+    if any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts):
         message = "its roles were edited; it needs another placement"
-        return Ruling(moves.evict(case.status, "Edited", message, case.sight.now), ("Normal", "Edited", message))
-    smaller: Placement = tuple(_cut(part, most[part.role]) for part in parts)
-    status = moves.resize(case.status, smaller, "Edited", case.sight.now, eviction=None)
-    return Ruling(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pods(size(status.placement))}"))
+        return Transition(moves.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message))
+    smaller: Placement = tuple(_truncate(part, most[part.role]) for part in parts)
+    status = moves.resize(context.status, smaller, "Edited", context.observation.now, eviction=None)
+    return Transition(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pod_count_text(pod_count(status.placement))}"))
 
 
-def _pods(number: int) -> str:
+def _pod_count_text(number: int) -> str:
     return "1 pod" if number == 1 else f"{number} pods"
 
 
-def _lost(case: _Case) -> Ruling | None:
-    now, nodes = case.sight.now, case.sight.nodes
-    places = {share.node for part in case.status.placement for share in part.nodes}
-    gone = sorted(name for name in places if is_gone(nodes.get(name), now, case.bounds))
+def _check_lost(context: _AttemptContext) -> Transition | None:
+    now, nodes = context.observation.now, context.observation.nodes
+    places = {share.node for part in context.status.placement for share in part.nodes}
+    gone = sorted(name for name in places if is_node_lost(nodes.get(name), now, context.timeouts))
     sick = sorted(name for name in places if name not in gone and not nodes[name].ready)
-    pods = [pod for pod in case.pods if _is_lost(case, pod)]
-    there = len(case.pods) + len(case.finished)
-    missing = 0 if case.status.started_at is None else size(case.status.placement) - there
-    collateral = bool(sick) and cause(case.pods) is not None
+    pods = [pod for pod in context.pods if _is_pod_lost(context, pod)]
+    there = len(context.pods) + len(context.finished)
+    missing = 0 if context.status.started_at is None else pod_count(context.status.placement) - there
+    collateral = bool(sick) and first_failed_pod(context.pods) is not None
     if not (gone or pods or missing > 0 or collateral):
         return None
     if gone or collateral:
@@ -130,202 +130,202 @@ def _lost(case: _Case) -> Ruling | None:
         reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}"
     else:
         reason, message = "PodLost", f"{missing} of its pods vanished"
-    losses = case.status.node_losses + 1
-    status = with_fields(case.status, {"node_losses": losses})  # nobody to blame: a node that is down takes no pods
-    if losses > case.bounds.node_losses:
-        message = f"{message}; {case.bounds.node_losses} such losses are the most a job may have"
-        return Ruling(moves.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message))
-    return Ruling(moves.evict(status, reason, message, now), ("Warning", reason, message))
+    losses = context.status.node_losses + 1
+    status = with_status_fields(context.status, {"node_losses": losses})  # nobody to blame: a node that is down takes no pods
+    if losses > context.timeouts.max_node_losses:
+        message = f"{message}; {context.timeouts.max_node_losses} such losses are the most a job may have"
+        return Transition(moves.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message))
+    return Transition(moves.evict(status, reason, message, now), ("Warning", reason, message))
 
 
-def _failed(case: _Case) -> Ruling | None:
-    pod = cause(case.pods)
+def _check_failed(context: _AttemptContext) -> Transition | None:
+    pod = first_failed_pod(context.pods)
     if pod is None:
         return None
-    status = with_fields(case.status, {"last_failure": last_failure(pod, case.sight.now, case.bounds)})
-    action = rule_for(case.job.spec.failure_policy, pod)
-    return _after_failure(case, status, action or "RestartGang", ("Failed", sentence(pod)), pod.node)
+    status = with_status_fields(context.status, {"last_failure": to_last_failure(pod, context.observation.now, context.timeouts)})
+    action = matching_action(context.job.spec.failure_policy, pod)
+    return _apply_failure_policy(context, status, action or "RestartGang", ("Failed", failure_message(pod)), pod.node)
 
 
-def _out_of_time(case: _Case) -> Ruling | None:
-    if case.sight.now < _deadlines(case).get("runtime", float("inf")):
+def _check_max_runtime(context: _AttemptContext) -> Transition | None:
+    if context.observation.now < _deadlines(context).get("runtime", float("inf")):
         return None
-    message = f"ran for its maxRuntimeSeconds of {case.job.spec.max_runtime_seconds}"
-    status = moves.finish(case.status, FAILED, "MaxRuntimeExceeded", message, case.sight.now)
-    return Ruling(status, ("Warning", "MaxRuntimeExceeded", message))
+    message = f"ran for its maxRuntimeSeconds of {context.job.spec.max_runtime_seconds}"
+    status = moves.finish(context.status, FAILED, "MaxRuntimeExceeded", message, context.observation.now)
+    return Transition(status, ("Warning", "MaxRuntimeExceeded", message))
 
 
-def _drained(case: _Case) -> Ruling | None:
+def _check_drained(context: _AttemptContext) -> Transition | None:
     """Who drains a node asks its gangs to leave with a checkpoint: no failure, and no loss that counts."""
-    nodes = sorted({share.node for part in case.status.placement for share in part.nodes})
-    drained = [name for name in nodes if (view := case.sight.nodes.get(name)) is not None and view.draining]
+    nodes = sorted({share.node for part in context.status.placement for share in part.nodes})
+    drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
     if not drained:
         return None
     message = f"leaves {', '.join(drained)}, which {'is' if len(drained) == 1 else 'are'} being drained"
-    return Ruling(moves.evict(case.status, "Drained", message, case.sight.now), ("Normal", "Drained", message))
+    return Transition(moves.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message))
 
 
-def _stuck(case: _Case) -> Ruling | None:
-    if case.sight.now < _deadlines(case).get("stall", float("inf")):
+def _check_stalled(context: _AttemptContext) -> Transition | None:
+    if context.observation.now < _deadlines(context).get("stall", float("inf")):
         return None
-    step = f"step {case.sight.beat.step}" if case.sight.beat is not None else "its start"
-    message = f"no step for {case.job.spec.stall_timeout_seconds} s after {step}"
-    pod = min(case.pods, key=lambda pod: (pod.index, pod.role))
-    failure = LastFailure(pod=pod.name, node=pod.node, reason="Stalled", log_tail=message, at=case.sight.now)
-    status = with_fields(case.status, {"last_failure": failure})
-    return _after_failure(case, status, "RestartGang", ("Stalled", message), pod.node)
+    step = f"step {context.observation.heartbeat.step}" if context.observation.heartbeat is not None else "its start"
+    message = f"no step for {context.job.spec.stall_timeout_seconds} s after {step}"
+    pod = min(context.pods, key=lambda pod: (pod.index, pod.role))
+    failure = LastFailure(pod=pod.name, node=pod.node, reason="Stalled", log_tail=message, at=context.observation.now)
+    status = with_status_fields(context.status, {"last_failure": failure})
+    return _apply_failure_policy(context, status, "RestartGang", ("Stalled", message), pod.node)
 
 
-def _late(case: _Case) -> Ruling | None:
-    now = case.sight.now
-    if now < _deadlines(case).get("start", float("inf")):
+def _check_start_timeout(context: _AttemptContext) -> Transition | None:
+    now = context.observation.now
+    if now < _deadlines(context).get("start", float("inf")):
         return None
-    ready = {(pod.role, pod.index): pod for pod in case.pods if _is_up(pod)}
-    pods = {(pod.role, pod.index): pod for pod in case.pods}
-    wanted = list(seats(case.status.placement))
-    late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | case.finished]
-    blockers = Counter(pod.start_blocker for seat in late if (pod := pods.get((seat.role, seat.index))) is not None)
+    ready = {(pod.role, pod.index): pod for pod in context.pods if _is_ready(pod)}
+    pods = {(pod.role, pod.index): pod for pod in context.pods}
+    wanted = list(pod_slots(context.status.placement))
+    late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | context.finished]
+    blockers = Counter(pod.pending_reason for seat in late if (pod := pods.get((seat.role, seat.index))) is not None)
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(blockers.items()) if name)
     who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
-    timeout_s = case.job.spec.start_timeout_seconds
+    timeout_s = context.job.spec.start_timeout_seconds
     message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
     late_pods = ((seat.node, pods.get((seat.role, seat.index))) for seat in late)
-    blamed = slow_starters(late_pods, ready.values(), long_enough=timeout_s >= case.bounds.sandbox_s)
-    meta = case.job.metadata
+    blamed = nodes_to_blame_for_start(late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s)
+    meta = context.job.metadata
     failure = LastFailure(
-        pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, case.status.attempt),
+        pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, context.status.attempt),
         node=late[0].node,
         reason=START_TIMEOUT,
         log_tail=message,
         at=now,
     )
-    fields = {"last_failure": failure, "blamed_nodes": blame(case.status.blamed_nodes, blamed, now, case.bounds)}
-    return _start_again(case, with_fields(case.status, fields), message)
+    fields = {"last_failure": failure, "blamed_nodes": add_blamed_nodes(context.status.blamed_nodes, blamed, now, context.timeouts)}
+    return _retry_start(context, with_status_fields(context.status, fields), message)
 
 
-def _start_again(case: _Case, status: TrainingJobStatus, message: str) -> Ruling:
+def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: str) -> Transition:
     """Queue a gang again that was not ready in time, after a backoff; or the end, as maxStartRetries says."""
-    now, most, retries = case.sight.now, case.job.spec.failure_policy.max_start_retries, status.start_retries
+    now, most, retries = context.observation.now, context.job.spec.failure_policy.max_start_retries, status.start_retries
     if most is not None and retries >= most:
         message = f"{message}; start retries: {retries}, maxStartRetries: {most}"
-        return Ruling(moves.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message))
-    status = with_fields(status, {"start_retries": retries + 1})
+        return Transition(moves.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message))
+    status = with_status_fields(status, {"start_retries": retries + 1})
     limit = "" if most is None else f" of {most}"
     message = (
-        f"{message}; start retry {retries + 1}{limit} after {moves.backoff_s(status, START_TIMEOUT, case.bounds):g} s"
+        f"{message}; start retry {retries + 1}{limit} after {moves.backoff_s(status, START_TIMEOUT, context.timeouts):g} s"
     )
-    return Ruling(moves.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
+    return Transition(moves.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
 
 
-def _ready(case: _Case) -> Ruling | None:
-    if is_true(case.status, PODS_READY) or not case.cleared:
+def _check_ready(context: _AttemptContext) -> Transition | None:
+    if is_condition_true(context.status, PODS_READY) or not context.old_pods_gone:
         return None
-    wanted = size(case.status.placement)
-    if sum(_is_up(pod) for pod in case.pods) + len(case.finished) < wanted:
+    wanted = pod_count(context.status.placement)
+    if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
         return None
-    status = with_fields(_started(case, case.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0})
+    status = with_status_fields(_with_started_at(context, context.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0})
     status = set_condition(
         status,
         PODS_READY,
         True,
         "Ready",
         f"all {wanted} pods are ready" if wanted > 1 else "the pod is ready",
-        case.sight.now,
+        context.observation.now,
     )
-    return Ruling(status, wakes=tuple(_deadlines(_replace_status(case, status)).values()))
+    return Transition(status, wake_times=tuple(_deadlines(_with_status(context, status)).values()))
 
 
-_FINDINGS: tuple[Callable[[_Case], Ruling | None], ...] = (
-    _edited,
-    _lost,
-    _failed,
-    _out_of_time,
-    _drained,
-    _stuck,
-    _ready,
-    _late,
+_CHECKS: tuple[Callable[[_AttemptContext], Transition | None], ...] = (
+    _check_roles_changed,
+    _check_lost,
+    _check_failed,
+    _check_max_runtime,
+    _check_drained,
+    _check_stalled,
+    _check_ready,
+    _check_start_timeout,
 )
 
 
-def _after_failure(case: _Case, status: TrainingJobStatus, action: Action, why: tuple[str, str], node: str) -> Ruling:
+def _apply_failure_policy(context: _AttemptContext, status: TrainingJobStatus, action: FailureAction, reason_and_message: tuple[str, str], node: str) -> Transition:
     """Restart here, restart elsewhere, or the end: by rule, or because the restarts are used up."""
-    now, most = case.sight.now, case.job.spec.failure_policy.max_restarts
-    reason, message = why
+    now, most = context.observation.now, context.job.spec.failure_policy.max_restarts
+    reason, message = reason_and_message
     if action == "FailJob":
         message = f"{message}; a rule of its failurePolicy ends the job"
-        return Ruling(moves.finish(status, FAILED, "FailedByRule", message, now), ("Warning", "Failed", message))
+        return Transition(moves.finish(status, FAILED, "FailedByRule", message, now), ("Warning", "Failed", message))
     if status.restarts >= most:
-        message = f"{message}; {_restarted(status.restarts, most)}"
+        message = f"{message}; {_restarts_exhausted_message(status.restarts, most)}"
         end = reason if reason != "Failed" else "TooManyRestarts"
-        return Ruling(moves.finish(status, FAILED, end, message, now), ("Warning", "Failed", message))
-    status = with_fields(status, {"restarts": status.restarts + 1})
-    cordoned = _cordoned(case)
+        return Transition(moves.finish(status, FAILED, end, message, now), ("Warning", "Failed", message))
+    status = with_status_fields(status, {"restarts": status.restarts + 1})
+    cordoned = _cordoned_nodes(context)
     if action == "RestartElsewhere":
-        status = with_fields(status, {"blamed_nodes": blame(status.blamed_nodes, [node], now, case.bounds)})
+        status = with_status_fields(status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)})
     elif cordoned:
         action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} takes no new pods"
     if action != "RestartGang":
-        return Ruling(moves.evict(status, action, message, now), ("Warning", action, message))
-    delay_s = case.bounds.backoff(status.restarts)
+        return Transition(moves.evict(status, action, message, now), ("Warning", action, message))
+    delay_s = context.timeouts.backoff(status.restarts)
     text = f"{message}; restart {status.restarts} of {most} in {delay_s:g} s"
-    return Ruling(moves.restart(status, "Restarting", text, now, delay_s), ("Warning", "Restarting", text))
+    return Transition(moves.restart(status, "Restarting", text, now, delay_s), ("Warning", "Restarting", text))
 
 
-def _restarted(restarts: int, most: int) -> str:
+def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
     """Why no restart is left, as the end of a sentence about the failure."""
-    if most == 0:
+    if max_restarts == 0:
         return "no restarts are allowed (maxRestarts is 0)"
     times = "once" if restarts == 1 else f"{restarts} times"
-    return f"it was restarted {times} already, maxRestarts is {most}"
+    return f"it was restarted {times} already, maxRestarts is {max_restarts}"
 
 
-def _deadlines(case: _Case) -> dict[str, float]:
+def _deadlines(context: _AttemptContext) -> dict[str, float]:
     """When the attempt is out of time, stuck, or late, as far as these can still happen."""
-    spec, status, ends = case.job.spec, case.status, {}
-    admitted_at = case.sight.now if status.admitted_at is None else status.admitted_at
+    spec, status, ends = context.job.spec, context.status, {}
+    admitted_at = context.observation.now if status.admitted_at is None else status.admitted_at
     if spec.max_runtime_seconds is not None:
         ends["runtime"] = admitted_at + spec.max_runtime_seconds
-    if spec.stall_timeout_seconds is not None and status.started_at is not None and case.pods:
-        stepped_at = status.started_at if case.sight.beat is None else case.sight.beat.step_at
+    if spec.stall_timeout_seconds is not None and status.started_at is not None and context.pods:
+        stepped_at = status.started_at if context.observation.heartbeat is None else context.observation.heartbeat.step_changed_at
         ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
-    if not is_true(status, PODS_READY) and case.cleared:
-        since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace(case.job)
+    if not is_condition_true(status, PODS_READY) and context.old_pods_gone:
+        since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace_period_s(context.job)
         ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds
     return ends
 
 
-def _started(case: _Case, status: TrainingJobStatus) -> TrainingJobStatus:
-    return status if status.started_at is not None else with_fields(status, {"started_at": case.sight.now})
+def _with_started_at(context: _AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    return status if status.started_at is not None else with_status_fields(status, {"started_at": context.observation.now})
 
 
-def _replace_status(case: _Case, status: TrainingJobStatus) -> _Case:
-    return replace(case, status=status)
+def _with_status(context: _AttemptContext, status: TrainingJobStatus) -> _AttemptContext:
+    return replace(context, status=status)
 
 
-def _cordoned(case: _Case) -> list[str]:
-    places = {share.node for part in case.status.placement for share in part.nodes}
-    views = (case.sight.nodes.get(name) for name in sorted(places))
+def _cordoned_nodes(context: _AttemptContext) -> list[str]:
+    places = {share.node for part in context.status.placement for share in part.nodes}
+    views = (context.observation.nodes.get(name) for name in sorted(places))
     return [view.name for view in views if view is not None and (view.cordoned or view.draining)]
 
 
-def _is_up(pod: PodView) -> bool:
+def _is_ready(pod: PodView) -> bool:
     return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.ready)
 
 
-def _is_lost(case: _Case, pod: PodView) -> bool:
+def _is_pod_lost(context: _AttemptContext, pod: PodView) -> bool:
     if pod.phase == "Lost" or (pod.deleting and pod.phase != "Succeeded"):
         return True
-    infrastructure = pod.phase == "Failed" and is_infrastructure(pod)
-    return infrastructure and rule_for(case.job.spec.failure_policy, pod) is None
+    infrastructure = pod.phase == "Failed" and is_infrastructure_failure(pod)
+    return infrastructure and matching_action(context.job.spec.failure_policy, pod) is None
 
 
-def _least(case: _Case, role: str) -> int:
-    part = next(part for part in case.job.spec.roles if part.name == role)
+def _min_replicas(context: _AttemptContext, role: str) -> int:
+    part = next(part for part in context.job.spec.roles if part.name == role)
     return part.replicas if part.min_replicas is None else part.min_replicas
 
 
-def _cut(part: RolePlacement, most: int) -> RolePlacement:
-    nodes, left = [], most
+def _truncate(part: RolePlacement, max_pods: int) -> RolePlacement:
+    nodes, left = [], max_pods
     for node, count in part.nodes:
         if left > 0:
             nodes.append((node, min(count, left)))

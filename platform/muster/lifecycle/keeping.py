@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.lifecycle.bounds import Bounds
-from muster.lifecycle.conditions import EVICTED, find, is_leaving
+from muster.lifecycle.bounds import Timeouts
+from muster.lifecycle.conditions import EVICTED, find_condition, is_evicting
 from muster.lifecycle.moves import backoff_s
-from muster.lifecycle.places import is_wanted, without_nodes
-from muster.lifecycle.sight import max_grace
-from muster.spec import RoleStatusPlacement, TrainingJob, TrainingJobSpec, TrainingJobStatus
+from muster.lifecycle.places import matches_spec, without_nodes
+from muster.lifecycle.sight import max_grace_period_s
+from muster.spec import RolePlacementStatus, TrainingJob, TrainingJobSpec, TrainingJobStatus
 
-ROOM_KEEPERS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
+CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
 """Evictions after which the gang keeps its good nodes under a hold while the others are replaced."""
 
 
-def kept_places(status: TrainingJobStatus, wanted: TrainingJobSpec, now: float) -> list[RoleStatusPlacement]:
+def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:
     """Where a gang that leaves comes back to: its places, but for nodes that it blames. Empty: it leaves for good.
 
     Which of these nodes take pods by then nobody knows yet; those that take none are no use to anybody.
     """
-    evicted = find(status, EVICTED)
-    if not is_leaving(status) or evicted is None or evicted.reason not in ROOM_KEEPERS:
+    evicted = find_condition(status, EVICTED)
+    if not is_evicting(status) or evicted is None or evicted.reason not in CAPACITY_RETAINING_REASONS:
         return []
     blamed = frozenset(entry.node for entry in status.blamed_nodes if entry.until > now)
     places = without_nodes(status.placement, blamed)
-    return places if is_wanted(places, wanted) else []
+    return places if matches_spec(places, spec) else []
 
 
-def hold_s(job: TrainingJob) -> float:
+def nomination_ttl_s(job: TrainingJob) -> float:
     """For how long it keeps them, from when it may start again."""
-    return max_grace(job) + job.spec.start_timeout_seconds
+    return max_grace_period_s(job) + job.spec.start_timeout_seconds
 
 
-def kept_until(job: TrainingJob, bounds: Bounds) -> float:
+def retained_until(job: TrainingJob, timeouts: Timeouts) -> float:
     """When that hold ends at the latest, of a gang that leaves and whose pods stop within their grace."""
-    evicted = find(job.status, EVICTED)
+    evicted = find_condition(job.status, EVICTED)
     assert evicted is not None
-    delay_s = backoff_s(job.status, evicted.reason, bounds)
-    return evicted.last_transition_time + max_grace(job) + delay_s + hold_s(job)
+    delay_s = backoff_s(job.status, evicted.reason, timeouts)
+    return evicted.last_transition_time + max_grace_period_s(job) + delay_s + nomination_ttl_s(job)

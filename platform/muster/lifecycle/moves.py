@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.lifecycle.bounds import Bounds
+from muster.lifecycle.bounds import Timeouts
 from muster.lifecycle.conditions import (
     ADMITTED,
     CANCELLED,
@@ -17,21 +17,21 @@ from muster.lifecycle.conditions import (
     FAILED,
     PODS_READY,
     SUSPENDED,
-    find,
+    find_condition,
     is_admitted,
-    is_true,
+    is_condition_true,
     set_condition,
-    with_fields,
+    with_status_fields,
 )
-from muster.lifecycle.places import describe, size, to_status
-from muster.model import HoldRoom, Placement, Wait
-from muster.spec import EvictionStatus, HoldStatus, RoleStatusPlacement, TrainingJobStatus
+from muster.lifecycle.places import describe, pod_count, to_status
+from muster.model import Nominate, Placement, Wait
+from muster.spec import EvictionStatus, NominationStatus, RolePlacementStatus, TrainingJobStatus
 
 
-def waits_since(status: TrainingJobStatus, now: float) -> float:
+def waiting_since(status: TrainingJobStatus, now: float) -> float:
     """Since when a job that is not admitted has waited this time: since its submit, the end of its last stay, or its
     resume. `now` where it has not begun to."""
-    ended = (find(status, kind) for kind in (ADMITTED, SUSPENDED))
+    ended = (find_condition(status, kind) for kind in (ADMITTED, SUSPENDED))
     begins = [part.last_transition_time for part in ended if part is not None and part.status == "False"]
     return max([now if status.submitted_at is None else status.submitted_at, *begins])
 
@@ -48,70 +48,70 @@ def admit(status: TrainingJobStatus, placement: Placement, now: float) -> Traini
         "estimated_start": None,
         "hold": None,
         "eviction": None,
-        "pods_wanted": size(places),
+        "pods_wanted": pod_count(places),
         "pods_ready": 0,
     }
-    status = with_fields(status, fields)
+    status = with_status_fields(status, fields)
     status = set_condition(status, ADMITTED, True, "Admitted", describe(places), now)
-    if is_true(status, EVICTED):
+    if is_condition_true(status, EVICTED):
         status = set_condition(status, EVICTED, False, "Admitted", "", now)
     return set_condition(status, PODS_READY, False, "Starting", "", now)
 
 
-def wait(status: TrainingJobStatus, verdict: Wait, now: float) -> TrainingJobStatus:
+def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> TrainingJobStatus:
     """Say why the gang waits, and its place in the queue."""
-    fields = {"queue_position": verdict.position, "estimated_start": verdict.estimated_start}
-    return set_condition(with_fields(status, fields), ADMITTED, False, verdict.code, verdict.message, now)
+    fields = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
+    return set_condition(with_status_fields(status, fields), ADMITTED, False, decision.reason, decision.message, now)
 
 
-def hold_room(status: TrainingJobStatus, decision: HoldRoom) -> TrainingJobStatus:
+def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:
     """Promise room to the gang before anyone leaves for it."""
-    hold = HoldStatus(
+    hold = NominationStatus(
         placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
     )
-    return with_fields(status, {"hold": hold})
+    return with_status_fields(status, {"hold": hold})
 
 
-def drop_hold(status: TrainingJobStatus) -> TrainingJobStatus:
+def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
     """Give the promised room back."""
-    return status if status.hold is None else with_fields(status, {"hold": None})
+    return status if status.nomination is None else with_status_fields(status, {"hold": None})
 
 
 def evict(
     status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
 ) -> TrainingJobStatus:
     """Begin to tear an admitted gang down; once its pods are gone it is queued again. Never a failure."""
-    status = with_fields(status, {"eviction": eviction})
+    status = with_status_fields(status, {"eviction": eviction})
     return set_condition(status, EVICTED, True, reason, message, now)
 
 
 def requeue(
-    status: TrainingJobStatus, now: float, bounds: Bounds, kept: list[RoleStatusPlacement], hold_s: float
+    status: TrainingJobStatus, now: float, timeouts: Timeouts, retained: list[RolePlacementStatus], nomination_ttl_s: float
 ) -> TrainingJobStatus:
     """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
     when it may start again.
 
     Some evictions are followed by a backoff (see `backoff_s`).
     """
-    evicted = find(status, EVICTED)
+    evicted = find_condition(status, EVICTED)
     reason = evicted.reason if evicted is not None else "Requeued"
     message = evicted.message if evicted is not None else ""
-    delay_s = backoff_s(status, reason, bounds)
+    delay_s = backoff_s(status, reason, timeouts)
     requeue_after = now + delay_s if delay_s > 0 else None
     starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
-    hold = HoldStatus(placement=kept, victims=[], expires_at=starts_at + hold_s) if kept else None
-    return with_fields(_out(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
+    hold = NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
+    return with_status_fields(_release(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
 
 
 START_TIMEOUT: Final = "StartTimeout"
 """Reason of an eviction: the gang was not ready within startTimeoutSeconds."""
 
 
-def backoff_s(status: TrainingJobStatus, reason: str, bounds: Bounds) -> float:
+def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> float:
     """Seconds that a gang waits after its eviction for this reason: the longer, the more often it happened."""
     if reason == START_TIMEOUT:
-        return bounds.backoff(status.start_retries)
-    return bounds.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
+        return timeouts.backoff(status.start_retries)
+    return timeouts.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
 
 
 def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
@@ -124,7 +124,7 @@ def restart(status: TrainingJobStatus, reason: str, message: str, now: float, de
         "pods_ready": 0,
         "finished_pods": [],
     }
-    return set_condition(with_fields(status, fields), PODS_READY, False, reason, message, now)
+    return set_condition(with_status_fields(status, fields), PODS_READY, False, reason, message, now)
 
 
 def resize(
@@ -134,16 +134,16 @@ def resize(
     places = to_status(placement)
     message = describe(places)
     status = restart(status, "Resizing", f"{reason}: restarts with {message}", now, 0.0)
-    fields = {"placement": places, "resized_at": now, "eviction": eviction, "pods_wanted": size(places)}
-    return set_condition(with_fields(status, fields), ADMITTED, True, "Resized", message, now)
+    fields = {"placement": places, "resized_at": now, "eviction": eviction, "pods_wanted": pod_count(places)}
+    return set_condition(with_status_fields(status, fields), ADMITTED, True, "Resized", message, now)
 
 
 def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     """Release everything until the job is resumed."""
     message = "spec.suspend is true"
-    status = _out(status, now, "Suspended", message) if is_admitted(status) else status
+    status = _release(status, now, "Suspended", message) if is_admitted(status) else status
     fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None, "start_retries": 0}
-    status = set_condition(with_fields(status, fields), ADMITTED, False, "Suspended", message, now)
+    status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)
 
 
@@ -153,10 +153,10 @@ def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     return set_condition(status, ADMITTED, False, "Resumed", "", now)
 
 
-def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now: float) -> TrainingJobStatus:
+def finish(status: TrainingJobStatus, condition_type: str, reason: str, message: str, now: float) -> TrainingJobStatus:
     """Decide that the job ends for good; `kind` is Complete, Failed or Cancelled, and its condition tells since when.
     It has ended once its last process has, which may take its grace. The placement stays as a record."""
-    assert kind in (COMPLETE, FAILED, CANCELLED)
+    assert condition_type in (COMPLETE, FAILED, CANCELLED)
     fields = {
         "hold": None,
         "eviction": None,
@@ -165,13 +165,13 @@ def finish(status: TrainingJobStatus, kind: str, reason: str, message: str, now:
         "estimated_start": None,
         "pods_ready": 0,
     }
-    status = set_condition(with_fields(status, fields), kind, True, reason, message, now)
-    if find(status, PODS_READY) is not None:
+    status = set_condition(with_status_fields(status, fields), condition_type, True, reason, message, now)
+    if find_condition(status, PODS_READY) is not None:
         status = set_condition(status, PODS_READY, False, "Finished", "", now)
     return set_condition(status, ADMITTED, False, "Finished", "", now)
 
 
-def _out(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
+def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
     fields: dict[str, object] = {
         "attempt": status.attempt + 1,
         "placement": [],
@@ -183,7 +183,7 @@ def _out(status: TrainingJobStatus, now: float, reason: str, message: str) -> Tr
         "pods_ready": 0,
         "finished_pods": [],
     }
-    status = set_condition(with_fields(status, fields), PODS_READY, False, reason, "", now)
+    status = set_condition(with_status_fields(status, fields), PODS_READY, False, reason, "", now)
     return set_condition(status, ADMITTED, False, reason, message, now)
 
 

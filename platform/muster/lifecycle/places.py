@@ -11,11 +11,11 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from muster.model import Placement, RolePlacement
-from muster.spec import NodeShare, RoleStatusPlacement, TrainingJobSpec
+from muster.spec import NodePods, RolePlacementStatus, TrainingJobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PodSlot:
     """Where one pod of a gang belongs."""
 
     role: str
@@ -32,20 +32,20 @@ def pod_name(job_name: str, uid: str, role: str, index: int, attempt: int) -> st
     return f"{job_name}-{role}-{index}-{digest}"
 
 
-def to_status(placement: Placement) -> list[RoleStatusPlacement]:
+def to_status(placement: Placement) -> list[RolePlacementStatus]:
     """The run-length form: indexes count up through the nodes."""
     roles = []
     for part in placement:
         shares, first = [], 0
         for node, count in part.nodes:
             last = first + count - 1
-            shares.append(NodeShare(node=node, indexes=str(first) if count == 1 else f"{first}-{last}"))
+            shares.append(NodePods(node=node, indexes=str(first) if count == 1 else f"{first}-{last}"))
             first = last + 1
-        roles.append(RoleStatusPlacement(role=part.role, flavor=part.flavor, nodes=shares))
+        roles.append(RolePlacementStatus(role=part.role, flavor=part.flavor, nodes=shares))
     return roles
 
 
-def from_status(placement: Iterable[RoleStatusPlacement]) -> Placement:
+def from_status(placement: Iterable[RolePlacementStatus]) -> Placement:
     """The planner's form of what a status says."""
     return tuple(
         RolePlacement(
@@ -55,58 +55,58 @@ def from_status(placement: Iterable[RoleStatusPlacement]) -> Placement:
     )
 
 
-def seats(placement: Iterable[RoleStatusPlacement]) -> Iterator[Seat]:
+def pod_slots(placement: Iterable[RolePlacementStatus]) -> Iterator[PodSlot]:
     """Every pod of a placement, by role and index."""
     for part in from_status(placement):
         rank0 = part.nodes[0][0] if part.nodes else ""
         index = 0
         for node, count in part.nodes:
             for _ in range(count):
-                yield Seat(part.role, index, node, part.flavor, part.replicas, rank0)
+                yield PodSlot(part.role, index, node, part.flavor, part.replicas, rank0)
                 index += 1
 
 
-def size(placement: Iterable[RoleStatusPlacement]) -> int:
+def pod_count(placement: Iterable[RolePlacementStatus]) -> int:
     """Number of pods."""
     return sum(len(index_range(share.indexes)) for part in placement for share in part.nodes)
 
 
-def without_nodes(placement: Iterable[RoleStatusPlacement], gone: frozenset[str]) -> list[RoleStatusPlacement]:
+def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[str]) -> list[RolePlacementStatus]:
     """What is left of a placement when some nodes are gone, indexes dense again; roles without a pod drop out."""
     left = tuple(
-        RolePlacement(part.role, part.flavor, tuple(pair for pair in part.nodes if pair[0] not in gone))
+        RolePlacement(part.role, part.flavor, tuple(pair for pair in part.nodes if pair[0] not in excluded))
         for part in from_status(placement)
     )
     return to_status(tuple(part for part in left if part.nodes))
 
 
-def part_of(placement: Iterable[RoleStatusPlacement], pods: Container[tuple[str, int]]) -> Placement:
+def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple[str, int]]) -> Placement:
     """Where these pods are, by role and index, in the planner's form."""
     parts: dict[tuple[str, str], dict[str, int]] = {}
-    for seat in seats(placement):
+    for seat in pod_slots(placement):
         if (seat.role, seat.index) in pods:
             nodes = parts.setdefault((seat.role, seat.flavor), {})
             nodes[seat.node] = nodes.get(seat.node, 0) + 1
     return tuple(RolePlacement(role, flavor, tuple(nodes.items())) for (role, flavor), nodes in parts.items())
 
 
-def is_wanted(placement: Iterable[RoleStatusPlacement], wanted: TrainingJobSpec) -> bool:
+def matches_spec(placement: Iterable[RolePlacementStatus], spec: TrainingJobSpec) -> bool:
     """Whether the spec still has every role of a placement, lets it have as many pods, and on that flavor."""
-    roles = {role.name: role for role in wanted.roles}
+    roles = {role.name: role for role in spec.roles}
     for part in from_status(placement):
         role = roles.get(part.role)
-        if role is None or part.replicas > wanted.most_replicas(role):
+        if role is None or part.replicas > spec.max_replicas(role):
             return False
-        flavors = role.flavors or wanted.flavors
+        flavors = role.flavors or spec.flavors
         if flavors and part.flavor not in flavors:
             return False
     return True
 
 
-def describe(placement: Iterable[RoleStatusPlacement]) -> str:
+def describe(placement: Iterable[RolePlacementStatus]) -> str:
     """For a person: "4 pods on 2 nodes of h200"."""
     parts = list(placement)
-    pods = size(parts)
+    pods = pod_count(parts)
     nodes = {share.node for part in parts for share in part.nodes}
     flavors = sorted({part.flavor for part in parts if part.flavor})
     text = f"{pods} pod{'s' * (pods != 1)} on {len(nodes)} node{'s' * (len(nodes) != 1)}"

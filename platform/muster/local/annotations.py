@@ -7,24 +7,24 @@ from collections.abc import Mapping
 from muster import spec
 from muster.documents.complaints import field_path
 from muster.errors import InvalidSpec
-from muster.local.log_limits import LOG_LIMIT, limit_of
-from muster.local.oversubscription import OVERSUBSCRIBE, may_oversubscribe
-from muster.local.submitter import NOTES, PASSED, passed
-from muster.nearest import nearest
+from muster.local.log_limits import LOG_LIMIT_ANNOTATION, job_log_limit
+from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, allows_oversubscription
+from muster.local.submitter import SUBMITTER_ANNOTATIONS, PASS_ENVIRONMENT_ANNOTATION, passed_variables
+from muster.nearest import closest_match
 
 _PREFIX = "muster.dev/"
-_KNOWN = NOTES | {LOG_LIMIT, OVERSUBSCRIBE}
+_KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION}
 
 
 def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None) -> None:
     """Raises `InvalidSpec` for a name that is not known, and for a value that is not valid or may no longer change;
     `old`: the job as it is stored."""
     _refuse_unknown(job, {} if old is None else old.metadata.annotations)
-    limit_of(job, 0)
-    may_oversubscribe(job)
-    if old is not None and PASSED in job.metadata.annotations and set(passed(job)) != set(passed(old)):
-        field = f"metadata.annotations[{PASSED}]"
-        stored, given = ",".join(passed(old)), ",".join(passed(job))
+    job_log_limit(job, 0)
+    allows_oversubscription(job)
+    if old is not None and PASS_ENVIRONMENT_ANNOTATION in job.metadata.annotations and set(passed_variables(job)) != set(passed_variables(old)):
+        field = f"metadata.annotations[{PASS_ENVIRONMENT_ANNOTATION}]"
+        stored, given = ",".join(passed_variables(old)), ",".join(passed_variables(job))
         raise InvalidSpec(
             f"{field}: must be {stored!r} or left out: a job keeps the environment that it was submitted with;"
             f" got {given!r}. Delete the job and submit it again to change it",
@@ -38,6 +38,6 @@ def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:
     for name in job.metadata.annotations:
         if name.startswith(_PREFIX) and name not in _KNOWN and name not in stored:
             field = field_path(("metadata", "annotations", name))
-            near = nearest(name.removeprefix(_PREFIX), known)
+            near = closest_match(name.removeprefix(_PREFIX), known)
             right = f"did you mean {_PREFIX + near!r}?" if near else f"known here: {', '.join(sorted(_KNOWN))}"
             raise InvalidSpec(f"{field}: unknown annotation; {right}", field=field)

@@ -13,35 +13,35 @@ from muster.cluster import NodeView
 from muster.local.records import PodRecord
 from muster.model import Resources
 
-AGAIN_S = 60.0
+QUARANTINE_S = 60.0
 """After so long it is tried again."""
 
 
 @dataclass(slots=True)
-class Aside:
+class Quarantine:
     """By job uid, until when it is left alone. Times are Unix seconds."""
 
     _until: dict[str, float] = field(default_factory=dict)
 
-    def set(self, uid: str, now: float) -> None:
+    def add(self, uid: str, now: float) -> None:
         """Leave this job alone from now on."""
-        self._until[uid] = now + AGAIN_S
+        self._until[uid] = now + QUARANTINE_S
 
-    def at(self, now: float) -> frozenset[str]:
+    def active(self, now: float) -> frozenset[str]:
         """The jobs that are left alone now."""
         self._until = {uid: until for uid, until in self._until.items() if now < until}
         return frozenset(self._until)
 
 
-def with_room_kept(nodes: tuple[NodeView, ...], pods: Iterable[PodRecord]) -> tuple[NodeView, ...]:
+def with_unmanaged_usage(nodes: tuple[NodeView, ...], pods: Iterable[PodRecord]) -> tuple[NodeView, ...]:
     """The nodes as they are to others while these pods are left alone: what has not ended keeps its room."""
     taken: dict[str, Resources] = {}
     for pod in pods:
-        if not pod.ended:
+        if not pod.finished:
             taken[pod.node] = taken.get(pod.node, Resources()).plus(pod.request)
-    return tuple(_taken(node, taken) for node in nodes) if taken else nodes
+    return tuple(_add_unmanaged_usage(node, taken) for node in nodes) if taken else nodes
 
 
-def _taken(node: NodeView, taken: Mapping[str, Resources]) -> NodeView:
+def _add_unmanaged_usage(node: NodeView, taken: Mapping[str, Resources]) -> NodeView:
     here = taken.get(node.name)
-    return node if here is None else replace(node, foreign=node.foreign.plus(here))
+    return node if here is None else replace(node, unmanaged_usage=node.unmanaged_usage.plus(here))

@@ -12,85 +12,85 @@ from pathlib import Path
 from muster.cluster import NodeView
 from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.capacity import GPU, measure
+from muster.local.capacity import GPU, measure_capacity
 from muster.local.cluster import LocalCluster
-from muster.local.disk import release, reserve
-from muster.local.environment import kept
-from muster.local.first_objects import ensure_first_objects
+from muster.local.disk import release_space, reserve_space
+from muster.local.environment import allowed_environment
+from muster.local.first_objects import ensure_default_objects
 from muster.local.home import Home
-from muster.local.job_environments import JobEnvironments
-from muster.local.log_limits import limit_of_daemon
-from muster.local.objects import Objects
+from muster.local.job_environments import JobEnvironmentStore
+from muster.local.log_limits import default_log_limit
+from muster.local.objects import ObjectRegistry
 from muster.local.processes import boot_id, check_platform
-from muster.local.replicas import Replicas
-from muster.local.reports import Reports
-from muster.local.service import News, Service
-from muster.local.shape import HOST_AS_IT_IS, host_node, parse_shape, pretended_nodes
-from muster.local.spawning import Host
-from muster.local.store import Store, open_store
+from muster.local.replicas import PodSupervisor
+from muster.local.reports import ReportBuilder
+from muster.local.service import ChangeNotifier, DaemonService
+from muster.local.shape import HOST_SHAPE, host_node, parse_shape, virtual_nodes
+from muster.local.spawning import LaunchContext
+from muster.local.store import SqliteStore, open_store
 
-_SHAPE = "nodes"  # setting
+_SHAPE_SETTING = "nodes"  # setting
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DaemonComponents:
     """A daemon taken apart."""
 
-    store: Store
-    replicas: Replicas
+    store: SqliteStore
+    supervisor: PodSupervisor
     cluster: LocalCluster
-    service: Service
-    reports: Reports
-    news: News
+    service: DaemonService
+    reports: ReportBuilder
+    notifier: ChangeNotifier
     shape: str
 
 
-def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Parts:
+def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> DaemonComponents:
     """Everything but the loop and the socket. `shape` None: as last time. Raises `MusterError`."""
     check_platform()
     boot = boot_id(boot_id_file)
-    store = _opened(home)
-    shape = _remembered_shape(store, shape)
+    store = _open_database(home)
+    shape = _resolve_shape(store, shape)
     nodes, devices = _nodes(shape)
-    ensure_first_objects(store, nodes, time.time())
-    environment = kept(os.environ, str(Path(sys.executable).parent))
-    host = Host(
+    ensure_default_objects(store, nodes, time.time())
+    environment = allowed_environment(os.environ, str(Path(sys.executable).parent))
+    host = LaunchContext(
         home=home, boot_id=boot, environment=environment, umask=_umask(),
-        collector=tuple(shlex.split(os.environ.get("MUSTER_COLLECTOR") or "")) or _COLLECTOR,
-        log_limit=limit_of_daemon(os.environ),
+        collector=tuple(shlex.split(os.environ.get("MUSTER_COLLECTOR") or "")) or _DEFAULT_COLLECTOR,
+        log_limit=default_log_limit(os.environ),
     )  # fmt: skip
-    replicas = Replicas(host, store, devices)
+    replicas = PodSupervisor(host, store, devices)
     cluster = LocalCluster(home, store, replicas, nodes)
-    replicas.end_orphans()
-    environments = JobEnvironments(home)
-    environments.forget_all_but(store.jobs)
-    objects = Objects(store, nodes, environment, environments, time.time)
-    news = News()
-    service = Service(home, store, cluster, objects, news)
-    reports = Reports(store, cluster.run_dir, environment)
-    return Parts(store, replicas, cluster, service, reports, news, shape)
+    replicas.kill_orphans()
+    environments = JobEnvironmentStore(home)
+    environments.delete_all_except(store.jobs)
+    objects = ObjectRegistry(store, nodes, environment, environments, time.time)
+    news = ChangeNotifier()
+    service = DaemonService(home, store, cluster, objects, news)
+    reports = ReportBuilder(store, cluster.run_dir, environment)
+    return DaemonComponents(store, replicas, cluster, service, reports, news, shape)
 
 
-def _opened(home: Home) -> Store:
+def _open_database(home: Home) -> SqliteStore:
     """The database; on a full disk with the help of what was set aside. Raises `ClusterError`."""
     try:
         store = open_store(home.database)
     except ClusterError as error:
-        if error.reason == "NewerDatabase" or not release(home.reserve):
+        if error.reason == "NewerDatabase" or not release_space(home.reserve_file):
             raise
         store = open_store(home.database)
-    store.set_space_aside()
-    reserve(home.reserve)
+    store.reserve_space()
+    reserve_space(home.reserve_file)
     return store
 
 
-_COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")
+_DEFAULT_COLLECTOR = (sys.executable, "-m", "muster.tracing.collector")
 
 
-def _remembered_shape(store: Store, wanted: str | None) -> str:
+def _resolve_shape(store: SqliteStore, wanted: str | None) -> str:
     """The shape to show; written down for the next start. Raises `Refused` when jobs are on the present nodes."""
-    before = store.settings.get(_SHAPE, "")
-    after = before if wanted is None else "" if wanted == HOST_AS_IT_IS else wanted
+    before = store.settings.get(_SHAPE_SETTING, "")
+    after = before if wanted is None else "" if wanted == HOST_SHAPE else wanted
     if after == before:
         return before
     if after:
@@ -105,17 +105,17 @@ def _remembered_shape(store: Store, wanted: str | None) -> str:
             reason="JobsRunning",
         )
     with store.transaction():
-        store.set(_SHAPE, after)
+        store.put_setting(_SHAPE_SETTING, after)
     return after
 
 
 def _nodes(shape: str) -> tuple[tuple[NodeView, ...], dict[str, tuple[str, ...]]]:
     """The nodes, and what CUDA_VISIBLE_DEVICES calls the GPUs of each."""
     if not shape:
-        capacity = measure()
+        capacity = measure_capacity()
         node = host_node(capacity)
         return (node,), {node.name: capacity.gpus}
-    nodes = pretended_nodes(parse_shape(shape))
+    nodes = virtual_nodes(parse_shape(shape))
     return nodes, {node.name: tuple(str(number) for number in range(node.allocatable.get(GPU))) for node in nodes}
 
 

@@ -22,11 +22,11 @@ def main(run_dir: Path, job: str, parent: int) -> int:
         return 1
     os.nice(10)
     from muster.errors import InvalidTrace
-    from muster.tracing.collect import collect_leftovers
+    from muster.tracing.collect import collect_abandoned
     from muster.tracing.report import build
 
     try:
-        collect_leftovers(run_dir, time.time())
+        collect_abandoned(run_dir, time.time())
     except OSError as error:  # a full disk, perhaps: the report reads what nobody collected as well
         print(f"what dead collectors left behind stays where it is: {error}", file=sys.stderr)
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GPU = "nvidia.com/gpu"
-PODS = 110  # pod slots of a node, as a kubelet has by default
+POD_SLOTS = 110  # pod slots of a node, as a kubelet has by default
 _NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
@@ -30,7 +30,7 @@ class Capacity:
     gpu_model: str = ""
 
 
-def measure(environ: Mapping[str, str] = os.environ) -> Capacity:
+def measure_capacity(environ: Mapping[str, str] = os.environ) -> Capacity:
     """The capacity of this host as this process may use it."""
     gpus = _gpus(environ)
     return Capacity(
@@ -49,7 +49,7 @@ def cpu_milli(root: Path = Path("/")) -> int:
         try:
             quota, period = (folder / "cpu.max").read_text().split()
         except (OSError, ValueError):
-            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+            quota, period = _read_text(folder / "cpu.cfs_quota_us"), _read_text(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             limits.append(max(1, int(quota) * 1000 // int(period)))
     return min(limits)
@@ -65,7 +65,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
     limits = [total]
     for folder in _cgroup_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _text(folder / name)
+            text = _read_text(folder / name)
             if text.isdigit() and int(text):
                 limits.append(int(text))
     return min(limits)
@@ -74,7 +74,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 def _cgroup_folders(root: Path, controller: str) -> list[Path]:
     """Our group of this controller and all groups above it; both cgroup versions."""
     folders: list[Path] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             base = root / "sys/fs/cgroup"
@@ -128,7 +128,7 @@ def _node_name(hostname: str) -> str:
     return name or "localhost"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from muster.errors import NotFound, Refused
-from muster.excerpt import WHOLE, Excerpt
-from muster.lifecycle import has_ended
-from muster.listing import Listing
-from muster.local.caller import Caller
-from muster.local.connection import NobodyThere
-from muster.local.environment import left_out
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.lifecycle import has_terminated
+from muster.listing import JobList
+from muster.local.caller import DaemonClient
+from muster.local.connection import DaemonUnavailable
+from muster.local.environment import omitted_env_vars
 from muster.local.home import Home, home_path, open_home
-from muster.local.logs import begin_of_last, byte_range, lines, log_path
+from muster.local.logs import tail_offset, byte_range, read_lines, log_path
 from muster.local.pod_folder import PodFolder
-from muster.local.progress import all_beats
-from muster.local.replica_log import check_attempt, check_replica, is_over, newest_attempt, newest_logs
-from muster.local.shape import HOST_AS_IT_IS, parse_shape
-from muster.local.submitter import environment_for, noted, passed
-from muster.local.version import API
-from muster.nearest import meant
+from muster.local.progress import rank_heartbeats
+from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
+from muster.local.shape import HOST_SHAPE, parse_shape
+from muster.local.submitter import submitter_environment, annotate_submitter, passed_variables
+from muster.local.version import API_VERSION
+from muster.nearest import did_you_mean
 from muster.spec import Flavor, TrainingJob
 
 if TYPE_CHECKING:
-    from muster.documents import Object
+    from muster.documents import AnyObject
 
-_WATCH_S = 20.0
+_WATCH_TIMEOUT_S = 20.0
 
 
 class LocalClient:
@@ -43,7 +43,7 @@ class LocalClient:
 
     def __init__(self, home: Home, start: bool) -> None:
         self._home = home
-        self._daemon = Caller(home, start)
+        self._daemon = DaemonClient(home, start)
 
     @classmethod
     def connect(cls, home: str | os.PathLike[str] | None = None, start: bool = True) -> LocalClient:
@@ -54,16 +54,16 @@ class LocalClient:
         there is none and none is to be started.
         """
         if not start and not home_path(home).is_dir():
-            raise NobodyThere(f"no daemon runs: {home_path(home)} does not exist")
+            raise DaemonUnavailable(f"no daemon runs: {home_path(home)} does not exist")
         client = cls(open_home(home), start)
-        client._daemon.settle()
+        client._daemon.ensure_compatible()
         return client
 
     # ---- the daemon
 
     def status(self) -> dict[str, Any]:
         """What the daemon is and does."""
-        answer: dict[str, Any] = self._daemon.ask("GET", "/status")
+        answer: dict[str, Any] = self._daemon.request("GET", "/status")
         return answer
 
     @classmethod
@@ -75,12 +75,12 @@ class LocalClient:
         A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning. A shape that is none
         is `InvalidSpec`, and a daemon that runs goes on as it was.
         """
-        if nodes not in (None, HOST_AS_IT_IS):
+        if nodes not in (None, HOST_SHAPE):
             parse_shape(nodes)
         opened = open_home(home)
-        Caller(opened, start=False).bring_up_as(nodes, idle_s)
+        DaemonClient(opened, start=False).ensure_running(nodes, idle_s)
         client = cls(opened, start=True)
-        client._daemon.settle()
+        client._daemon.ensure_compatible()
         return client
 
     def down(self, force: bool = False) -> None:
@@ -90,25 +90,25 @@ class LocalClient:
 
     # ---- objects
 
-    def apply(self, documents: Sequence[Object]) -> list[dict[str, Any]]:
+    def apply(self, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
         """Create or change objects, all or none: [{kind, namespace, name, result}]; result is created, configured or
         unchanged. A queue whose quota is hardly meant has `notices`, too."""
-        items = [noted(item) if isinstance(item, TrainingJob) else item for item in documents]
-        url = f"/v{API}/apply"
-        answer: list[dict[str, Any]] = self._daemon.ask("POST", url, _with_environments(items), starts_stopped=True)
+        items = [annotate_submitter(item) if isinstance(item, TrainingJob) else item for item in documents]
+        url = f"/v{API_VERSION}/apply"
+        answer: list[dict[str, Any]] = self._daemon.request("POST", url, _with_environments(items), start_if_stopped=True)
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         """Delete an object: {kind, namespace, name, result}. `deleting`: a job's replicas stop first, a queue waits for
         its unfinished jobs; asking again is no error. The run folder stays."""
-        url = f"/v{API}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
-        answer: dict[str, Any] = self._daemon.ask("DELETE", url)
+        url = f"/v{API_VERSION}/objects/{quote(kind)}/{quote(namespace)}/{quote(name, safe='')}"
+        answer: dict[str, Any] = self._daemon.request("DELETE", url)
         return answer
 
     def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
         """Delete objects, (kind, name, namespace) each, in this order: all of them, or none."""
         body = [{"kind": kind, "name": name, "namespace": namespace} for kind, name, namespace in targets]
-        answer: list[dict[str, Any]] = self._daemon.ask("POST", f"/v{API}/delete", body)
+        answer: list[dict[str, Any]] = self._daemon.request("POST", f"/v{API_VERSION}/delete", body)
         return answer
 
     def submit(self, job: TrainingJob, dry_run: bool = False) -> TrainingJob:
@@ -117,14 +117,14 @@ class LocalClient:
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         """Submit jobs, all of them or none, with what they get of our environment."""
-        url = f"/v{API}/jobs" + ("?dryRun=true" if dry_run else "")
-        body = _with_environments([noted(job) for job in jobs])
-        return [TrainingJob.model_validate(job) for job in self._daemon.ask("POST", url, body, starts_stopped=True)]
+        url = f"/v{API_VERSION}/jobs" + ("?dryRun=true" if dry_run else "")
+        body = _with_environments([annotate_submitter(job) for job in jobs])
+        return [TrainingJob.model_validate(job) for job in self._daemon.request("POST", url, body, start_if_stopped=True)]
 
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
         """Names of the variables of our environment that none of these jobs gets; none at all unless one of them was
         not among those that this returned last for this home."""
-        names = left_out(os.environ, [name for job in jobs for name in passed(job)])
+        names = omitted_env_vars(os.environ, [name for job in jobs for name in passed_variables(job)])
         try:
             told = set(json.loads(self._home.left_out.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -137,45 +137,45 @@ class LocalClient:
 
     def jobs(self, namespace: str | None = None) -> list[TrainingJob]:
         """Jobs, oldest first, with live queue positions and estimates."""
-        url = f"/v{API}/jobs" + (f"?{urlencode({'namespace': namespace})}" if namespace else "")
-        return [TrainingJob.model_validate(job) for job in self._daemon.ask("GET", url)]
+        url = f"/v{API_VERSION}/jobs" + (f"?{urlencode({'namespace': namespace})}" if namespace else "")
+        return [TrainingJob.model_validate(job) for job in self._daemon.request("GET", url)]
 
-    def listing(self, namespace: str | None = None) -> Listing:
+    def job_list(self, namespace: str | None = None) -> JobList:
         """The same; there are none here that cannot be read."""
-        return Listing(self.jobs(namespace))
+        return JobList(self.jobs(namespace))
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         """One job."""
-        return TrainingJob.model_validate(self._daemon.ask("GET", _url(namespace, name))["job"])
+        return TrainingJob.model_validate(self._daemon.request("GET", _job_url(namespace, name))["job"])
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
         """Stop a job for good; its record stays."""
-        return self._change(name, namespace, {"cancel": True})
+        return self._patch(name, namespace, {"cancel": True})
 
     def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
         """Have a job checkpoint and give its room back until it is resumed."""
-        return self._change(name, namespace, {"suspend": True})
+        return self._patch(name, namespace, {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
         """Let a suspended job wait in its queue again."""
-        return self._change(name, namespace, {"suspend": False})
+        return self._patch(name, namespace, {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` NoSuchRole, `Conflict` when it is over."""
-        return TrainingJob.model_validate(self._daemon.ask("POST", f"{_url(namespace, name)}/replicas", dict(replicas)))
+        return TrainingJob.model_validate(self._daemon.request("POST", f"{_job_url(namespace, name)}/replicas", dict(replicas)))
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.overview`)."""
-        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"/v{API}/queues")
+        answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/queues")
         return answer
 
     def flavors(self) -> list[Flavor]:
         """All flavors."""
-        return [Flavor.model_validate(flavor) for flavor in self._daemon.ask("GET", f"/v{API}/flavors")]
+        return [Flavor.model_validate(flavor) for flavor in self._daemon.request("GET", f"/v{API_VERSION}/flavors")]
 
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes: name, flavor, pretended, ready, labels, allocatable, used, pods."""
-        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"/v{API}/nodes")
+        answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/nodes")
         return answer
 
     def drain(self, node: str) -> list[TrainingJob]:
@@ -183,7 +183,7 @@ class LocalClient:
         known = [str(row["name"]) for row in self.nodes()]
         if node not in known:
             there = f"there is {', '.join(known[:8])}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
-            raise NotFound(f"there is no node {node!r}; {meant(node, known, there)}", field="node")
+            raise NotFound(f"there is no node {node!r}; {did_you_mean(node, known, there)}", field="node")
         is_here = "is this host" if len(known) == 1 else "is pretended: all nodes here are this host"
         raise Refused(f"node {node!r} {is_here}; to stop what runs here: muster local down --force", reason="ThisHost")
 
@@ -191,41 +191,41 @@ class LocalClient:
         """Raises `Refused`, as `drain` does."""
         self.drain(node)
 
-    def jobs_on(self, node: str) -> list[TrainingJob]:
+    def jobs_on_node(self, node: str) -> list[TrainingJob]:
         """Raises `Refused`, as `drain` does."""
         return self.drain(node)
 
     def snapshot(self) -> bytes:
         """The newest world that was planned on, for `muster replay`."""
-        return json.dumps(self._daemon.ask("GET", f"/v{API}/snapshot")).encode()
+        return json.dumps(self._daemon.request("GET", f"/v{API_VERSION}/snapshot")).encode()
 
     # ---- what a job does
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{at, type, reason, message, count}], oldest first."""
-        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"{_url(namespace, name)}/events")
+        answer: list[dict[str, Any]] = self._daemon.request("GET", f"{_job_url(namespace, name)}/events")
         return answer
 
     def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{name, role, index, attempt, node, phase, gpus, exitCode, reason}]."""
-        answer: list[dict[str, Any]] = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")["pods"]
+        answer: list[dict[str, Any]] = self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")["pods"]
         return answer
 
     def run_dir(self, name: str, namespace: str = "default") -> Path:
         """The run folder; it is made when the first replica starts."""
-        return Path(self._daemon.ask("GET", f"{_url(namespace, name)}/pods")["runDir"])
+        return Path(self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")["runDir"])
 
-    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """What every rank said last, by rank (docs/run-folder.md)."""
-        return all_beats(self.run_dir(name, namespace))
+        return rank_heartbeats(self.run_dir(name, namespace))
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         """The job now and after every change, until it is finished and its last process has ended. Raises
         `NotFound` when it is deleted, also if another has its name by then."""
         mark = uid = ""
         while True:
-            query = urlencode({"after": mark, "timeout": _WATCH_S})
-            answer = self._daemon.ask("GET", f"{_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_S)
+            query = urlencode({"after": mark, "timeout": _WATCH_TIMEOUT_S})
+            answer = self._daemon.request("GET", f"{_job_url(namespace, name)}?{query}", timeout_s=3 * _WATCH_TIMEOUT_S)
             if answer["mark"] == mark:
                 continue
             mark = answer["mark"]
@@ -233,21 +233,21 @@ class LocalClient:
             if job.metadata.uid != (uid := uid or job.metadata.uid):
                 raise NotFound(f"job {namespace}/{name} was deleted")
             yield job
-            if has_ended(job.status):
+            if has_terminated(job.status):
                 return
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
         """By (role, index): the newest attempt that has a log."""
-        return newest_logs(self.run_dir(name, namespace) / "logs")
+        return newest_log_attempts(self.run_dir(name, namespace) / "logs")
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE) -> Iterator[str]:
+    def log_lines(self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
         """Lines of one replica's log; times are exact to about a second.
 
         Raises `NotFound` for a role or index that the job does not have, and did not have in the attempt that is asked
         for, and for an attempt that has not begun.
         """
-        attempt, until, follow = excerpt.attempt, excerpt.until, excerpt.follow
-        seen = self._daemon.ask("GET", f"{_url(namespace, name)}/pods")
+        attempt, until, follow = options.attempt, options.until, options.follow
+        seen = self._daemon.request("GET", f"{_job_url(namespace, name)}/pods")
         job = TrainingJob.model_validate(seen["job"])
         run_dir = Path(seen["runDir"])
         check_replica(job, role, index, run_dir / "logs", attempt)
@@ -256,43 +256,43 @@ class LocalClient:
         number = newest_attempt(run_dir, job, role, index, follow) if attempt is None else attempt
         folder = PodFolder(Path(seen["podsDir"]) / f"{role}-{index}.attempt-{number}")
         path = log_path(run_dir, role, index, number)
-        begin, end = byte_range(folder.log_times(), excerpt.since, until)
-        if excerpt.tail is not None:
-            begin = begin_of_last(path, begin, end, excerpt.tail)
+        begin, end = byte_range(folder.log_times(), options.since, until)
+        if options.tail_lines is not None:
+            begin = tail_offset(path, begin, end, options.tail_lines)
 
         def over() -> bool:
             if until is not None and time.time() > until + 1.0:
                 return True
-            return self._attempt_is_over(job, role, index, number)
+            return self._attempt_finished(job, role, index, number)
 
-        return lines(path, begin, end, over if follow and end is None else None)
+        return read_lines(path, begin, end, over if follow and end is None else None)
 
     # ---- small things
 
-    def _attempt_is_over(self, of: TrainingJob, role: str, index: int, attempt: int) -> bool:
+    def _attempt_finished(self, of: TrainingJob, role: str, index: int, attempt: int) -> bool:
         try:
-            seen = self._daemon.ask("GET", f"{_url(of.metadata.namespace or 'default', of.metadata.name)}/pods")
+            seen = self._daemon.request("GET", f"{_job_url(of.metadata.namespace or 'default', of.metadata.name)}/pods")
         except NotFound:
             return True
         job = TrainingJob.model_validate(seen["job"])
         if job.metadata.uid != of.metadata.uid:
             return True
         mine = [pod for pod in seen["pods"] if (pod["role"], pod["index"], pod["attempt"]) == (role, index, attempt)]
-        return is_over(job, mine, attempt)
+        return is_complete(job, mine, attempt)
 
-    def _change(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
-        return TrainingJob.model_validate(self._daemon.ask("POST", _url(namespace, name), fields))
-
-
-def _url(namespace: str, name: str) -> str:
-    return f"/v{API}/jobs/{quote(namespace, safe='')}/{quote(name, safe='')}"
+    def _patch(self, name: str, namespace: str, fields: dict[str, Any]) -> TrainingJob:
+        return TrainingJob.model_validate(self._daemon.request("POST", _job_url(namespace, name), fields))
 
 
-def _with_environments(items: Sequence[Object]) -> dict[str, Any]:
+def _job_url(namespace: str, name: str) -> str:
+    return f"/v{API_VERSION}/jobs/{quote(namespace, safe='')}/{quote(name, safe='')}"
+
+
+def _with_environments(items: Sequence[AnyObject]) -> dict[str, Any]:
     """Objects as the daemon takes them; what jobs get of our environment goes beside them, not in them."""
-    environments = [environment_for(item) if isinstance(item, TrainingJob) else None for item in items]
-    return {"objects": [_as_json(item) for item in items], "environments": environments}
+    environments = [submitter_environment(item) if isinstance(item, TrainingJob) else None for item in items]
+    return {"objects": [_to_json(item) for item in items], "environments": environments}
 
 
-def _as_json(item: Object) -> dict[str, Any]:
+def _to_json(item: AnyObject) -> dict[str, Any]:
     return item.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from muster import spec
 from muster.cluster import (
-    Beat,
+    Heartbeat,
     CreatePod,
     DeletePod,
     NodeView,
     PodView,
     RecordEvent,
     RemoveJob,
-    World,
+    ObservedState,
     Write,
     WriteFlavorStatus,
     WriteQueueStatus,
@@ -34,21 +34,21 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.aside import AGAIN_S, Aside, with_room_kept
+from muster.local.aside import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.capacity import GPU
 from muster.local.devices import free_port
 from muster.local.home import Home
-from muster.local.progress import Beats
-from muster.local.records import Event, PodRecord
-from muster.local.replicas import Replicas
-from muster.local.store import Store
+from muster.local.progress import HeartbeatReader
+from muster.local.records import EventRecord, PodRecord
+from muster.local.replicas import PodSupervisor
+from muster.local.store import SqliteStore
 from muster.snapshot import pod_request
 
 _LOG = logging.getLogger("muster.local")
 
 
 @dataclass(slots=True)
-class _Seen:
+class _CachedPodViews:
     """What the last observation was made of, so that the same again is the same object."""
 
     records: tuple[PodRecord, ...]
@@ -61,8 +61,8 @@ class LocalCluster:
     def __init__(
         self,
         home: Home,
-        store: Store,
-        replicas: Replicas,
+        store: SqliteStore,
+        supervisor: PodSupervisor,
         nodes: tuple[NodeView, ...],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -70,62 +70,62 @@ class LocalCluster:
         self.nodes = nodes
         self._home = home
         self._store = store
-        self._replicas = replicas
+        self._supervisor = supervisor
         self._clock = clock
-        self._beats = Beats()
-        self._aside = Aside()
-        self._staffed: frozenset[str] | None = None  # as of the last look; None: there was none yet
-        self._seen: dict[str, _Seen] = {}
+        self._heartbeats = HeartbeatReader()
+        self._quarantine = Quarantine()
+        self._previously_live: frozenset[str] | None = None  # as of the last look; None: there was none yet
+        self._cached_pod_views: dict[str, _CachedPodViews] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
         self._random = random.Random()
 
     # ---- what the engine sees
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         """The world now."""
         with self.lock:
             now = self._clock()
-            aside = self._aside.at(now)
+            aside = self._quarantine.active(now)
             jobs = tuple(job for uid, job in self._store.jobs.items() if uid not in aside)
             left_alone = (pod for uid in aside for pod in self._store.pods.get(uid, {}).values())
-            return World(
+            return ObservedState(
                 now=now,
-                nodes=with_room_kept(self.nodes, left_alone),
+                nodes=with_unmanaged_usage(self.nodes, left_alone),
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
                 jobs=jobs,
-                pods={uid: views for uid, views in self._pods().items() if uid not in aside},
-                beats=self._beats_of(jobs, now),
+                pods={uid: views for uid, views in self._observe_pods().items() if uid not in aside},
+                heartbeats=self._read_heartbeats(jobs, now),
                 namespaces=self._namespace_labels(jobs),
             )
 
-    def _beats_of(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Beat]:
+    def _read_heartbeats(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Heartbeat]:
         """The newest beats of those that run or have replicas, and once more after the last of these has ended: what is
         told to stop writes a checkpoint before it does. A daemon that has just begun reads those of all jobs."""
-        before, self._staffed = self._staffed, self._with_replicas()
+        before, self._previously_live = self._previously_live, self._jobs_with_live_pods()
         read = [
             job
             for job in jobs
             if (is_admitted(job.status) and not is_finished(job.status))
             or before is None
             or job.metadata.uid in before
-            or job.metadata.uid in self._staffed
+            or job.metadata.uid in self._previously_live
         ]
-        return self._beats.read(((job.metadata.uid, self.run_dir(job)) for job in read), now)
+        return self._heartbeats.read(((job.metadata.uid, self.run_dir(job)) for job in read), now)
 
-    def _with_replicas(self) -> frozenset[str]:
+    def _jobs_with_live_pods(self) -> frozenset[str]:
         """The uids of jobs that have replicas which have not ended."""
         pods = self._store.pods.items()
-        return frozenset(uid for uid, records in pods if any(not pod.ended for pod in records.values()))
+        return frozenset(uid for uid, records in pods if any(not pod.finished for pod in records.values()))
 
     def run_dir(self, job: spec.TrainingJob) -> Path:
         """The job's run folder."""
         return self._home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
 
-    def _pods(self) -> dict[str, tuple[PodView, ...]]:
-        seen: dict[str, _Seen] = {}
+    def _observe_pods(self) -> dict[str, tuple[PodView, ...]]:
+        seen: dict[str, _CachedPodViews] = {}
         for uid, records in self._store.pods.items():
-            before, now = self._seen.get(uid), tuple(records.values())
+            before, now = self._cached_pod_views.get(uid), tuple(records.values())
             if not now:
                 continue
             if before is not None and len(before.records) == len(now) and all(map(operator.is_, before.records, now)):
@@ -133,8 +133,8 @@ class LocalCluster:
             else:
                 pairs = zip(before.records, before.views, strict=True) if before is not None else ()
                 known = {id(record): view for record, view in pairs}
-                seen[uid] = _Seen(now, tuple(known.get(id(record)) or record.view() for record in now))
-        self._seen = seen
+                seen[uid] = _CachedPodViews(now, tuple(known.get(id(record)) or record.to_view() for record in now))
+        self._cached_pod_views = seen
         return {uid: entry.views for uid, entry in seen.items()}
 
     def _namespace_labels(self, jobs: Sequence[spec.TrainingJob]) -> Mapping[str, Mapping[str, str]]:
@@ -154,44 +154,44 @@ class LocalCluster:
                 with self._store.transaction():
                     for write in writes:
                         try:
-                            self._record(write)
+                            self._apply_write(write)
                         except (MusterError, sqlite3.Error) as error:
                             if not isinstance(error, Conflict):
                                 raise
                             refused = error
                             break
                         except Exception as error:  # of this one job; again and again, unless it is left alone
-                            refused = self._set_aside(write, error)
+                            refused = self._quarantine_job(write, error)
                             break
                     self.finish_deletions()
-                self._forget_folders(write.job_uid for write in writes if isinstance(write, RemoveJob))
-            self._replicas.pass_over()
+                self._remove_pod_folders(write.job_uid for write in writes if isinstance(write, RemoveJob))
+            self._supervisor.sync()
         if refused is not None:
             raise refused
 
-    def _set_aside(self, write: Write, error: Exception) -> Conflict:
+    def _quarantine_job(self, write: Write, error: Exception) -> Conflict:
         """Leave the job of a write alone that can never be carried out; what to raise. Raises `error` itself where it
         is about no job."""
         if isinstance(write, WriteQueueStatus | WriteFlavorStatus):
             raise error
         now = self._clock()
-        self._aside.set(write.job_uid, now)
+        self._quarantine.add(write.job_uid, now)
         told = f"{type(error).__name__}: {error}"
-        said = f"it is left alone, and tried again every {AGAIN_S:g} s: what is decided cannot be written down: {told}"
+        said = f"it is left alone, and tried again every {QUARANTINE_S:g} s: what is decided cannot be written down: {told}"
         _LOG.error("job %s: %s", write.job_uid, said, exc_info=error)
-        self._store.add_event(Event(write.job_uid, now, "Warning", "SetAside", said))
+        self._store.add_event(EventRecord(write.job_uid, now, "Warning", "SetAside", said))
         return Conflict(f"job {write.job_uid} is set aside: {told}")
 
-    def _record(self, write: Write) -> None:
+    def _apply_write(self, write: Write) -> None:
         if isinstance(write, WriteStatus):
             job = self._store.jobs.get(write.job_uid)
             if job is None or job.metadata.resource_version != write.resource_version:
                 raise Conflict(f"job {write.job_uid} changed meanwhile")
             self._store.put(job.model_copy(update={"status": write.status}))
         elif isinstance(write, CreatePod):
-            self._create(write)
+            self._create_pod(write)
         elif isinstance(write, DeletePod):
-            self._delete(write)
+            self._delete_pod(write)
         elif isinstance(write, WriteQueueStatus):
             queue = self._store.queues.get(write.queue)
             if queue is not None:
@@ -202,12 +202,12 @@ class LocalCluster:
                 self._store.put(flavor.model_copy(update={"status": write.status}))
         elif isinstance(write, RecordEvent):
             if write.job_uid in self._store.jobs:
-                event = Event(write.job_uid, self._clock(), write.type, write.reason, write.message)
+                event = EventRecord(write.job_uid, self._clock(), write.type, write.reason, write.message)
                 self._store.add_event(event)
         else:
-            self._remove(write.job_uid)
+            self._remove_job(write.job_uid)
 
-    def _create(self, write: CreatePod) -> None:
+    def _create_pod(self, write: CreatePod) -> None:
         job = self._store.jobs.get(write.job_uid)
         peers = self._store.pods.get(write.job_uid, {})
         if job is None or write.name in peers:
@@ -225,14 +225,14 @@ class LocalCluster:
             attempt=write.attempt,
             node=write.node,
             flavor=write.flavor,
-            port=self._meeting_port(write, peers.values()),
+            port=self._rendezvous_port(write, peers.values()),
             gpus=request.get(GPU),
             grace_s=float(role.template.spec.termination_grace_period_seconds),
             request=request,
         )
         self._store.put_pod(record)
 
-    def _meeting_port(self, write: CreatePod, peers: Iterable[PodRecord]) -> int:
+    def _rendezvous_port(self, write: CreatePod, peers: Iterable[PodRecord]) -> int:
         """The port of the role's attempt: its pods share one; another attempt gets another."""
         for pod in peers:
             if (pod.role, pod.attempt) == (write.role, write.attempt):
@@ -240,20 +240,20 @@ class LocalCluster:
         taken = {pod.port for pods in self._store.pods.values() for pod in pods.values()}
         return free_port(taken, self._random)
 
-    def _delete(self, write: DeletePod) -> None:
+    def _delete_pod(self, write: DeletePod) -> None:
         pod = self._store.pods.get(write.job_uid, {}).get(write.name)
         if pod is None:
             return
-        if pod.ended:
+        if pod.finished:
             self._store.remove_pod(pod)
             return
         asked_at = self._clock() if pod.deleting_at is None else pod.deleting_at
         self._store.put_pod(replace(pod, deleting_at=asked_at, grace_s=0.0 if write.force else write.grace_s))
 
-    def _remove(self, uid: str) -> None:
+    def _remove_job(self, uid: str) -> None:
         job = self._store.jobs.get(uid)
         pods = list(self._store.pods.get(uid, {}).values())
-        if job is None or any(not pod.ended for pod in pods):
+        if job is None or any(not pod.finished for pod in pods):
             return  # its replicas first; the engine asks again
         for pod in pods:
             self._store.remove_pod(pod)
@@ -269,11 +269,11 @@ class LocalCluster:
             for name in sorted(going):
                 self._store.remove(leaving.pop(name))
 
-    def _forget_folders(self, uids: Iterable[str]) -> None:
+    def _remove_pod_folders(self, uids: Iterable[str]) -> None:
         """Remove what shims and daemon told each other; the run folder stays, checkpoints and all."""
         for uid in uids:
             if uid not in self._store.jobs:
-                shutil.rmtree(self._home.job_pods(uid), ignore_errors=True)
+                shutil.rmtree(self._home.job_pods_dir(uid), ignore_errors=True)
 
 
 def namespace_labels(name: str) -> dict[str, str]:

@@ -11,14 +11,14 @@ from typing import Any
 from muster import errors
 from muster.errors import DaemonError, MusterError
 
-_TYPES = {
+_ERROR_TYPES = {
     kind.__name__: kind
     for kind in (errors.InvalidSpec, errors.Refused, errors.NotFound, errors.Conflict, errors.ClusterError,
                  errors.DaemonError, errors.MusterError)
 }  # fmt: skip
 
 
-class NobodyThere(DaemonError):
+class DaemonUnavailable(DaemonError):
     """No daemon listens, or it is about to go: the request was not looked at, so it may be made again."""
 
     reason = "NotRunning"
@@ -26,12 +26,12 @@ class NobodyThere(DaemonError):
 
 def request(path: Path, method: str, url: str, body: Any = None, timeout_s: float = 60.0) -> Any:
     """The decoded answer. Raises what the daemon refused with, `NobodyThere`, or `DaemonError` when it breaks off."""
-    connection = _Connection(path, timeout_s)
+    connection = _UnixHTTPConnection(path, timeout_s)
     try:
         try:
             connection.connect()
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise NobodyThere(f"no daemon runs at {path}", reason="NotRunning") from error
+            raise DaemonUnavailable(f"no daemon runs at {path}", reason="NotRunning") from error
         headers = {"Content-Type": "application/json", "Host": "localhost"}
         connection.request(method, url, None if body is None else json.dumps(body).encode(), headers)
         response = connection.getresponse()
@@ -42,26 +42,26 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
         ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
-            raise NobodyThere(f"the daemon at {path} was killed", reason="NotRunning") from error
+            raise DaemonUnavailable(f"the daemon at {path} was killed", reason="NotRunning") from error
         raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="BrokeOff") from error
     finally:
         connection.close()
     if response.status >= 400:
-        raise _raised(answer.get("error", {}))
+        raise _error_from_response(answer.get("error", {}))
     return answer
 
 
-def _raised(told: dict[str, str]) -> MusterError:
-    message, reason = told.get("message", "the daemon refused"), told.get("reason", "Error")
+def _error_from_response(body: dict[str, str]) -> MusterError:
+    message, reason = body.get("message", "the daemon refused"), body.get("reason", "Error")
     if reason == "Closing":
-        return NobodyThere(message, reason="NotRunning")
-    kind = _TYPES.get(told.get("type", ""), MusterError)
-    error = kind(message, field=told.get("field", ""), reason=reason)
-    error.job = told.get("job", "")
+        return DaemonUnavailable(message, reason="NotRunning")
+    kind = _ERROR_TYPES.get(body.get("type", ""), MusterError)
+    error = kind(message, field=body.get("field", ""), reason=reason)
+    error.job = body.get("job", "")
     return error
 
 
-class _Connection(http.client.HTTPConnection):
+class _UnixHTTPConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:

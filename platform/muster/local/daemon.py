@@ -28,57 +28,57 @@ from muster.cluster import RecordEvent, Write
 from muster.engine import Engine
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
 from muster.lifecycle import is_admitted
-from muster.local.boot import Parts, assemble
+from muster.local.boot import DaemonComponents, assemble
 from muster.local.home import Home, open_home
-from muster.local.server import Desk, Server
-from muster.local.version import API, version
+from muster.local.server import RequestTracker, DaemonServer
+from muster.local.version import API_VERSION, version
 
-ALREADY_RUNS = 3  # exit code when another daemon has the home
+ALREADY_RUNNING_EXIT_CODE = 3  # exit code when another daemon has the home
 _LOG = logging.getLogger("muster.local")
-_IDLE_S = 600.0
-_LOOK_S = 5.0  # while jobs run: how often beats and checkpoints are looked at
-_LONGEST_SLEEP_S = 60.0
-_LONGEST_RETRY_S = 30.0
+_DEFAULT_IDLE_S = 600.0
+_HEARTBEAT_POLL_S = 5.0  # while jobs run: how often beats and checkpoints are looked at
+_MAX_SLEEP_S = 60.0
+_MAX_RETRY_S = 30.0
 _REPORTS_RETRY_S = 30.0
 
 
 class Daemon:
     """The main loop."""
 
-    def __init__(self, home: Home, parts: Parts, idle_s: float, lock: int) -> None:
+    def __init__(self, home: Home, components: DaemonComponents, idle_s: float, lock: int) -> None:
         self._home = home
-        self._parts = parts
+        self._components = components
         self._idle_s = idle_s
         self._lock = lock
-        self._engine = Engine(parts.cluster)
-        self._began = time.time()
-        self._bell, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._engine = Engine(components.cluster)
+        self._started_at = time.time()
+        self._wake_read_fd, self._wake_write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._mode = ""  # "", down (replicas are being stopped) or handover (they go on)
-        self._next_round: float | None = None
-        self._trouble = 0
+        self._next_cycle_at: float | None = None
+        self._consecutive_failures = 0
         self._reports_not_before = 0.0  # monotonic
-        self.desk = Desk(parts.service, self.status, self.ask_to_stop)
-        self.desk.changed = self.wake
+        self.tracker = RequestTracker(components.service, self.status, self.request_stop)
+        self.tracker.on_change = self.wake
 
     def wake(self) -> None:
         """Something changed: the loop is to look. Any thread."""
         with suppress(BlockingIOError):  # it has been told often enough
-            os.write(self._rope, b"!")
+            os.write(self._wake_write_fd, b"!")
 
     def status(self) -> dict[str, Any]:
         """What this daemon is and does."""
-        unfinished = self._parts.service.unfinished()
-        nodes = self._parts.cluster.nodes
-        pretended = bool(self._parts.shape)
+        unfinished = self._components.service.unfinished_jobs()
+        nodes = self._components.cluster.nodes
+        pretended = bool(self._components.shape)
         return {
-            "api": [API, API],
+            "api": [API_VERSION, API_VERSION],
             "version": version(),
             "pid": os.getpid(),
             "home": str(self._home.path),
-            "startedAt": self._began,
+            "startedAt": self._started_at,
             "mode": self._mode or "up",
             "nodes": len(nodes),
-            "shape": self._parts.shape,
+            "shape": self._components.shape,
             "pretended": pretended,
             "note": "pretended nodes are slots, not isolation: all replicas run on this host" if pretended else "",
             "running": sum(is_admitted(job.status) for job in unfinished),
@@ -87,13 +87,13 @@ class Daemon:
             "idleExitSeconds": self._idle_s,
         }
 
-    def ask_to_stop(self, mode: str, force: bool) -> None:
+    def request_stop(self, mode: str, force: bool) -> None:
         """End soon. `handover`: replicas go on. `down`: there are none, or (`force`) they are stopped first."""
         if mode == "handover":
             self._mode = self._mode or "handover"
             self.wake()
             return
-        running = [job.metadata.name for job in self._parts.service.unfinished() if is_admitted(job.status)]
+        running = [job.metadata.name for job in self._components.service.unfinished_jobs() if is_admitted(job.status)]
         if running and not force:
             names = ", ".join(sorted(running)[:8])
             jobs = "1 job runs" if len(running) == 1 else f"{len(running)} jobs run"
@@ -102,56 +102,56 @@ class Daemon:
                 " starts again from its last checkpoint when the daemon is next up",
                 reason="JobsRunning",
             )
-        self._home.stopped.touch()
-        with self._parts.cluster.lock:
-            self._parts.replicas.stop_all()
+        self._home.stopped_marker.touch()
+        with self._components.cluster.lock:
+            self._components.supervisor.stop_all()
         self._mode = "down"
         self.wake()
 
     def run(self) -> None:
         """Until idle, asked to stop, or the home is gone."""
         while True:
-            if not self._home_is_ours():
+            if not self._owns_home():
                 _LOG.error("%s was removed: stopping everything", self._home.path)
-                self._parts.replicas.kill_all()
+                self._components.supervisor.kill_all()
                 return
             try:
-                self._round()
-                self._trouble = 0
+                self._run_cycle()
+                self._consecutive_failures = 0
             except ClusterError as error:
                 _LOG.warning("%s; trying again", error)
-                self._trouble += 1
-                self._next_round = time.time() + min(_LONGEST_RETRY_S, 0.5 * 2.0 ** min(self._trouble, 10))
+                self._consecutive_failures += 1
+                self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
             except Exception:
                 _LOG.exception("a round failed")
-                self._trouble += 1
-                self._next_round = time.time() + min(_LONGEST_RETRY_S, 0.5 * 2.0 ** min(self._trouble, 10))
-            if self._may_end():
+                self._consecutive_failures += 1
+                self._next_cycle_at = time.time() + min(_MAX_RETRY_S, 0.5 * 2.0 ** min(self._consecutive_failures, 10))
+            if self._can_exit():
                 return
-            self._sleep()
+            self._wait()
 
-    def _round(self) -> None:
-        parts = self._parts
+    def _run_cycle(self) -> None:
+        parts = self._components
         with parts.cluster.lock:
-            parts.replicas.pass_over()
+            parts.supervisor.sync()
             self._step_reports()
         if self._mode:
-            self._next_round = time.time() + 0.1
+            self._next_cycle_at = time.time() + 0.1
         else:
-            round_ = self._engine.step()
+            round_ = self._engine.run_cycle()
             # Carrying out writes is a pass of its own: what it finds is newer than what the engine has seen.
-            changed = parts.replicas.take_changed() or bool(round_.writes)
+            changed = parts.supervisor.pop_changed() or bool(round_.writes)
             self._log_events(round_.writes)
-            parts.news.waits, parts.news.snapshot = round_.waits, self._engine.snapshot
-            self._next_round = time.time() if changed else round_.wake_at
-        parts.news.ring()
+            parts.notifier.waits, parts.notifier.snapshot = round_.waits, self._engine.snapshot
+            self._next_cycle_at = time.time() if changed else round_.wake_at
+        parts.notifier.notify()
 
     def _step_reports(self) -> None:
         """Reports are made beside the jobs: whatever fails there never keeps the engine from its round."""
         if time.monotonic() < self._reports_not_before:
             return
         try:
-            self._parts.reports.step()
+            self._components.reports.step()
         except Exception as error:
             _LOG.warning("reports: %s: %s; trying again in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
             self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
@@ -159,39 +159,39 @@ class Daemon:
     def _log_events(self, writes: Sequence[Write]) -> None:
         for write in writes:
             if isinstance(write, RecordEvent):
-                job = self._parts.store.jobs.get(write.job_uid)
+                job = self._components.store.jobs.get(write.job_uid)
                 name = f"{job.metadata.namespace}/{job.metadata.name}" if job is not None else write.job_uid
                 _LOG.info("%s: %s: %s", name, write.reason, write.message)
 
-    def _may_end(self) -> bool:
-        with self._parts.cluster.lock:
-            living = self._parts.replicas.living()
+    def _can_exit(self) -> bool:
+        with self._components.cluster.lock:
+            living = self._components.supervisor.live_shim_count()
         if self._mode == "handover" or (self._mode == "down" and living == 0):
-            self._parts.news.ring()
-            return self.desk.close()
-        needed = any(job.status.phase != "Suspended" for job in self._parts.service.unfinished())
-        if self._mode or living or self._parts.reports.busy or needed:
+            self._components.notifier.notify()
+            return self.tracker.close()
+        needed = any(job.status.phase != "Suspended" for job in self._components.service.unfinished_jobs())
+        if self._mode or living or self._components.reports.busy or needed:
             return False
-        return self.desk.close_if_quiet(self._idle_s)
+        return self.tracker.close_if_idle(self._idle_s)
 
-    def _sleep(self) -> None:
+    def _wait(self) -> None:
         """Until someone rings, a shim ends, or it is time."""
         now = time.time()
-        with self._parts.cluster.lock:
-            due, files = self._parts.replicas.due(), self._parts.replicas.watched()
-        times = [at for at in (self._next_round, due) if at is not None]
-        idle_left = self.desk.idle_left_s(self._idle_s)
-        times.append(now + (min(_LONGEST_SLEEP_S, idle_left) if idle_left > 0 else _LOOK_S))
-        if files or self._parts.reports.busy:
-            times.append(now + (1.0 if self._parts.reports.busy else _LOOK_S))
+        with self._components.cluster.lock:
+            due, files = self._components.supervisor.next_sync_at(), self._components.supervisor.shim_fds()
+        times = [at for at in (self._next_cycle_at, due) if at is not None]
+        idle_left = self.tracker.idle_remaining_s(self._idle_s)
+        times.append(now + (min(_MAX_SLEEP_S, idle_left) if idle_left > 0 else _HEARTBEAT_POLL_S))
+        if files or self._components.reports.busy:
+            times.append(now + (1.0 if self._components.reports.busy else _HEARTBEAT_POLL_S))
         poll = select.poll()
-        for file in (self._bell, *files):
+        for file in (self._wake_read_fd, *files):
             poll.register(file, select.POLLIN)
         poll.poll(max(0.0, min(times) - now) * 1000)
         with suppress(BlockingIOError):
-            os.read(self._bell, 65536)
+            os.read(self._wake_read_fd, 65536)
 
-    def _home_is_ours(self) -> bool:
+    def _owns_home(self) -> bool:
         try:
             here, held = os.stat(self._home.lock), os.fstat(self._lock)
         except OSError:
@@ -204,12 +204,12 @@ def serve(home: Home, options: argparse.Namespace) -> None:
     idle_s = idle_seconds(options.idle_seconds, os.environ)
     lock = take_lock(home)
     parts = assemble(home, options.nodes, options.boot_id_file)
-    home.stopped.unlink(missing_ok=True)
+    home.stopped_marker.unlink(missing_ok=True)
     daemon = Daemon(home, parts, idle_s, lock)
-    server = Server(home.socket(), daemon.desk)
+    server = DaemonServer(home.socket(), daemon.tracker)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        daemon.ask_to_stop("handover", force=False)
+        daemon.request_stop("handover", force=False)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
@@ -218,7 +218,7 @@ def serve(home: Home, options: argparse.Namespace) -> None:
     _LOG.info(
         "up: pid %d, %d nodes%s", os.getpid(), len(parts.cluster.nodes), f" ({parts.shape})" if parts.shape else ""
     )
-    _say(options, "ok")
+    _report_ready(options, "ok")
     try:
         daemon.run()
     finally:
@@ -247,31 +247,31 @@ def take_lock(home: Home) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 after a normal end, 3 when another daemon runs, 1 when it cannot start."""
-    options = _options(argv)
+    options = _parse_arguments(argv)
     try:
         home = open_home(options.home)
-        _log_to(home.log, foreground=not options.detach)
+        _configure_logging(home.log, foreground=not options.detach)
         if options.detach:
             _detach()
         serve(home, options)
     except MusterError as error:
         _LOG.error("%s", error)
-        _say(options, f"{error.reason}: {error}")
+        _report_ready(options, f"{error.reason}: {error}")
         if not options.detach:
             print(f"muster: {error}", file=sys.stderr)
-        return ALREADY_RUNS if error.reason == "AlreadyRunning" else 1
+        return ALREADY_RUNNING_EXIT_CODE if error.reason == "AlreadyRunning" else 1
     except Exception as error:  # whoever waits for us reads why, not that we fell silent
         _LOG.exception("the daemon failed")
-        _say(options, f"CannotStart: the daemon cannot start: {type(error).__name__}: {error}; see daemon.log")
+        _report_ready(options, f"CannotStart: the daemon cannot start: {type(error).__name__}: {error}; see daemon.log")
         return 1
     return 0
 
 
-def idle_seconds(asked: str | None, environ: Mapping[str, str]) -> float:
+def idle_seconds(option: str | None, environ: Mapping[str, str]) -> float:
     """After how long without jobs and requests the daemon ends. Raises `DaemonError` naming what is no such number."""
-    name, text = ("--idle-seconds", asked) if asked else ("MUSTER_IDLE_SECONDS", environ.get("MUSTER_IDLE_SECONDS"))
+    name, text = ("--idle-seconds", option) if option else ("MUSTER_IDLE_SECONDS", environ.get("MUSTER_IDLE_SECONDS"))
     try:
-        seconds = float(text or _IDLE_S)
+        seconds = float(text or _DEFAULT_IDLE_S)
     except ValueError:
         seconds = math.nan
     if not 0.0 <= seconds < math.inf:
@@ -281,7 +281,7 @@ def idle_seconds(asked: str | None, environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m muster.local.daemon", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--home", help="the folder to keep everything in; default $MUSTER_HOME, else ~/.muster")
     parser.add_argument(
@@ -313,7 +313,7 @@ def _detach() -> None:
         os.dup2(nothing, number)
 
 
-def _log_to(path: Path, foreground: bool) -> None:
+def _configure_logging(path: Path, foreground: bool) -> None:
     logging.raiseExceptions = False  # a full disk must not end the daemon
     handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=2**20, backupCount=2)]
     if foreground:
@@ -324,7 +324,7 @@ def _log_to(path: Path, foreground: bool) -> None:
     _LOG.setLevel(logging.INFO)
 
 
-def _say(options: argparse.Namespace, text: str) -> None:
+def _report_ready(options: argparse.Namespace, text: str) -> None:
     """Tell whoever started us, in one line and once: later the number may be another file's."""
     fd, options.ready_fd = options.ready_fd, None
     if fd is not None:

@@ -10,28 +10,28 @@ from pathlib import Path
 from muster.errors import ClusterError
 from muster.local.records import PodRecord
 
-_LOWEST_PORT = 20_000
-_TRIES = 200
+_MIN_PORT = 20_000
+_MAX_ATTEMPTS = 200
 
 
 def free_devices(all_devices: tuple[str, ...], on_node: Iterable[PodRecord], wanted: int) -> tuple[str, ...] | None:
     """The first `wanted` devices of a node that no living replica has; None while there are too few."""
-    taken = {device for pod in on_node if not pod.ended for device in pod.devices or ()}
+    taken = {device for pod in on_node if not pod.finished for device in pod.devices or ()}
     free = [device for device in all_devices if device not in taken]
     return tuple(free[:wanted]) if len(free) >= wanted else None
 
 
-def free_port(taken: Collection[int], choose: random.Random) -> int:
+def free_port(taken: Collection[int], rng: random.Random) -> int:
     """A TCP port of 127.0.0.1 that nobody listens on now.
 
     Below the range from which the kernel takes ports for outgoing connections, so that none of those has it when the
     replica binds it a moment later. Raises `ClusterError` when no port can be had.
     """
-    for _ in range(_TRIES):
-        port = choose.randrange(_LOWEST_PORT, _first_ephemeral_port())
+    for _ in range(_MAX_ATTEMPTS):
+        port = rng.randrange(_MIN_PORT, _first_ephemeral_port())
         if port not in taken and _can_bind(port):
             return port
-    raise ClusterError(f"no free port from {_LOWEST_PORT} up was found for rendezvous", reason="NoFreePort")
+    raise ClusterError(f"no free port from {_MIN_PORT} up was found for rendezvous", reason="NoFreePort")
 
 
 def _first_ephemeral_port() -> int:
@@ -39,7 +39,7 @@ def _first_ephemeral_port() -> int:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         first = 32_768
-    return first if first > _LOWEST_PORT + 1000 else 65_536
+    return first if first > _MIN_PORT + 1000 else 65_536
 
 
 def _can_bind(port: int) -> bool:

@@ -15,33 +15,33 @@ from dataclasses import dataclass
 from muster import spec
 from muster.errors import InvalidSpec
 
-_KEPT = frozenset((
+_ALLOWED = frozenset((
     "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH",
     "VIRTUAL_ENV", "CC", "CXX", "CUDA_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME",
 ))  # fmt: skip
-_KEPT_PREFIXES = ("LC_", "NCCL_", "TORCH_", "NVSHMEM_")
-_OF_JOBS = _KEPT | {
+_ALLOWED_PREFIXES = ("LC_", "NCCL_", "TORCH_", "NVSHMEM_")
+_JOB_VARIABLES = _ALLOWED | {
     "SHELL", "TMP", "TEMP", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "PYTHONPATH", "PYTHONHASHSEED",
     "PYTHONFAULTHANDLER", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONUTF8", "CUDNN_PATH",
     "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "MUSTER_CACHE_DIR",
     "http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy",
     "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY",
 }  # fmt: skip
-_PREFIXES_OF_JOBS = (
-    *_KEPT_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_", "CUBLAS_",
+_JOB_PREFIXES = (
+    *_ALLOWED_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_", "CUBLAS_",
     "NVIDIA_", "NVTE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_",
     "HIP_", "HSA_", "ROCR_", "MIOPEN_", "RCCL_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DIFFUSERS_",
     "ACCELERATE_", "DEEPSPEED_", "TIKTOKEN_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "CONDA_",
 )  # fmt: skip
-_OF_SESSIONS = frozenset((
+_SESSION_VARIABLES = frozenset((
     "_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "COLUMNS", "LINES",
     "LS_COLORS", "LSCOLORS", "CLICOLOR", "NO_COLOR", "FORCE_COLOR", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "PS1",
     "PS2", "PROMPT_COMMAND", "MAIL", "EDITOR", "VISUAL", "PAGER", "MANPATH", "INFOPATH", "HOSTNAME", "HOSTTYPE",
     "MOTD_SHOWN", "WINDOWID", "TMUX", "TMUX_PANE", "STY", "PYTHONUNBUFFERED", "DEBIAN_FRONTEND", "PYTEST_CURRENT_TEST",
 ))  # fmt: skip
-_PREFIXES_OF_SESSIONS = ("MUSTER_", "XDG_", "SSH_", "DBUS_", "LESS", "HIST", "VSCODE_", "GNOME_", "GTK_", "QT_", "GPG_",
+_SESSION_PREFIXES = ("MUSTER_", "XDG_", "SSH_", "DBUS_", "LESS", "HIST", "VSCODE_", "GNOME_", "GTK_", "QT_", "GPG_",
                          "BASH_", "ZSH_")  # fmt: skip
-_DAEMON_ONLY = (
+_DAEMON_VARIABLES = (
     "MUSTER_HOME", "MUSTER_IDLE_SECONDS", "MUSTER_COLLECTOR", "MUSTER_LOG_LIMIT", "MUSTER_BOOT_ID_FILE", "PYTHONPATH",
     "CUDA_VISIBLE_DEVICES", "XDG_RUNTIME_DIR",
 )  # fmt: skip
@@ -49,7 +49,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class PodAllocation:
     """What this host gives one pod."""
 
     run_dir: str
@@ -68,17 +68,17 @@ class PodIdentity:
     attempt: int
 
 
-def kept(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
+def allowed_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
     """The part of `environ` that the daemon gets, and jobs whose submitter is not known; PATH begins with `bin_folder`,
     so that `python` is this interpreter."""
-    names = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    names = {name: value for name, value in environ.items() if name in _ALLOWED or name.startswith(_ALLOWED_PREFIXES)}
     folders = [folder for folder in (environ.get("PATH") or os.defpath).split(os.pathsep) if folder != bin_folder]
     return names | {"PATH": os.pathsep.join([bin_folder, *folders])}
 
 
 def daemon_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
     """What the daemon itself is started with: secrets do not even reach it."""
-    return kept(environ, bin_folder) | {name: environ[name] for name in _DAEMON_ONLY if name in environ}
+    return allowed_environment(environ, bin_folder) | {name: environ[name] for name in _DAEMON_VARIABLES if name in environ}
 
 
 def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Sequence[str] = ()) -> dict[str, str]:
@@ -90,26 +90,26 @@ def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Se
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InvalidSpec(f"env: {', '.join(missing)} {verb} not set in your environment; set it or leave it out")
-    found = {name: value for name, value in environ.items() if _is_of_jobs(name) or name in names}
-    return found | {"PATH": kept(environ, bin_folder)["PATH"]}
+    found = {name: value for name, value in environ.items() if _is_job_variable(name) or name in names}
+    return found | {"PATH": allowed_environment(environ, bin_folder)["PATH"]}
 
 
-def left_out(environ: Mapping[str, str], names: Sequence[str] = ()) -> list[str]:
+def omitted_env_vars(environ: Mapping[str, str], names: Sequence[str] = ()) -> list[str]:
     """Names of the variables that a job does not get though its submitter may expect it: not those of a terminal or a
     desktop session."""
     return sorted(
         name
         for name in environ
-        if not (_is_of_jobs(name) or name in names or name == "PATH" or name in _OF_SESSIONS)
-        and not name.startswith(_PREFIXES_OF_SESSIONS)
+        if not (_is_job_variable(name) or name in names or name == "PATH" or name in _SESSION_VARIABLES)
+        and not name.startswith(_SESSION_PREFIXES)
     )
 
 
-def _is_of_jobs(name: str) -> bool:
-    return name in _OF_JOBS or name.startswith(_PREFIXES_OF_JOBS)
+def _is_job_variable(name: str) -> bool:
+    return name in _JOB_VARIABLES or name.startswith(_JOB_PREFIXES)
 
 
-def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, slot: Slot) -> dict[str, str]:
+def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation) -> dict[str, str]:
     """`base`, then the template's literal variables, then the contract, which wins."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # a log that is followed should not come in blocks of 8 KiB
@@ -122,27 +122,27 @@ def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIden
         "MUSTER_REPLICA": str(pod.index),
         "MUSTER_REPLICAS": str(pod.replicas),
         "MUSTER_ATTEMPT": str(pod.attempt),
-        "MUSTER_RUN_DIR": slot.run_dir,
+        "MUSTER_RUN_DIR": allocation.run_dir,
         "MUSTER_RANK0_HOST": "127.0.0.1",
-        "MUSTER_RANK0_PORT": str(slot.rank0_port),
+        "MUSTER_RANK0_PORT": str(allocation.rank0_port),
         "MUSTER_GRACE_SECONDS": str(role.template.spec.termination_grace_period_seconds),
-        "CUDA_VISIBLE_DEVICES": ",".join(slot.devices),
+        "CUDA_VISIBLE_DEVICES": ",".join(allocation.devices),
     }
     trace = job.spec.trace
     if trace is not None:
         contract["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
         contract["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
     for variable in role.template.spec.containers[0].env:
-        environment[variable.name] = expand(variable.value or "", environment | contract)
+        environment[variable.name] = expand_references(variable.value or "", environment | contract)
     return environment | contract
 
 
 def command_line(container: spec.Container, environment: Mapping[str, str]) -> list[str]:
     """Command and arguments with `$(NAME)` replaced, as a kubelet does."""
-    return [expand(part, environment) for part in (*container.command, *container.args)]
+    return [expand_references(part, environment) for part in (*container.command, *container.args)]
 
 
-def expand(text: str, values: Mapping[str, str]) -> str:
+def expand_references(text: str, values: Mapping[str, str]) -> str:
     """`$(NAME)` becomes its value, `$$` one dollar; an unknown name stays as it is written."""
 
     def replace(match: re.Match[str]) -> str:
@@ -153,7 +153,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replace, text)
 
 
-def search(program: str, folders: Sequence[str], cwd: str) -> str | None:
+def find_executable(program: str, folders: Sequence[str], cwd: str) -> str | None:
     """The executable file that exec would run for `program`, or None."""
     if "/" in program:
         candidates = [os.path.join(cwd, program)]

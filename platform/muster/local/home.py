@@ -22,8 +22,8 @@ from pathlib import Path
 
 from muster.errors import DaemonError, Refused
 
-_UNUSABLE = "HomeUnusable"
-_LONGEST_SOCKET_PATH = 107  # bytes; sun_path is 108 with its final zero
+_HOME_UNUSABLE = "HomeUnusable"
+_MAX_SOCKET_PATH_BYTES = 107  # bytes; sun_path is 108 with its final zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Home:
         return self.path / "muster.db"
 
     @property
-    def reserve(self) -> Path:
+    def reserve_file(self) -> Path:
         """Disk space for a daemon that starts on a full disk."""
         return self.path / "reserve"
 
@@ -63,31 +63,31 @@ class Home:
         return self.path / "daemon.sock.path"
 
     @property
-    def stopped(self) -> Path:
+    def stopped_marker(self) -> Path:
         """From a deliberate stop of the daemon until its next start: only `up`, a submit or an apply starts it."""
         return self.path / "daemon.stopped"
 
     @property
-    def runs(self) -> Path:
+    def runs_dir(self) -> Path:
         """Run folders."""
         return self.path / "runs"
 
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:
         """The run folder of one job."""
-        return self.runs / f"{namespace}-{job}-{uid[:8]}"
+        return self.runs_dir / f"{namespace}-{job}-{uid[:8]}"
 
     @property
-    def pods(self) -> Path:
+    def pods_dir(self) -> Path:
         """What shims and daemon tell each other."""
         return self.path / "pods"
 
-    def job_pods(self, uid: str) -> Path:
+    def job_pods_dir(self, uid: str) -> Path:
         """The folder of all pods of one job."""
-        return self.pods / uid
+        return self.pods_dir / uid
 
-    def pod(self, uid: str, role: str, index: int, attempt: int) -> Path:
+    def pod_dir(self, uid: str, role: str, index: int, attempt: int) -> Path:
         """The folder that the shim of one pod and the daemon share."""
-        return self.job_pods(uid) / f"{role}-{index}.attempt-{attempt}"
+        return self.job_pods_dir(uid) / f"{role}-{index}.attempt-{attempt}"
 
     def is_locked(self) -> bool:
         """Whether a daemon has this home."""
@@ -106,10 +106,10 @@ class Home:
     def socket(self) -> Path:
         """Where the daemon listens. A folder outside the home is checked: a path in /tmp can be anyone's."""
         direct = self.path / "daemon.sock"
-        if _fits(direct):
+        if _fits_socket_path(direct):
             return direct
         elsewhere = Path(self.socket_pointer.read_text().strip())
-        _check_socket_folder(elsewhere.parent)
+        _check_socket_dir(elsewhere.parent)
         return elsewhere
 
 
@@ -131,47 +131,47 @@ def open_home(given: str | os.PathLike[str] | None = None) -> Home:
     except OSError as error:
         raise Refused(
             f"MUSTER_HOME {path}: cannot be made: {error.strerror}; set MUSTER_HOME to a folder you may write to",
-            reason=_UNUSABLE,
+            reason=_HOME_UNUSABLE,
         ) from error
     _check_private(path)
     home = Home(path)
-    if not _fits(path / "daemon.sock") and not _points_to_a_folder(home.socket_pointer):
-        folder = _short_folder(path)
+    if not _fits_socket_path(path / "daemon.sock") and not _points_to_directory(home.socket_pointer):
+        folder = _fallback_socket_dir(path)
         try:
             with suppress(FileExistsError):
                 folder.mkdir(mode=0o700)
-            _check_socket_folder(folder)
+            _check_socket_dir(folder)
             home.socket_pointer.write_text(f"{folder / 'daemon.sock'}\n")
         except OSError as error:
             raise DaemonError(f"no place for the daemon's socket: {folder}: {error.strerror}") from error
     return home
 
 
-def _fits(path: Path) -> bool:
-    return len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH
+def _fits_socket_path(path: Path) -> bool:
+    return len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES
 
 
-def _short_folder(home: Path) -> Path:
+def _fallback_socket_dir(home: Path) -> Path:
     """A short private folder that follows from the home's path."""
     name = f"muster-{os.getuid()}-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     for base in (runtime, "/tmp"):
-        if base and os.path.isdir(base) and _fits(Path(base) / name / "daemon.sock"):
+        if base and os.path.isdir(base) and _fits_socket_path(Path(base) / name / "daemon.sock"):
             return Path(base) / name
     raise DaemonError(f"no socket path under 108 bytes for MUSTER_HOME {home}; choose a shorter MUSTER_HOME")
 
 
-def _points_to_a_folder(pointer: Path) -> bool:
+def _points_to_directory(pointer: Path) -> bool:
     try:
         return Path(pointer.read_text().strip()).parent.is_dir()
     except OSError:
         return False
 
 
-def _check_socket_folder(folder: Path) -> None:
+def _check_socket_dir(folder: Path) -> None:
     """Anyone may make a folder in /tmp: only one that is ours alone is used. Raises `Refused`."""
     if folder.is_symlink():
-        raise Refused(f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_UNUSABLE)
+        raise Refused(f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_HOME_UNUSABLE)
     _check_private(folder)
 
 
@@ -179,16 +179,16 @@ def _check_private(path: Path) -> None:
     try:
         status = path.stat()
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}", reason=_UNUSABLE) from error
+        raise Refused(f"{path}: {error.strerror}", reason=_HOME_UNUSABLE) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise Refused(f"{path} is not a folder; set MUSTER_HOME to one", reason=_UNUSABLE)
+        raise Refused(f"{path} is not a folder; set MUSTER_HOME to one", reason=_HOME_UNUSABLE)
     if status.st_uid != os.getuid():
         raise Refused(
             f"{path} belongs to user {status.st_uid}, not to you ({os.getuid()}); set MUSTER_HOME to your own",
-            reason=_UNUSABLE,
+            reason=_HOME_UNUSABLE,
         )
     if status.st_mode & 0o077:
         raise Refused(
             f"{path} can be entered by others (mode {stat.S_IMODE(status.st_mode):o}); run: chmod 700 {path}",
-            reason=_UNUSABLE,
+            reason=_HOME_UNUSABLE,
         )

@@ -20,14 +20,14 @@ _FILE = "environment.json"
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnvironments:
+class JobEnvironmentStore:
     """By uid of the job."""
 
     home: Home
 
-    def keep(self, uid: str, environment: Mapping[str, str]) -> None:
+    def save(self, uid: str, environment: Mapping[str, str]) -> None:
         """Write it to the disk (fsync). Raises `ClusterError` StoreUnwritable."""
-        folder = self.home.job_pods(uid)
+        folder = self.home.job_pods_dir(uid)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=folder)  # of mode 600
@@ -40,23 +40,23 @@ class JobEnvironments:
             message = f"the environment of the job cannot be written to {folder}: {error.strerror}"
             raise ClusterError(message, reason="StoreUnwritable") from error
 
-    def of(self, uid: str) -> dict[str, str] | None:
+    def load(self, uid: str) -> dict[str, str] | None:
         """That of a job; None where none was sent with it. Raises OSError."""
         try:
-            content = json.loads((self.home.job_pods(uid) / _FILE).read_bytes())
+            content = json.loads((self.home.job_pods_dir(uid) / _FILE).read_bytes())
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise OSError(f"{self.home.job_pods(uid) / _FILE} cannot be read") from error
+            raise OSError(f"{self.home.job_pods_dir(uid) / _FILE} cannot be read") from error
         return {str(name): str(value) for name, value in content.items()}
 
-    def forget(self, uid: str) -> None:
+    def delete(self, uid: str) -> None:
         """Remove it, of a job that was not accepted."""
-        shutil.rmtree(self.home.job_pods(uid), ignore_errors=True)
+        shutil.rmtree(self.home.job_pods_dir(uid), ignore_errors=True)
 
-    def forget_all_but(self, uids: Collection[str]) -> None:
+    def delete_all_except(self, uids: Collection[str]) -> None:
         """Remove what a daemon that was killed left behind of jobs that are not there."""
         with suppress(OSError):
-            for folder in self.home.pods.iterdir():
+            for folder in self.home.pods_dir.iterdir():
                 if folder.name not in uids:
-                    self.forget(folder.name)
+                    self.delete(folder.name)

@@ -8,38 +8,38 @@ from muster import spec
 from muster.errors import DaemonError, InvalidSpec
 from muster.quantity import parse_quantity
 
-LOG_LIMIT = "muster.dev/log-limit"
+LOG_LIMIT_ANNOTATION = "muster.dev/log-limit"
 """The annotation of a job with another limit than that of the daemon; 0 for none."""
-VARIABLE = "MUSTER_LOG_LIMIT"
-DEFAULT_BYTES = 2**30
-LEAST_BYTES = 2**20
+LOG_LIMIT_VARIABLE = "MUSTER_LOG_LIMIT"
+DEFAULT_LIMIT_BYTES = 2**30
+MIN_LIMIT_BYTES = 2**20
 
 
-def limit_of(job: spec.TrainingJob, otherwise: int) -> int:
+def job_log_limit(job: spec.TrainingJob, default: int) -> int:
     """Bytes; 0 for no limit. Raises `InvalidSpec` for an annotation that is no such amount."""
-    text = job.metadata.annotations.get(LOG_LIMIT)
+    text = job.metadata.annotations.get(LOG_LIMIT_ANNOTATION)
     if text is None:
-        return otherwise
-    field = f"metadata.annotations[{LOG_LIMIT}]"
-    found = _read(text)
+        return default
+    field = f"metadata.annotations[{LOG_LIMIT_ANNOTATION}]"
+    found = _parse_limit(text)
     if found is None:
         raise InvalidSpec(f"{field}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}", field=field)
     return found
 
 
-def limit_of_daemon(environ: Mapping[str, str]) -> int:
+def default_log_limit(environ: Mapping[str, str]) -> int:
     """Bytes, of jobs that do not say. Raises `DaemonError` for a variable that is no such amount."""
-    text = environ.get(VARIABLE) or str(DEFAULT_BYTES)
-    found = _read(text)
+    text = environ.get(LOG_LIMIT_VARIABLE) or str(DEFAULT_LIMIT_BYTES)
+    found = _parse_limit(text)
     if found is None:
-        message = f"{VARIABLE}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}"
+        message = f"{LOG_LIMIT_VARIABLE}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}"
         raise DaemonError(message, reason="BadLogLimit")
     return found
 
 
-def _read(text: str) -> int | None:
+def _parse_limit(text: str) -> int | None:
     try:
         found = parse_quantity(text, "memory")
     except ValueError:
         return None
-    return found if found == 0 or found >= LEAST_BYTES else None
+    return found if found == 0 or found >= MIN_LIMIT_BYTES else None

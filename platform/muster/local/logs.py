@@ -55,12 +55,12 @@ def byte_range(times: list[tuple[float, int]], since: float | None, until: float
     return begin, end
 
 
-def begin_of_last(path: Path, begin: int, end: int | None, count: int) -> int:
+def tail_offset(path: Path, begin: int, end: int | None, count: int) -> int:
     """Where the last `count` lines of bytes [begin, end) begin; a last line without its newline is one, too. Reads
     backwards, no more than it has to."""
     try:
         with open(path, "rb") as file:
-            begin = max(begin, _kept_from(file))
+            begin = max(begin, _data_offset(file))
             size = file.seek(0, 2)
             top = size if end is None else min(end, size)
             if count == 0:
@@ -81,14 +81,14 @@ def begin_of_last(path: Path, begin: int, end: int | None, count: int) -> int:
     return begin
 
 
-def lines(path: Path, begin: int, end: int | None, ended: Callable[[], bool] | None) -> Iterator[str]:
+def read_lines(path: Path, begin: int, end: int | None, is_finished: Callable[[], bool] | None) -> Iterator[str]:
     """Lines of bytes [begin, end), without their newline; bytes that are no UTF-8 are replaced.
 
     With `ended` the log is followed: new lines are waited for until `ended()` says that no more will come.
     """
-    position, rest, over = begin, b"", ended is None
+    position, rest, over = begin, b"", is_finished is None
     while True:
-        start, data = _block(path, position, end)
+        start, data = _read_block(path, position, end)
         if start != position and rest:  # its end was dropped
             rest += b"\n"
         position = start + len(data)
@@ -98,36 +98,36 @@ def lines(path: Path, begin: int, end: int | None, ended: Callable[[], bool] | N
             continue  # there may be more already
         if over or (end is not None and position >= end):
             break
-        over = ended is None or ended()  # then once more: what was written before the end is still read
+        over = is_finished is None or is_finished()  # then once more: what was written before the end is still read
         if not data and not over:
             time.sleep(_POLL_S)
     if rest:
         yield rest.decode(errors="replace")
 
 
-def _block(path: Path, position: int, end: int | None) -> tuple[int, bytes]:
+def _read_block(path: Path, position: int, end: int | None) -> tuple[int, bytes]:
     """At most a block of what is there, since logs may be larger than memory, and where it begins: at `position`, or
     where the log begins now if that was dropped."""
     try:
         with open(path, "rb") as file:
             while True:
-                start = _start(file, position)
+                start = _resume_offset(file, position)
                 file.seek(start)
                 data = file.read(_BLOCK_BYTES if end is None else max(0, min(_BLOCK_BYTES, end - start)))
-                if _start(file, start) == start:  # nothing of it was dropped meanwhile
+                if _resume_offset(file, start) == start:  # nothing of it was dropped meanwhile
                     return start, data
     except FileNotFoundError:
         return position, b""
 
 
-def _start(file: BinaryIO, position: int) -> int:
+def _resume_offset(file: BinaryIO, position: int) -> int:
     """Where to read on; a log that is shorter than it was has been begun anew."""
     if os.fstat(file.fileno()).st_size < position:
         return 0
-    return max(position, _kept_from(file))
+    return max(position, _data_offset(file))
 
 
-def _kept_from(file: BinaryIO) -> int:
+def _data_offset(file: BinaryIO) -> int:
     """Where a log begins whose oldest part was dropped; 0 of any other. Moves the file's position."""
     try:
         data = os.lseek(file.fileno(), 0, os.SEEK_DATA)

@@ -11,8 +11,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
 from muster.admission import (
-    apply_notices,
-    being_deleted,
+    apply_warnings,
+    being_deleted_conflict,
     check_apply,
     check_edit,
     check_flavor_unused,
@@ -24,26 +24,26 @@ from muster.admission import (
     with_replicas,
 )
 from muster.cluster import NodeView
-from muster.documents import Object
+from muster.documents import AnyObject
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused, together
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.annotations import check_annotations
 from muster.local.cluster import namespace_labels
-from muster.local.disk import check_room
-from muster.local.job_environments import JobEnvironments
-from muster.local.oversubscription import OVERSUBSCRIBE, check_processes
-from muster.local.records import Event
-from muster.local.restrictions import check_runs_here
-from muster.local.store import Store
-from muster.local.submitter import NOTES, SUBMISSION
-from muster.nearest import meant
+from muster.local.disk import check_free_space
+from muster.local.job_environments import JobEnvironmentStore
+from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, check_processes
+from muster.local.records import EventRecord
+from muster.local.restrictions import check_local_support
+from muster.local.store import SqliteStore
+from muster.local.submitter import SUBMITTER_ANNOTATIONS, SUBMISSION_ANNOTATION
+from muster.nearest import did_you_mean
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
 
-_NAMED = 5  # jobs that are told to whoever asks for one that is not there
+_MAX_LISTED_JOBS = 5  # jobs that are told to whoever asks for one that is not there
 
 
-class Result(TypedDict):
+class ObjectResult(TypedDict):
     """What an apply or delete did to one object."""
 
     kind: str
@@ -53,15 +53,15 @@ class Result(TypedDict):
     notices: NotRequired[list[str]]  # what is right, and still hardly meant
 
 
-class Objects:
+class ObjectRegistry:
     """The objects in the store, as users may change them. Its owner holds the lock of the store."""
 
     def __init__(
         self,
-        store: Store,
+        store: SqliteStore,
         nodes: Sequence[NodeView],
         environment: Mapping[str, str],
-        environments: JobEnvironments,
+        environments: JobEnvironmentStore,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class Objects:
         found = self._find(namespace, name)
         if found is None:
             known = [job for job in self._store.jobs.values() if _namespace(job) == namespace]
-            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_nearest(name, known)}")
+            raise NotFound(f"there is no job {name!r} in namespace {namespace!r}; {_suggest_jobs(name, known)}")
         return found
 
     def submit(
@@ -83,7 +83,7 @@ class Objects:
     ) -> list[spec.TrainingJob]:
         """Accept new jobs, all or none; `environments` of their submitter, one a job. Raises `Refused` or `InvalidSpec`
         for whatever could only wait or fail."""
-        _check_named_once(jobs)
+        _check_unique_names(jobs)
         checked: list[tuple[spec.TrainingJob, list[str] | None]] = []
         for job, environment in zip_longest(jobs, environments):
             try:
@@ -93,22 +93,22 @@ class Objects:
                 raise
         if dry_run:
             return [job for job, _ in checked]
-        with self._adding():
+        with self._create_transaction():
             return [
                 self._add_job(job, notices, environment) if notices is not None else job
                 for (job, notices), environment in zip_longest(checked, environments)
             ]
 
     @contextmanager
-    def _adding(self) -> Iterator[None]:
+    def _create_transaction(self) -> Iterator[None]:
         """A transaction in which objects may be added, unless the disk is full: what the database has set aside is for
         stopping jobs. When it fails, nothing stays of the jobs' environments either."""
-        check_room(self._environments.home.path)
+        check_free_space(self._environments.home.path)
         try:
             with self._store.transaction():
                 yield
         except BaseException:
-            self._environments.forget_all_but(self._store.jobs)
+            self._environments.delete_all_except(self._store.jobs)
             raise
 
     def _check_new(
@@ -126,16 +126,16 @@ class Objects:
                 field="metadata.name",
                 reason="AlreadyExists",
             )
-        notices = check_runs_here(job, self._environment if environment is None else environment)
+        notices = check_local_support(job, self._environment if environment is None else environment)
         self._check_fits(job)
-        return self._new(job, namespace), notices
+        return self._with_server_fields(job, namespace), notices
 
-    def apply(self, documents: Sequence[Object], environments: Sequence[Mapping[str, str] | None] = ()) -> list[Result]:
+    def apply(self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()) -> list[ObjectResult]:
         """Create or change objects, all or none of them; queues with notices of what is hardly meant. `environments` of
         whoever applies, one a document: jobs that are created get theirs."""
-        known: list[Object] = [*self._store.flavors.values(), *self._store.queues.values()]
+        known: list[AnyObject] = [*self._store.flavors.values(), *self._store.queues.values()]
         check_apply(documents, known)
-        _check_named_once(documents)
+        _check_unique_names(documents)
         queues = {queue.metadata.name: queue for queue in (*known, *documents) if isinstance(queue, spec.Queue)}
         flavors = {flavor.metadata.name: flavor for flavor in (*known, *documents) if isinstance(flavor, spec.Flavor)}
         notices: dict[tuple[str, str], list[str]] = {}  # by namespace and name
@@ -144,28 +144,28 @@ class Objects:
             if isinstance(document, spec.TrainingJob):
                 checked = self._check_job(document, environment, queues, flavors)
                 notices[_namespace(document), document.metadata.name] = checked
-        self._check_not_leaving(documents)
-        told = apply_notices(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
-        with self._adding():
+        self._check_parents_not_deleting(documents)
+        told = apply_warnings(documents, known, [to_node(view, list(flavors.values())) for view in self._nodes])
+        with self._create_transaction():
             rows = [self._apply(document, notices, environment) for document, environment in sent]
         for row in rows:
             if row["kind"] == "Queue" and row["name"] in told:
                 row["notices"] = told[row["name"]]
         return rows
 
-    def delete(self, kind: str, namespace: str, name: str) -> Result:
+    def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
         """Delete an object; again while it is leaving is no error. Raises `NotFound`, `Conflict` (flavor in use,
         queue with queues below it)."""
         return self.delete_all([(kind, name, namespace)])[0]
 
-    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[Result]:
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
         """Delete objects, (kind, name, namespace) each, in this order: all or none of them. Raises as `delete` does, of
         every one that is not there."""
         items, missing = [], []
         nothing = "; nothing was deleted" if len(targets) > 1 else ""
         for kind, name, namespace in targets:
             try:
-                items.append(self._named(kind, namespace, name))
+                items.append(self._get(kind, namespace, name))
             except NotFound as error:
                 missing.append(str(error))
         if missing:
@@ -176,7 +176,7 @@ class Objects:
         except Conflict as error:
             raise Conflict(f"{error}{nothing}", reason=error.reason) from error
 
-    def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
+    def patch(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
         """Replace fields of a job's spec: suspend, cancel. Raises `NotFound`, `InvalidSpec`, `Refused` QueueDeleted, or
         `Conflict` when the job is finished: resuming it, too, would change nothing. Only who cancels twice is not told
         so."""
@@ -237,7 +237,7 @@ class Objects:
     ) -> list[str]:
         old = self._find(_namespace(job), job.metadata.name)
         if old is not None and old.metadata.deletion_timestamp is not None:
-            raise being_deleted(job.kind, job.metadata.name)
+            raise being_deleted_conflict(job.kind, job.metadata.name)
         if old is not None:
             check_edit(old, job)
             check_annotations(job, old)
@@ -245,39 +245,39 @@ class Objects:
                 if _says_of_processes(old) != _says_of_processes(job) and not is_finished(old.status):
                     check_processes(job, self._nodes)
                 return []
-            environment = self._environments.of(old.metadata.uid)  # what it was submitted with stays
-        notices = check_runs_here(job, self._environment if environment is None else environment, old)
+            environment = self._environments.load(old.metadata.uid)  # what it was submitted with stays
+        notices = check_local_support(job, self._environment if environment is None else environment, old)
         self._check_fits(job, queues, flavors)
         return notices
 
-    def _check_not_leaving(self, documents: Sequence[Object]) -> None:
+    def _check_parents_not_deleting(self, documents: Sequence[AnyObject]) -> None:
         """A queue's deletion is withdrawn by applying it, but not below one that is still deleted."""
         queues = {document.metadata.name: document for document in documents if isinstance(document, spec.Queue)}
         for queue in queues.values():
             above = self._store.queues.get(queue.spec.parent or "")
             deleted = above is not None and above.metadata.deletion_timestamp is not None
             if above is not None and deleted and above.metadata.name not in queues:
-                raise being_deleted(above.kind, above.metadata.name)
+                raise being_deleted_conflict(above.kind, above.metadata.name)
 
     # ---- writes; inside a transaction
 
     def _apply(
         self,
-        document: Object,
+        document: AnyObject,
         notices: Mapping[tuple[str, str], list[str]],
         environment: Mapping[str, str] | None,
-    ) -> Result:
-        old = self._stored(document)
+    ) -> ObjectResult:
+        old = self._current(document)
         if old is None:
             if isinstance(document, spec.TrainingJob):
                 namespace = _namespace(document)
-                self._add_job(self._new(document, namespace), notices[namespace, document.metadata.name], environment)
+                self._add_job(self._with_server_fields(document, namespace), notices[namespace, document.metadata.name], environment)
             else:
-                self._store.put(self._new(document, None))
+                self._store.put(self._with_server_fields(document, None))
             return _result(document, "created")
         annotations = document.metadata.annotations
         if isinstance(document, spec.TrainingJob):  # whoever applies it again may stand elsewhere; it stays as it was
-            notes = {key: value for key, value in old.metadata.annotations.items() if key in NOTES}
+            notes = {key: value for key, value in old.metadata.annotations.items() if key in SUBMITTER_ANNOTATIONS}
             annotations = annotations | notes
         update: dict[str, Any] = {"labels": document.metadata.labels, "annotations": annotations}
         if isinstance(document, spec.Queue):
@@ -293,20 +293,20 @@ class Objects:
         self, job: spec.TrainingJob, notices: Sequence[str], environment: Mapping[str, str] | None
     ) -> spec.TrainingJob:
         if environment is not None:
-            self._environments.keep(job.metadata.uid, environment)
+            self._environments.save(job.metadata.uid, environment)
         self._store.put(job)
         for notice in notices:
-            self._store.add_event(Event(job.metadata.uid, self._clock(), "Normal", "Ignored", notice))
+            self._store.add_event(EventRecord(job.metadata.uid, self._clock(), "Normal", "Ignored", notice))
         return self._store.jobs[job.metadata.uid]
 
-    def _delete(self, item: Object) -> bool:
+    def _delete(self, item: AnyObject) -> bool:
         """True when the object is gone at once."""
         if isinstance(item, spec.Flavor):
-            users = [job.metadata.name for job in self._store.jobs.values() if _uses(job, item.metadata.name)]
+            users = [job.metadata.name for job in self._store.jobs.values() if _uses_flavor(job, item.metadata.name)]
             check_flavor_unused(item.metadata.name, users)
             self._store.remove(item)
             return True
-        if isinstance(item, spec.Queue) and self._may_go(item):
+        if isinstance(item, spec.Queue) and self._can_remove_queue(item):
             self._store.remove(item)
             return True
         if item.metadata.deletion_timestamp is None:
@@ -320,7 +320,7 @@ class Objects:
         jobs = self._store.jobs.values()
         return next((job for job in jobs if job.metadata.name == name and _namespace(job) == namespace), None)
 
-    def _named(self, kind: str, namespace: str, name: str) -> Object:
+    def _get(self, kind: str, namespace: str, name: str) -> AnyObject:
         if kind == "TrainingJob":
             return self.find(namespace, name)
         if kind not in ("Queue", "Flavor"):
@@ -330,25 +330,25 @@ class Objects:
             raise NotFound(f"there is no {kind.lower()} {name!r}")
         return found
 
-    def _stored(self, document: Object) -> Object | None:
+    def _current(self, document: AnyObject) -> AnyObject | None:
         if isinstance(document, spec.TrainingJob):
             return self._find(_namespace(document), document.metadata.name)
         if isinstance(document, spec.Queue):
             return self._store.queues.get(document.metadata.name)
         return self._store.flavors.get(document.metadata.name)
 
-    def _may_go(self, queue: spec.Queue) -> bool:
+    def _can_remove_queue(self, queue: spec.Queue) -> bool:
         """Whether nothing waits for the queue. Raises `Conflict` while there are queues below it that stay."""
         name = queue.metadata.name
         check_no_children(name, self._store.queues.values())
         leaving = any(other.spec.parent == name for other in self._store.queues.values())
-        return not leaving and not self._names_of_unfinished(name)
+        return not leaving and not self._unfinished_job_names(name)
 
-    def _names_of_unfinished(self, queue: str) -> list[str]:
+    def _unfinished_job_names(self, queue: str) -> list[str]:
         jobs = self._store.jobs.values()
         return [job.metadata.name for job in jobs if job.spec.queue == queue and not is_finished(job.status)]
 
-    def _new(self, item: Any, namespace: str | None) -> Any:
+    def _with_server_fields(self, item: Any, namespace: str | None) -> Any:
         """The object as a server completes it."""
         update = {
             "uid": uuid.uuid4().hex,
@@ -367,34 +367,34 @@ def _next_generation(item: Any) -> Any:
     return item.model_copy(update={"metadata": metadata})
 
 
-def _namespace(item: Object) -> str:
+def _namespace(item: AnyObject) -> str:
     return item.metadata.namespace or "default"
 
 
-def _nearest(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
+def _suggest_jobs(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
     """What may have been meant, or else the newest jobs that there are."""
     newest = sorted(jobs, key=lambda job: (-(job.metadata.creation_timestamp or 0.0), job.metadata.name))
     names = [job.metadata.name for job in newest]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    there = f"there are, newest first: {', '.join(names[:_NAMED])}{more}" if names else "there are no jobs in it"
-    return meant(name, names, there)
+    more = f" and {len(names) - _MAX_LISTED_JOBS} more" if len(names) > _MAX_LISTED_JOBS else ""
+    there = f"there are, newest first: {', '.join(names[:_MAX_LISTED_JOBS])}{more}" if names else "there are no jobs in it"
+    return did_you_mean(name, names, there)
 
 
 def _same_submission(a: spec.TrainingJob, b: spec.TrainingJob) -> bool:
     """Whether `b` is `a` submitted once more by a client that got no answer."""
-    mark = a.metadata.annotations.get(SUBMISSION)
-    return mark is not None and mark == b.metadata.annotations.get(SUBMISSION)
+    mark = a.metadata.annotations.get(SUBMISSION_ANNOTATION)
+    return mark is not None and mark == b.metadata.annotations.get(SUBMISSION_ANNOTATION)
 
 
 def _says_of_processes(job: spec.TrainingJob) -> str | None:
-    return job.metadata.annotations.get(OVERSUBSCRIBE)
+    return job.metadata.annotations.get(OVERSUBSCRIBE_ANNOTATION)
 
 
-def _uses(job: spec.TrainingJob, flavor: str) -> bool:
+def _uses_flavor(job: spec.TrainingJob, flavor: str) -> bool:
     return is_admitted(job.status) and any(part.flavor == flavor for part in job.status.placement)
 
 
-def _check_named_once(documents: Sequence[Object]) -> None:
+def _check_unique_names(documents: Sequence[AnyObject]) -> None:
     seen: set[tuple[str, str, str]] = set()
     for item in documents:
         key = (item.kind, _namespace(item), item.metadata.name)
@@ -404,6 +404,6 @@ def _check_named_once(documents: Sequence[Object]) -> None:
         seen.add(key)
 
 
-def _result(item: Object, result: Literal["created", "configured", "unchanged", "deleted", "deleting"]) -> Result:
+def _result(item: AnyObject, result: Literal["created", "configured", "unchanged", "deleted", "deleting"]) -> ObjectResult:
     namespace = _namespace(item) if isinstance(item, spec.TrainingJob) else None
     return {"kind": item.kind, "namespace": namespace, "name": item.metadata.name, "result": result}

@@ -22,12 +22,12 @@ _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class ShimNotStarted:
     """No shim has begun: it may be started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class ShimRunning:
     """A shim holds the lock. `pid` is None in the moment before it has written who it is."""
 
     pid: int | None
@@ -35,7 +35,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ShimExited:
     """The replica's end. `exit_code` is 128 + signal when a signal ended it; `stopped`: we had asked it to stop;
     `failed_at`: when its first rank failed, if a launcher noted that."""
 
@@ -49,13 +49,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
+class ShimLost:
     """The shim began and is gone without a word: killed, or the host went down."""
 
     boot_id: str
 
 
-State: TypeAlias = Fresh | Live | Ended | Vanished
+ShimState: TypeAlias = ShimNotStarted | ShimRunning | ShimExited | ShimLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,16 @@ class PodFolder:
 
     path: Path
 
-    def write_spec(self, what: dict[str, Any]) -> None:
+    def write_spec(self, shim_spec: dict[str, Any]) -> None:
         """Make the folder and say what to run. Raises OSError when there is no room."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(self.path / shim.SPEC, json.dumps(what))
+        _write_atomically(self.path / shim.SPEC, json.dumps(shim_spec))
 
     def write_stop(self, grace_s: float) -> None:
         """Say how long the replica has, before SIGTERM. Raises OSError when there is no room."""
-        _replace(self.path / shim.STOP, json.dumps({"grace_s": grace_s}))
+        _write_atomically(self.path / shim.STOP, json.dumps({"grace_s": grace_s}))
 
-    def forbid(self) -> bool:
+    def prevent_start(self) -> bool:
         """Keep a shim that may be on its way from ever starting the replica. False when one has begun already."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -90,41 +90,41 @@ class PodFolder:
         finally:
             os.close(lock)
 
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether a shim has said that it runs the replica."""
         return (self.path / shim.STARTED).exists()
 
-    def failure(self) -> tuple[int, float] | None:
+    def first_rank_failure(self) -> tuple[int, float] | None:
         """(Exit code, Unix time) of the first rank that failed, noted while others of the pod may still run."""
-        code, at = _read(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
+        code, at = _read_json(self.path / shim.FAILURE).get("exit_code"), shim.failed_at(str(self.path))
         return (code, at) if type(code) is int and 0 < code < 256 and at is not None else None
 
-    def port_was_taken(self) -> bool:
+    def port_in_use(self) -> bool:
         """Whether a launcher noted that another program listens where the role was to meet."""
-        return _read(self.path / shim.FAILURE).get("reason") == "PortInUse"
+        return _read_json(self.path / shim.FAILURE).get("reason") == "PortInUse"
 
-    def state(self) -> State:
+    def state(self) -> ShimState:
         """Where the replica stands. Looks while holding the lock, so that a shim cannot begin in between."""
         try:
             lock = os.open(self.path / shim.LOCK, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                return Fresh()
+                return ShimNotStarted()
             raise
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            started = _read(self.path / shim.STARTED)
-            return Live(started.get("pid"), started.get("start_time", 0))
+            started = _read_json(self.path / shim.STARTED)
+            return ShimRunning(started.get("pid"), started.get("start_time", 0))
         else:
-            return self._without_shim()
+            return self._state_without_shim()
         finally:
             os.close(lock)
 
-    def _without_shim(self) -> State:
-        end = _read(self.path / shim.EXIT)
+    def _state_without_shim(self) -> ShimState:
+        end = _read_json(self.path / shim.EXIT)
         if end:
-            return Ended(
+            return ShimExited(
                 exit_code=int(end["exit_code"]),
                 started_at=end["started_at"],
                 finished_at=end["finished_at"],
@@ -133,8 +133,8 @@ class PodFolder:
                 collector_status=end["collector_status"],
                 failed_at=end.get("failed_at"),
             )
-        started = _read(self.path / shim.STARTED)
-        return Vanished(started["boot_id"]) if started else Fresh()
+        started = _read_json(self.path / shim.STARTED)
+        return ShimLost(started["boot_id"]) if started else ShimNotStarted()
 
     def log_times(self) -> list[tuple[float, int]]:
         """(Unix time, bytes in the log then), before and after every growth, to a second. Lines that cannot be read,
@@ -151,7 +151,7 @@ class PodFolder:
         return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """A JSON file that is replaced atomically; empty when it is not there."""
     try:
         content = json.loads(path.read_bytes())
@@ -160,7 +160,7 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _replace(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:

@@ -15,7 +15,7 @@ from pathlib import Path
 from muster.errors import DaemonError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PATIENCE_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 
 
 def boot_id(file: Path | None = None) -> str:
@@ -59,13 +59,13 @@ class Process:
             return None
         return cls(pid, fd)
 
-    def ended(self) -> bool:
+    def has_exited(self) -> bool:
         """Whether it ended; as a zombie it has."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return bool(poll.poll(0))
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing when it is gone."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.fd, number)
@@ -75,19 +75,19 @@ class Process:
         os.close(self.fd)
 
 
-def end_all(doomed: Callable[[frozenset[bytes]], bool]) -> int:
+def kill_matching(matches: Callable[[frozenset[bytes]], bool]) -> int:
     """Kill every process of ours whose environment ("NAME=value" as bytes) is `doomed`; how many there were.
 
     The environment is the one the program was started with. Ends when they are gone, or after 5 s.
     """
     killed: dict[int, Process] = {}
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
-        found = [process for process in _find(doomed) if process.pid not in killed]
+        found = [process for process in _find_matching(matches) if process.pid not in killed]
         for process in found:
-            process.send(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
             killed[process.pid] = process
-        if not found and all(process.ended() for process in killed.values()):
+        if not found and all(process.has_exited() for process in killed.values()):
             break
         time.sleep(0.005)
     for process in killed.values():
@@ -95,7 +95,7 @@ def end_all(doomed: Callable[[frozenset[bytes]], bool]) -> int:
     return len(killed)
 
 
-def _find(doomed: Callable[[frozenset[bytes]], bool]) -> Iterator[Process]:
+def _find_matching(matches: Callable[[frozenset[bytes]], bool]) -> Iterator[Process]:
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -111,7 +111,7 @@ def _find(doomed: Callable[[frozenset[bytes]], bool]) -> Iterator[Process]:
             variables = frozenset(Path(entry.path, "environ").read_bytes().split(b"\0"))
         except OSError:
             variables = frozenset()
-        if doomed(variables):
+        if matches(variables):
             yield process
         else:
             process.close()

@@ -11,61 +11,61 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.beats import FIGURES, Clock, beat_of, number
-from muster.cluster import Beat
+from muster.beats import NUMERIC_FIELDS, ClockReading, parse_heartbeat, finite_number
+from muster.cluster import Heartbeat
 
-_Stamp = tuple[int, int] | None  # modification time in ns and inode; None: no file
+_FileStamp = tuple[int, int] | None  # modification time in ns and inode; None: no file
 
 
 @dataclass(slots=True)
-class _Known:
-    beat_stamp: _Stamp = None
-    latest_stamp: _Stamp = None
-    beat: Beat | None = None
+class _CachedHeartbeat:
+    heartbeat_stamp: _FileStamp = None
+    checkpoint_stamp: _FileStamp = None
+    heartbeat: Heartbeat | None = None
 
 
-class Beats:
+class HeartbeatReader:
     """The newest beats, by job uid."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedHeartbeat] = {}
 
-    def read(self, run_dirs: Iterable[tuple[str, Path]], now: float) -> dict[str, Beat]:
+    def read(self, run_dirs: Iterable[tuple[str, Path]], now: float) -> dict[str, Heartbeat]:
         """Beats of these jobs (uid, run folder); what did not change keeps its identity."""
-        known = {uid: self._look(self._known.get(uid) or _Known(), run_dir, Clock(now)) for uid, run_dir in run_dirs}
+        known = {uid: self._refresh(self._known.get(uid) or _CachedHeartbeat(), run_dir, ClockReading(now)) for uid, run_dir in run_dirs}
         self._known = known
-        return {uid: entry.beat for uid, entry in known.items() if entry.beat is not None}
+        return {uid: entry.heartbeat for uid, entry in known.items() if entry.heartbeat is not None}
 
-    def _look(self, known: _Known, run_dir: Path, clock: Clock) -> _Known:
+    def _refresh(self, known: _CachedHeartbeat, run_dir: Path, clock: ClockReading) -> _CachedHeartbeat:
         beat_file, latest_file = run_dir / "beats" / "rank-0.json", run_dir / "checkpoints" / "latest"
-        stamps = _stamp(beat_file), _stamp(latest_file)
-        if stamps != (known.beat_stamp, known.latest_stamp):
-            known.beat = beat_of(read_json(beat_file), read_json(latest_file), clock, known.beat)
-            known.beat_stamp, known.latest_stamp = stamps
+        stamps = _file_stamp(beat_file), _file_stamp(latest_file)
+        if stamps != (known.heartbeat_stamp, known.checkpoint_stamp):
+            known.heartbeat = parse_heartbeat(read_json(beat_file), read_json(latest_file), clock, known.heartbeat)
+            known.heartbeat_stamp, known.checkpoint_stamp = stamps
         return known
 
 
-def all_beats(run_dir: Path) -> list[dict[str, Any]]:
+def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
     """What every rank said last, in the order of ranks; files that cannot be read are left out, and figures that are no
     numbers are unknown."""
-    said = [_plausible(read_json(path)) for path in (run_dir / "beats").glob("rank-*.json")]
+    said = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "beats").glob("rank-*.json")]
     return sorted((beat for beat in said if isinstance(beat.get("rank"), int)), key=lambda beat: int(beat["rank"]))
 
 
-def _plausible(beat: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if name in FIGURES and number(value) is None else value for name, value in beat.items()}
+def _drop_invalid_numbers(beat: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value for name, value in beat.items()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object that is replaced atomically; empty when it is missing or is none. A program of a user's writes it:
     what is no plain file is not waited for, and no more is read than such an object can have."""
-    from muster.tracing.endpoint import document  # it brings a server along, which who only asks the daemon needs not
+    from muster.tracing.endpoint import read_json_object  # it brings a server along, which who only asks the daemon needs not
     from muster.tracing.sharedfolder import SharedFolder
 
-    return document(SharedFolder(path.parent), path.name, []) or {}
+    return read_json_object(SharedFolder(path.parent), path.name, []) or {}
 
 
-def _stamp(path: Path) -> _Stamp:
+def _file_stamp(path: Path) -> _FileStamp:
     try:
         status = os.stat(path)
     except OSError:

@@ -42,11 +42,11 @@ class PodRecord:
     request: Resources = Resources()
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         """No process of it is left."""
         return self.phase in ("Succeeded", "Failed", "Lost")
 
-    def view(self) -> PodView:
+    def to_view(self) -> PodView:
         """As the engine sees it; ready as soon as it runs, since there are no probes here."""
         return PodView(
             name=self.name,
@@ -68,7 +68,7 @@ class PodRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EventRecord:
     """Something happened to a job; `count` times in a row, last at `at`."""
 
     job_uid: str
@@ -78,6 +78,6 @@ class Event:
     message: str
     count: int = 1
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For the API."""
         return {"at": self.at, "type": self.type, "reason": self.reason, "message": self.message, "count": self.count}

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import NotFound
-from muster.spec import ENDED_PHASES, TrainingJob
+from muster.spec import TERMINAL_PHASES, TrainingJob
 
-_FINISHED = ("Terminating", *ENDED_PHASES)
-_ENDED = ("Succeeded", "Failed", "Lost")
+_FINISHED_JOB_PHASES = ("Terminating", *TERMINAL_PHASES)
+_FINISHED_POD_PHASES = ("Succeeded", "Failed", "Lost")
 
 
 def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: int | None) -> None:
@@ -51,12 +51,12 @@ def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follo
         int(path.name.rpartition("attempt-")[2].removesuffix(".log"))
         for path in (run_dir / "logs").glob(f"{role}-{index}.attempt-*.log")
     ]
-    if follow and job.status.phase not in _FINISHED:
+    if follow and job.status.phase not in _FINISHED_JOB_PHASES:
         return max([job.status.attempt, *attempts])
     return max(attempts, default=job.status.attempt)
 
 
-def newest_logs(logs: Path) -> dict[tuple[str, int], int]:
+def newest_log_attempts(logs: Path) -> dict[tuple[str, int], int]:
     """By (role, index): the newest attempt whose log is in this folder."""
     newest: dict[tuple[str, int], int] = {}
     for path in logs.glob("*.attempt-*.log"):
@@ -67,11 +67,11 @@ def newest_logs(logs: Path) -> dict[tuple[str, int], int]:
     return newest
 
 
-def is_over(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
+def is_complete(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: int) -> bool:
     """Whether no more will come of an attempt; `pods` are the replica's of that attempt, as the daemon tells them."""
     if job.status.attempt < attempt:
         return False
-    ended = [pod["phase"] in _ENDED for pod in pods]
-    if job.status.attempt > attempt or job.status.phase in _FINISHED:
+    ended = [pod["phase"] in _FINISHED_POD_PHASES for pod in pods]
+    if job.status.attempt > attempt or job.status.phase in _FINISHED_JOB_PHASES:
         return all(ended)
     return bool(ended) and ended[0]

@@ -18,57 +18,57 @@ from pathlib import Path
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.devices import free_devices
-from muster.local.endings import PORT_TAKEN, cannot_start, ended, is_its_own, rank_failed, vanished
+from muster.local.endings import PORT_IN_USE, record_start_error, record_exit, is_pod_error, record_rank_failure, record_shim_lost
 from muster.local.logs import tail
-from muster.local.pod_folder import Ended, Fresh, Live, PodFolder, State, Vanished
-from muster.local.processes import Process, end_all
-from muster.local.records import Event, PodRecord
-from muster.local.spawning import Host, Watch, spawn
-from muster.local.store import Store
+from muster.local.pod_folder import ShimExited, ShimNotStarted, ShimRunning, PodFolder, ShimState, ShimLost
+from muster.local.processes import Process, kill_matching
+from muster.local.records import EventRecord, PodRecord
+from muster.local.spawning import LaunchContext, ShimHandle, start_shim
+from muster.local.store import SqliteStore
 
-_STUCK_S = 15.0  # a shim that outlives grace, drain and this is killed
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 30.0
-_NO_USE_AFTER_S = 4.0  # with this pause before the next try, a pod whose own files are wrong is given up
-_HURRY_S = 0.02
+_SHIM_EXIT_TIMEOUT_S = 15.0  # a shim that outlives grace, drain and this is killed
+_FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
+_GIVE_UP_AFTER_S = 4.0  # with this pause before the next try, a pod whose own files are wrong is given up
+_FAST_POLL_S = 0.02
 
 
-class Replicas:
+class PodSupervisor:
     """The pods of this host. Its owner holds the lock of the store."""
 
     def __init__(
-        self, host: Host, store: Store, devices: dict[str, tuple[str, ...]], clock: Callable[[], float] = time.time
+        self, host: LaunchContext, store: SqliteStore, devices: dict[str, tuple[str, ...]], clock: Callable[[], float] = time.time
     ) -> None:
         self._host = host
         self._store = store
         self._devices = devices  # by node
         self._clock = clock
-        self._watched: dict[str, Watch] = {}
+        self._shims: dict[str, ShimHandle] = {}
         self._retries: dict[str, tuple[float, float]] = {}  # by pod that did not begin: (not before, next pause)
-        self._unseen: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
+        self._unknown_status: dict[str, str] = {}  # by pod that could not be looked at: what was said of it
         self._changed = False
-        self._due: float | None = None
+        self._next_sync_at: float | None = None
         self._stopping_since: float | None = None
 
-    def pass_over(self) -> bool:
+    def sync(self) -> bool:
         """One pass; True when a record changed. `due()` tells when the next one is needed at the latest."""
         now = self._clock()
-        self._due = None
+        self._next_sync_at = None
         finished: list[PodRecord] = []
         gone: list[PodRecord] = []
         startable: list[PodRecord] = []
         for pod in [pod for pods in self._store.pods.values() for pod in pods.values()]:
             try:
-                after = self._look(pod, now)
+                after = self._sync_pod(pod, now)
             except OSError as error:  # of this pod's folder: the others go on
-                self._say_unseen(pod, now, str(error))
+                self._report_unknown_status(pod, now, str(error))
                 continue
             if after is None:
                 gone.append(pod)
             elif after is not pod:
                 finished.append(after)
-            elif pod.phase == "Pending" and pod.name not in self._watched and self._may_start(pod, now):
+            elif pod.phase == "Pending" and pod.name not in self._shims and self._can_start(pod, now):
                 startable.append(pod)
-        finished += self._take_along(finished)
+        finished += self._record_failing_peers(finished)
         if finished or gone:
             with self._store.transaction():
                 for pod in finished:
@@ -76,21 +76,21 @@ class Replicas:
                 for pod in gone:
                     self._store.remove_pod(pod)
             self._changed = True
-        self._start(startable, now)
+        self._start_pods(startable, now)
         return bool(finished or gone)
 
-    def take_changed(self) -> bool:
+    def pop_changed(self) -> bool:
         """Whether any pass since the last call changed a record, whoever made it: the engine has to look again."""
         changed, self._changed = self._changed, False
         return changed
 
-    def due(self) -> float | None:
+    def next_sync_at(self) -> float | None:
         """When the next pass is needed even if no process ends, Unix seconds; None: not by itself."""
-        return self._due
+        return self._next_sync_at
 
-    def watched(self) -> list[int]:
+    def shim_fds(self) -> list[int]:
         """File descriptors that become readable when a shim ends."""
-        return [watch.process.fd for watch in self._watched.values()]
+        return [watch.process.fd for watch in self._shims.values()]
 
     def stop_all(self) -> None:
         """The host goes down: every replica gets SIGTERM and its grace; none is started any more."""
@@ -98,99 +98,99 @@ class Replicas:
 
     def kill_all(self) -> None:
         """The home is gone: end everything at once, there is nothing left to save it to."""
-        ours = self._ours()
-        end_all(lambda variables: any(variable.startswith(ours) for variable in variables))
+        ours = self._home_marker()
+        kill_matching(lambda variables: any(variable.startswith(ours) for variable in variables))
 
-    def living(self) -> int:
+    def live_shim_count(self) -> int:
         """How many shims are known to live."""
-        return len(self._watched)
+        return len(self._shims)
 
-    def end_orphans(self) -> int:
+    def kill_orphans(self) -> int:
         """Kill what runs on behalf of this home without a record: its job is gone. Returns the number of processes."""
-        living = {_mark(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.ended}
-        ours = self._ours()
+        living = {_pod_marker(pod) for pods in self._store.pods.values() for pod in pods.values() if not pod.finished}
+        ours = self._home_marker()
 
         def is_orphan(variables: frozenset[bytes]) -> bool:
             return any(variable.startswith(ours) for variable in variables) and not living & variables
 
-        return end_all(is_orphan)
+        return kill_matching(is_orphan)
 
-    def _ours(self) -> bytes:
+    def _home_marker(self) -> bytes:
         """How a variable begins that only replicas of this home have."""
-        return b"MUSTER_RUN_DIR=" + os.fsencode(self._host.home.runs) + b"/"
+        return b"MUSTER_RUN_DIR=" + os.fsencode(self._host.home.runs_dir) + b"/"
 
     # ---- one pod
 
-    def _look(self, pod: PodRecord, now: float) -> PodRecord | None:
+    def _sync_pod(self, pod: PodRecord, now: float) -> PodRecord | None:
         """The record after a look at the pod; None when it is to be forgotten."""
-        if pod.ended:
+        if pod.finished:
             return None if pod.deleting_at is not None else pod
-        watch = self._watched.get(pod.name)
-        if watch is not None and not watch.ended():
-            return self._look_at_living(pod, watch, now)
+        watch = self._shims.get(pod.name)
+        if watch is not None and not watch.has_exited():
+            return self._sync_running_pod(pod, watch, now)
         if watch is not None:
-            self._watched.pop(pod.name).process.close()
+            self._shims.pop(pod.name).process.close()
         state = self._folder(pod).state()
-        if isinstance(state, Live):
+        if isinstance(state, ShimRunning):
             process = Process.find(state.pid, state.start_time) if state.pid is not None else None
             if process is None:
-                self._wake_at(now + _HURRY_S)  # about to write its pid, or about to let the lock go
+                self._schedule_sync(now + _FAST_POLL_S)  # about to write its pid, or about to let the lock go
                 return pod
-            self._watched[pod.name] = watch = Watch(process, None)
-            return self._look_at_living(pod, watch, now)
+            self._shims[pod.name] = watch = ShimHandle(process, None)
+            return self._sync_running_pod(pod, watch, now)
         if pod.deleting_at is not None:
-            if isinstance(state, Fresh) and not self._folder(pod).forbid():
-                self._wake_at(now + _HURRY_S)  # a shim of an earlier daemon came first: stop it
+            if isinstance(state, ShimNotStarted) and not self._folder(pod).prevent_start():
+                self._schedule_sync(now + _FAST_POLL_S)  # a shim of an earlier daemon came first: stop it
                 return pod
-            if isinstance(state, Vanished):
-                self._end_leftovers(pod)
+            if isinstance(state, ShimLost):
+                self._kill_leftovers(pod)
             return None
-        if isinstance(state, Fresh):
+        if isinstance(state, ShimNotStarted):
             if watch is not None:  # its shim ended without having begun, for whatever reason
-                self._try_later(pod, now, self._last_words(pod, watch))
+                self._retry_later(pod, now, self._shim_error(pod, watch))
             return pod
-        return self._finish(pod, state)
+        return self._finished_record(pod, state)
 
-    def _look_at_living(self, pod: PodRecord, watch: Watch, now: float) -> PodRecord:
-        if pod.phase != "Running" and not self._folder(pod).begun():
-            self._wake_at(now + _HURRY_S)
+    def _sync_running_pod(self, pod: PodRecord, handle: ShimHandle, now: float) -> PodRecord:
+        if pod.phase != "Running" and not self._folder(pod).has_started():
+            self._schedule_sync(now + _FAST_POLL_S)
             return pod
         asked_at = pod.deleting_at if pod.deleting_at is not None else self._stopping_since
         if asked_at is not None:
-            self._press(pod, watch, asked_at, now)
+            self._terminate(pod, handle, asked_at, now)
         self._retries.pop(pod.name, None)
         return pod if pod.phase == "Running" else replace(pod, phase="Running")
 
-    def _press(self, pod: PodRecord, watch: Watch, asked_at: float, now: float) -> None:
+    def _terminate(self, pod: PodRecord, handle: ShimHandle, requested_at: float, now: float) -> None:
         """SIGTERM once; the shim itself counts the grace. SIGKILL to the shim only when it is stuck."""
-        if watch.told != (asked_at, pod.grace_s):
+        if handle.stop_sent != (requested_at, pod.grace_s):
             with suppress(OSError):  # a full disk: the shim then takes the grace of its spec
-                self._folder(pod).write_stop(max(0.0, asked_at + pod.grace_s - now))
-            watch.process.send(signal.SIGTERM)
-            watch.told = (asked_at, pod.grace_s)
-        stuck_at = asked_at + pod.grace_s + self._host.drain_s + _STUCK_S
+                self._folder(pod).write_stop(max(0.0, requested_at + pod.grace_s - now))
+            handle.process.send_signal(signal.SIGTERM)
+            handle.stop_sent = (requested_at, pod.grace_s)
+        stuck_at = requested_at + pod.grace_s + self._host.drain_s + _SHIM_EXIT_TIMEOUT_S
         if now >= stuck_at:
-            watch.process.send(signal.SIGKILL)
-            stuck_at = now + _STUCK_S
-        self._wake_at(stuck_at)
+            handle.process.send_signal(signal.SIGKILL)
+            stuck_at = now + _SHIM_EXIT_TIMEOUT_S
+        self._schedule_sync(stuck_at)
 
-    def _finish(self, pod: PodRecord, state: State) -> PodRecord:
+    def _finished_record(self, pod: PodRecord, state: ShimState) -> PodRecord:
         """The record of a pod of which no process is left."""
-        if isinstance(state, Vanished):
-            self._end_leftovers(pod)
-            return vanished(pod, state, self._host.boot_id, self._clock())
-        assert isinstance(state, Ended)
+        if isinstance(state, ShimLost):
+            self._kill_leftovers(pod)
+            return record_shim_lost(pod, state, self._host.boot_id, self._clock())
+        assert isinstance(state, ShimExited)
         if state.collector_status not in (None, 0):
             self._event(
                 pod, "CollectorFailed", f"the trace collector of {pod.name} ended with {state.collector_status}"
             )
-        after = ended(pod, state, self._folder(pod), self._log(pod))
-        if after.reason == PORT_TAKEN:
+        after = record_exit(pod, state, self._folder(pod), self._log(pod))
+        if after.reason == PORT_IN_USE:
             told = f"another program has port {pod.port}, where {pod.name} was to listen: the gang meets at another one"
-            self._event(pod, PORT_TAKEN, told)
+            self._event(pod, PORT_IN_USE, told)
         return after
 
-    def _take_along(self, finished: list[PodRecord]) -> list[PodRecord]:
+    def _record_failing_peers(self, finished: list[PodRecord]) -> list[PodRecord]:
         """Pods that still end although a rank of theirs has failed, as soon as another one of their attempt failed.
 
         Both are written at once: which failed first decides what the engine does, and it looks only once.
@@ -201,29 +201,29 @@ class Replicas:
         for uid, attempt in failed:
             for pod in self._store.pods[uid].values():
                 if pod.attempt == attempt and pod.name not in known and pod.phase == "Running":
-                    failing = rank_failed(pod, self._folder(pod), self._log(pod))
+                    failing = record_rank_failure(pod, self._folder(pod), self._log(pod))
                     if failing is not None:
                         noted.append(failing)
         return noted
 
     # ---- starting
 
-    def _may_start(self, pod: PodRecord, now: float) -> bool:
+    def _can_start(self, pod: PodRecord, now: float) -> bool:
         if pod.deleting_at is not None or self._stopping_since is not None:
             return False
         not_before, _ = self._retries.get(pod.name, (0.0, 0.0))
         if now < not_before:
-            self._wake_at(not_before)
+            self._schedule_sync(not_before)
             return False
         return True
 
-    def _start(self, pods: Iterable[PodRecord], now: float) -> None:
+    def _start_pods(self, pods: Iterable[PodRecord], now: float) -> None:
         """Choose devices, write that down, then start the shims."""
         chosen: list[PodRecord] = []
         with self._store.transaction():
             for pod in pods:
                 if pod.devices is None:
-                    devices = free_devices(self._devices.get(pod.node, ()), self._on_node(pod.node), pod.gpus)
+                    devices = free_devices(self._devices.get(pod.node, ()), self._pods_on_node(pod.node), pod.gpus)
                     if devices is None:
                         continue  # a replica that leaves still has them; its end brings the next pass
                     pod = replace(pod, devices=devices)
@@ -234,65 +234,65 @@ class Replicas:
             if job is None:
                 continue
             try:
-                self._watched[pod.name] = spawn(self._host, pod, job)
+                self._shims[pod.name] = start_shim(self._host, pod, job)
             except OSError as error:
-                self._try_later(pod, now, str(error))
-                if self._retries[pod.name][1] > _NO_USE_AFTER_S and is_its_own(error, self._host.home):
-                    self._give_up(cannot_start(pod, str(error), now))
-            self._wake_at(now + _HURRY_S)
+                self._retry_later(pod, now, str(error))
+                if self._retries[pod.name][1] > _GIVE_UP_AFTER_S and is_pod_error(error, self._host.home):
+                    self._fail_pod(record_start_error(pod, str(error), now))
+            self._schedule_sync(now + _FAST_POLL_S)
 
-    def _give_up(self, failed: PodRecord) -> None:
+    def _fail_pod(self, failed: PodRecord) -> None:
         """The failure rules of its job decide what follows: the room is not kept for a pod that can never begin."""
         with self._store.transaction():
             self._store.put_pod(failed)
         self._retries.pop(failed.name, None)
         self._changed = True
 
-    def _try_later(self, pod: PodRecord, now: float, why: str) -> None:
-        self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {why}")
+    def _retry_later(self, pod: PodRecord, now: float, message: str) -> None:
+        self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {message}")
         _, pause = self._retries.get(pod.name, (now, _FIRST_RETRY_S))
-        self._retries[pod.name] = (now + pause, min(2 * pause, _LONGEST_RETRY_S))
-        self._wake_at(now + pause)
+        self._retries[pod.name] = (now + pause, min(2 * pause, _MAX_RETRY_S))
+        self._schedule_sync(now + pause)
 
-    def _say_unseen(self, pod: PodRecord, now: float, why: str) -> None:
-        if self._unseen.get(pod.name) != why:
-            self._event(pod, "ReplicaNotSeen", f"what became of {pod.name} cannot be seen, it is tried again: {why}")
-            self._unseen[pod.name] = why
-        self._wake_at(now + _FIRST_RETRY_S)
+    def _report_unknown_status(self, pod: PodRecord, now: float, message: str) -> None:
+        if self._unknown_status.get(pod.name) != message:
+            self._event(pod, "ReplicaNotSeen", f"what became of {pod.name} cannot be seen, it is tried again: {message}")
+            self._unknown_status[pod.name] = message
+        self._schedule_sync(now + _FIRST_RETRY_S)
 
     # ---- small things
 
-    def _on_node(self, node: str) -> Iterable[PodRecord]:
+    def _pods_on_node(self, node: str) -> Iterable[PodRecord]:
         return [pod for pods in self._store.pods.values() for pod in pods.values() if pod.node == node]
 
     def _folder(self, pod: PodRecord) -> PodFolder:
-        return self._host.folder(pod)
+        return self._host.pod_folder(pod)
 
     def _log(self, pod: PodRecord) -> Path:
-        return self._host.log(pod, self._store.jobs[pod.job_uid])
+        return self._host.log_file(pod, self._store.jobs[pod.job_uid])
 
     def _event(self, pod: PodRecord, reason: str, message: str) -> None:
         try:
             with self._store.transaction():
-                self._store.add_event(Event(pod.job_uid, self._clock(), "Warning", reason, message))
+                self._store.add_event(EventRecord(pod.job_uid, self._clock(), "Warning", reason, message))
         except ClusterError:
             pass  # the disk may be what it is about
 
-    def _last_words(self, pod: PodRecord, watch: Watch) -> str:
+    def _shim_error(self, pod: PodRecord, handle: ShimHandle) -> str:
         """What its shim said, or else how it ended."""
         said = tail(self._folder(pod).path / "shim.err").strip().rpartition("\n")[2]
-        code = watch.popen.returncode if watch.popen is not None else None
-        return said if code == shim.NO_ROOM else f"its shim ended with {code}: {said or 'without a word'}"
+        code = handle.popen.returncode if handle.popen is not None else None
+        return said if code == shim.NO_SPACE else f"its shim ended with {code}: {said or 'without a word'}"
 
-    def _end_leftovers(self, pod: PodRecord) -> None:
+    def _kill_leftovers(self, pod: PodRecord) -> None:
         """What the replica of a shim that was killed had started: the first process went with it, its children not."""
-        mark, ours = _mark(pod), self._ours()
-        end_all(lambda variables: mark in variables and any(one.startswith(ours) for one in variables))
+        mark, ours = _pod_marker(pod), self._home_marker()
+        kill_matching(lambda variables: mark in variables and any(one.startswith(ours) for one in variables))
 
-    def _wake_at(self, when: float) -> None:
-        self._due = when if self._due is None else min(self._due, when)
+    def _schedule_sync(self, when: float) -> None:
+        self._next_sync_at = when if self._next_sync_at is None else min(self._next_sync_at, when)
 
 
-def _mark(pod: PodRecord) -> bytes:
+def _pod_marker(pod: PodRecord) -> bytes:
     """What only processes of this pod have in their environment."""
     return f"MUSTER_POD={pod.name}".encode()

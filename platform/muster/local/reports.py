@@ -17,24 +17,24 @@ from pathlib import Path
 
 from muster import spec
 from muster.lifecycle import is_finished
-from muster.local.records import Event
-from muster.local.store import Store
+from muster.local.records import EventRecord
+from muster.local.store import SqliteStore
 from muster.tracing.recording import RECORDED_BY
 
-_LONGEST_S = 900.0
+_BUILD_TIMEOUT_S = 900.0
 
 
 @dataclass(slots=True)
 class _Build:
     uid: str
     child: subprocess.Popen[bytes]
-    began: float  # monotonic
+    started_at: float  # monotonic
 
 
-class Reports:
+class ReportBuilder:
     """At most one report at a time. Its owner holds the lock of the store."""
 
-    def __init__(self, store: Store, run_dir: Callable[[spec.TrainingJob], Path], environment: dict[str, str]) -> None:
+    def __init__(self, store: SqliteStore, run_dir: Callable[[spec.TrainingJob], Path], environment: dict[str, str]) -> None:
         self._store = store
         self._run_dir = run_dir
         own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
@@ -54,10 +54,10 @@ class Reports:
                 try:
                     self._build = self._begin(job)
                 except OSError as error:
-                    self._note(job, f"the report could not be begun: {error}")
+                    self._record_result(job, f"the report could not be begun: {error}")
             return
         if self._build.child.poll() is None:
-            if time.monotonic() - self._build.began > _LONGEST_S:
+            if time.monotonic() - self._build.started_at > _BUILD_TIMEOUT_S:
                 self._build.child.kill()
             return
         build, self._build = self._build, None
@@ -67,7 +67,7 @@ class Reports:
             why = f"the report could not be built (exit code {code})"
             if code == 1 and not any((self._run_dir(job) / "traces").rglob("rank-*")):
                 why = f"no trace was recorded: {RECORDED_BY}"
-            self._note(job, f"{why}; see {log}" if code else "")
+            self._record_result(job, f"{why}; see {log}" if code else "")
 
     def stop(self) -> None:
         """Give up the one that is built: the next daemon begins it anew."""
@@ -78,7 +78,7 @@ class Reports:
     def _is_due(self, job: spec.TrainingJob) -> bool:
         if job.spec.trace is None or job.status.traces is not None or not is_finished(job.status):
             return False
-        return all(pod.ended for pod in self._store.pods.get(job.metadata.uid, {}).values())
+        return all(pod.finished for pod in self._store.pods.get(job.metadata.uid, {}).values())
 
     def _begin(self, job: spec.TrainingJob) -> _Build:
         run_dir = self._run_dir(job)
@@ -92,24 +92,24 @@ class Reports:
             )
         return _Build(job.metadata.uid, child, time.monotonic())
 
-    def _note(self, job: spec.TrainingJob, why: str) -> None:
+    def _record_result(self, job: spec.TrainingJob, error: str) -> None:
         """Write down that it was tried, and why there is none; empty when there should be one."""
         run_dir = self._run_dir(job)
         page = run_dir / "report" / "report.html"
-        good = not why and page.exists()
-        traces = spec.TraceStatus(report=str(page) if good else "", files=_collected(run_dir))
+        good = not error and page.exists()
+        traces = spec.TraceStatus(report=str(page) if good else "", files=_count_collected_traces(run_dir))
         status = job.status.model_copy(update={"traces": traces})
         if good:
-            event = Event(job.metadata.uid, time.time(), "Normal", "ReportBuilt", f"report: {page}")
+            event = EventRecord(job.metadata.uid, time.time(), "Normal", "ReportBuilt", f"report: {page}")
         else:
-            why = why or f"the report could not be built: there is no {page}"
-            event = Event(job.metadata.uid, time.time(), "Warning", "ReportFailed", why)
+            error = error or f"the report could not be built: there is no {page}"
+            event = EventRecord(job.metadata.uid, time.time(), "Warning", "ReportFailed", error)
         with self._store.transaction():
             self._store.put(job.model_copy(update={"status": status}))
             self._store.add_event(event)
 
 
-def _collected(run_dir: Path) -> int:
+def _count_collected_traces(run_dir: Path) -> int:
     """How many good traces the manifests list."""
     files: set[str] = set()
     for path in (run_dir / "traces").glob("manifest-*.json"):

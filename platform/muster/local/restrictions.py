@@ -16,20 +16,20 @@ from muster.local.annotations import check_annotations
 from muster.local.programs import check_program
 from muster.local.submitter import interpreter_environment
 
-_REFUSED_OF_POD = {
+_REFUSED_POD_FIELDS = {
     "hostPID": "replicas already see this host's processes; leave it out",
 }
-_REFUSED_OF_CONTAINER = {
+_REFUSED_CONTAINER_FIELDS = {
     "volumeMounts": "there are no volumes on this host; use paths",
     "volumeDevices": "there are no volumes on this host; use paths",
     "envFrom": "there are no secrets or config maps on this host; write env entries with a literal value",
     "lifecycle": "hooks do not run on this host; handle SIGTERM in the program",
 }
-_IGNORED_OF_POD = ("hostNetwork", "imagePullSecrets", "securityContext", "serviceAccountName")
-_IGNORED_OF_CONTAINER = ("image", "livenessProbe", "readinessProbe", "startupProbe", "securityContext")
+_IGNORED_POD_FIELDS = ("hostNetwork", "imagePullSecrets", "securityContext", "serviceAccountName")
+_IGNORED_CONTAINER_FIELDS = ("image", "livenessProbe", "readinessProbe", "startupProbe", "securityContext")
 
 
-def check_runs_here(
+def check_local_support(
     job: spec.TrainingJob, base_environment: Mapping[str, str], old: spec.TrainingJob | None = None
 ) -> list[str]:
     """Notices for the user; `old`: the job as it is stored. Raises `InvalidSpec` with the field, the value and what
@@ -47,15 +47,15 @@ def check_runs_here(
             field = field_path(unknown.path)
             raise InvalidSpec(f"{field}: {unknown.message}", field=field)
         path = f"spec.roles[{number}].template.spec"
-        for field, problem in _problems(role.template.spec):
+        for field, problem in _unsupported_fields(role.template.spec):
             raise InvalidSpec(f"{path}.{field}: {problem}", field=f"{path}.{field}")
         environment = interpreter_environment(base_environment, job)
         check_program(job, role.template.spec.containers[0], environment, f"{path}.containers[0]")
-        notices += [f"{path}.{field} is ignored on this host" for field in _ignored(role.template.spec)]
+        notices += [f"{path}.{field} is ignored on this host" for field in _ignored_fields(role.template.spec)]
     return notices
 
 
-def _problems(pod: spec.PodSpec) -> Iterator[tuple[str, str]]:
+def _unsupported_fields(pod: spec.PodSpec) -> Iterator[tuple[str, str]]:
     if pod.init_containers:
         yield (
             "initContainers",
@@ -65,19 +65,19 @@ def _problems(pod: spec.PodSpec) -> Iterator[tuple[str, str]]:
         yield "containers", f"{len(pod.containers)} containers; a replica on this host is one process: write one"
     if pod.volumes:
         yield "volumes", f"{pod.volumes[0].get('name', '')!r}: there are no volumes on this host; use paths"
-    yield from _forbidden(pod, _REFUSED_OF_POD, "")
+    yield from _refused_fields(pod, _REFUSED_POD_FIELDS, "")
     container = pod.containers[0]
-    yield from _forbidden(container, _REFUSED_OF_CONTAINER, "containers[0].")
+    yield from _refused_fields(container, _REFUSED_CONTAINER_FIELDS, "containers[0].")
     for number, variable in enumerate(container.env):
         if "valueFrom" in (variable.model_extra or {}):
             what = (
                 "there are no secrets or config maps on this host; write a literal value, or read a file in the program"
             )
             yield f"containers[0].env[{number}].valueFrom", f"{variable.name!r}: {what}"
-    yield from _impossible(container)
+    yield from _invalid_process_fields(container)
 
 
-def _impossible(container: spec.Container) -> Iterator[tuple[str, str]]:
+def _invalid_process_fields(container: spec.Container) -> Iterator[tuple[str, str]]:
     """What no process can be started with."""
     for number, variable in enumerate(container.env):
         field = f"containers[0].env[{number}]"
@@ -91,19 +91,19 @@ def _impossible(container: spec.Container) -> Iterator[tuple[str, str]]:
                 yield f"containers[0].{part}[{number}]", f"must not contain the character NUL; got {text[:60]!r}"
 
 
-def _forbidden(part: spec.Open, fields: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
+def _refused_fields(part: spec.ExtensibleModel, fields: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
     for name, instead in fields.items():
-        if _written(part).get(name):
+        if _field_values(part).get(name):
             yield f"{prefix}{name}", instead
 
 
-def _written(part: spec.Open) -> dict[str, object]:
+def _field_values(part: spec.ExtensibleModel) -> dict[str, object]:
     """Fields by their names outside, those that nobody declares included."""
     fields = type(part).model_fields.items()
     return {field.alias or name: getattr(part, name) for name, field in fields} | (part.model_extra or {})
 
 
-def _ignored(pod: spec.PodSpec) -> Iterator[str]:
-    of_pod, of_container = _written(pod), _written(pod.containers[0])
-    yield from (name for name in _IGNORED_OF_POD if of_pod.get(name))
-    yield from (f"containers[0].{name}" for name in _IGNORED_OF_CONTAINER if of_container.get(name))
+def _ignored_fields(pod: spec.PodSpec) -> Iterator[str]:
+    of_pod, of_container = _field_values(pod), _field_values(pod.containers[0])
+    yield from (name for name in _IGNORED_POD_FIELDS if of_pod.get(name))
+    yield from (f"containers[0].{name}" for name in _IGNORED_CONTAINER_FIELDS if of_container.get(name))

@@ -24,72 +24,72 @@ from pydantic import BaseModel, ValidationError
 
 from muster.documents import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.local.service import Service
-from muster.local.version import API
+from muster.local.service import DaemonService
+from muster.local.version import API_VERSION
 from muster.spec import Flavor, Queue, TrainingJob
 
-MOST_BYTES = 16 * 2**20
-_LONGEST_WATCH_S = 60.0
-_FIRST_REQUEST_S = 60.0
-_CODES: tuple[tuple[type[MusterError], int], ...] = (
+MAX_REQUEST_BYTES = 16 * 2**20
+_MAX_WATCH_S = 60.0
+_FIRST_REQUEST_TIMEOUT_S = 60.0
+_HTTP_STATUS: tuple[tuple[type[MusterError], int], ...] = (
     (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
 )  # fmt: skip
 
 
-class Desk:
+class RequestTracker:
     """What a request needs besides the verbs: who is asked to stop, and what is known of the requests themselves."""
 
     def __init__(
         self,
-        service: Service,
-        status: Callable[[], dict[str, Any]],
-        stop: Callable[[str, bool], None],
+        service: DaemonService,
+        get_status: Callable[[], dict[str, Any]],
+        request_stop: Callable[[str, bool], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
-        self.status = status
-        self.stop = stop  # (mode, force); mode is down or handover
-        self.changed: Callable[[], None] = lambda: None  # a request may have changed something
+        self.get_status = get_status
+        self.request_stop = request_stop  # (mode, force); mode is down or handover
+        self.on_change: Callable[[], None] = lambda: None  # a request may have changed something
         self.closed = False
         self.open_requests = 0
-        self._asked = False  # a daemon is started to be asked something
+        self._any_served = False  # a daemon is started to be asked something
         self._clock = clock
-        self._quiet_since = clock()
+        self._idle_since = clock()
         self.lock = threading.Lock()
 
-    def enter(self) -> None:
+    def begin_request(self) -> None:
         """A request begins. Raises `ClusterError` when the daemon is about to go."""
         with self.lock:
             if self.closed:
                 raise ClusterError("the daemon is closing", reason="Closing")
             self.open_requests += 1
 
-    def leave(self, may_have_changed: bool = False) -> None:
+    def end_request(self, may_have_changed: bool = False) -> None:
         """A request ends."""
         with self.lock:
             self.open_requests -= 1
-            self._quiet_since = self._clock()
-            first, self._asked = not self._asked, True
+            self._idle_since = self._clock()
+            first, self._any_served = not self._any_served, True
         if may_have_changed or first:  # the loop may be asleep until a later end than the one that holds now
-            self.changed()
+            self.on_change()
 
-    def close_if_quiet(self, idle_s: float) -> bool:
+    def close_if_idle(self, idle_s: float) -> bool:
         """Take no more requests, if none is open and none came for `idle_s`. True when closed.
 
         The first one, for which the daemon was started, is waited for a minute at least, however small `idle_s` is.
         """
         with self.lock:
-            if self.open_requests == 0 and self._idle_left_s(idle_s) <= 0:
+            if self.open_requests == 0 and self._idle_remaining_s(idle_s) <= 0:
                 self.closed = True
             return self.closed
 
-    def idle_left_s(self, idle_s: float) -> float:
+    def idle_remaining_s(self, idle_s: float) -> float:
         """Seconds until `close_if_quiet` may close; not above 0 when it may now, or once the open requests end."""
         with self.lock:
-            return self._idle_left_s(idle_s)
+            return self._idle_remaining_s(idle_s)
 
-    def _idle_left_s(self, idle_s: float) -> float:
-        return self._quiet_since + (idle_s if self._asked else max(idle_s, _FIRST_REQUEST_S)) - self._clock()
+    def _idle_remaining_s(self, idle_s: float) -> float:
+        return self._idle_since + (idle_s if self._any_served else max(idle_s, _FIRST_REQUEST_TIMEOUT_S)) - self._clock()
 
     def close(self) -> bool:
         """Take no more requests. True once the open ones are answered."""
@@ -98,18 +98,18 @@ class Desk:
             return self.open_requests == 0
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class DaemonServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """Listens on the socket; a thread a connection."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, path: Path, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, path: Path, tracker: RequestTracker) -> None:
+        self.tracker = tracker
         path.unlink(missing_ok=True)  # left by a daemon that was killed: we hold its lock
         before = os.umask(0o177)
         try:
-            super().__init__(str(path), Handler)
+            super().__init__(str(path), RequestHandler)
         finally:
             os.umask(before)
 
@@ -124,53 +124,53 @@ class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """A client that went away is no news."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
-    server: Server
+    server: DaemonServer
     timeout = 300
 
     def do_GET(self) -> None:
-        self._answer()
+        self._handle()
 
     do_POST = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name in http.server
         """Requests are not logged: they may carry what users keep to themselves."""
 
-    def _answer(self) -> None:
-        desk = self.server.desk
+    def _handle(self) -> None:
+        desk = self.server.tracker
         try:
             body = self._body()
-            desk.enter()
+            desk.begin_request()
         except MusterError as error:
-            self._send(*_error(error))
+            self._send(*_error_response(error))
             return
         try:
-            self._send(*self._carry_out(desk, body))
+            self._send(*self._dispatch(desk, body))
         finally:
-            desk.leave(may_have_changed=self.command != "GET")
+            desk.end_request(may_have_changed=self.command != "GET")
 
-    def _carry_out(self, desk: Desk, body: Any) -> tuple[int, bytes]:
+    def _dispatch(self, tracker: RequestTracker, body: Any) -> tuple[int, bytes]:
         url = urlsplit(self.path)
         steps = [unquote(step) for step in url.path.split("/") if step]
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         try:
-            return 200, _json(route(desk, self.command, steps, query, body))
+            return 200, _encode(route(tracker, self.command, steps, query, body))
         except MusterError as error:
-            return _error(error)
+            return _error_response(error)
         except ValidationError as error:
-            return _error(_as_invalid(error))
+            return _error_response(_to_invalid_spec(error))
         except Exception as error:
-            return _error(MusterError(f"the daemon failed at this: {type(error).__name__}: {error}; see daemon.log"))
+            return _error_response(MusterError(f"the daemon failed at this: {type(error).__name__}: {error}; see daemon.log"))
 
     def _body(self) -> Any:
         said = self.headers.get("Content-Length") or "0"
-        length = int(said) if said.isdecimal() else MOST_BYTES + 1
-        if length > MOST_BYTES:
+        length = int(said) if said.isdecimal() else MAX_REQUEST_BYTES + 1
+        if length > MAX_REQUEST_BYTES:
             self.close_connection = True
-            raise InvalidSpec(f"the request has {said} bytes; {MOST_BYTES} are the most")
+            raise InvalidSpec(f"the request has {said} bytes; {MAX_REQUEST_BYTES} are the most")
         if not length:
             return None
         try:
@@ -186,27 +186,27 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
 
-def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body: Any) -> Any:
+def route(tracker: RequestTracker, method: str, segments: list[str], query: dict[str, str], body: Any) -> Any:
     """The answer to one request. Raises `MusterError`, or pydantic's for a body that is no valid object."""
-    verbs = desk.service
-    match [method, *steps]:
+    verbs = tracker.service
+    match [method, *segments]:
         case ["GET", "status"]:
-            return desk.status()
+            return tracker.get_status()
         case ["POST", "stop"]:
-            desk.stop(*_how_to_stop(body))
+            tracker.request_stop(*_parse_stop_request(body))
             return {}
-        case [_, version, *_] if version != f"v{API}":
-            raise NotFound(f"this daemon speaks v{API}, not {version}", reason="WrongVersion")
+        case [_, version, *_] if version != f"v{API_VERSION}":
+            raise NotFound(f"this daemon speaks v{API_VERSION}, not {version}", reason="WrongVersion")
         case ["GET", _, "jobs"]:
             return verbs.jobs(query.get("namespace"))
         case ["POST", _, "jobs"]:
-            objects, environments = _sent(body)
+            objects, environments = _parse_submission(body)
             jobs = [TrainingJob.model_validate(job) for job in objects]
             return verbs.submit(jobs, query.get("dryRun") == "true", environments)
         case ["GET", _, "jobs", namespace, name]:
-            return _watch(desk, namespace, name, query)
+            return _watch(tracker, namespace, name, query)
         case ["POST", _, "jobs", namespace, name]:
-            return verbs.change(namespace, name, body if isinstance(body, dict) else {})
+            return verbs.patch(namespace, name, body if isinstance(body, dict) else {})
         case ["POST", _, "jobs", namespace, name, "replicas"]:
             return verbs.scale(namespace, name, body if isinstance(body, dict) else {})
         case ["GET", _, "jobs", namespace, name, "events"]:
@@ -214,12 +214,12 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
         case ["GET", _, "jobs", namespace, name, "pods"]:
             return verbs.pods(namespace, name)
         case ["POST", _, "apply"]:
-            objects, environments = _sent(body)
-            return verbs.apply([_document(item) for item in objects], environments)
+            objects, environments = _parse_submission(body)
+            return verbs.apply([_parse_object(item) for item in objects], environments)
         case ["DELETE", _, "objects", kind, namespace, name]:
             return verbs.delete(kind, namespace, name)
         case ["POST", _, "delete"]:
-            return verbs.delete_all(_targets(body))
+            return verbs.delete_all(_parse_delete_targets(body))
         case ["GET", _, "queues"]:
             return verbs.queues()
         case ["GET", _, "flavors"]:
@@ -228,10 +228,10 @@ def route(desk: Desk, method: str, steps: list[str], query: dict[str, str], body
             return verbs.nodes()
         case ["GET", _, "snapshot"]:
             return json.loads(verbs.snapshot())
-    raise NotFound(f"there is no {method} /{'/'.join(steps)}", reason="NoSuchCall")
+    raise NotFound(f"there is no {method} /{'/'.join(segments)}", reason="NoSuchCall")
 
 
-def _how_to_stop(body: Any) -> tuple[str, bool]:
+def _parse_stop_request(body: Any) -> tuple[str, bool]:
     """(mode, force). Raises `InvalidSpec` for any other words: a daemon is not stopped by a mistake."""
     asked = body if body is not None else {}
     if not isinstance(asked, dict):
@@ -244,19 +244,19 @@ def _how_to_stop(body: Any) -> tuple[str, bool]:
     return mode, force
 
 
-def _watch(desk: Desk, namespace: str, name: str, query: dict[str, str]) -> dict[str, Any]:
+def _watch(tracker: RequestTracker, namespace: str, name: str, query: dict[str, str]) -> dict[str, Any]:
     """The job and its mark; with `after`, only once it differs from that mark, or after `timeout` seconds."""
-    until = time.monotonic() + min(_LONGEST_WATCH_S, float(query.get("timeout") or 0))
+    until = time.monotonic() + min(_MAX_WATCH_S, float(query.get("timeout") or 0))
     while True:
-        job = desk.service.job(namespace, name).model_dump(mode="json", by_alias=True, exclude_none=True)
+        job = tracker.service.job(namespace, name).model_dump(mode="json", by_alias=True, exclude_none=True)
         mark = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         left = until - time.monotonic()
-        if mark != query.get("after") or left <= 0 or desk.closed:
+        if mark != query.get("after") or left <= 0 or tracker.closed:
             return {"job": job, "mark": mark}
-        desk.service.await_change(min(left, 1.0))
+        tracker.service.wait_for_change(min(left, 1.0))
 
 
-def _sent(body: Any) -> tuple[list[Any], list[dict[str, str] | None]]:
+def _parse_submission(body: Any) -> tuple[list[Any], list[dict[str, str] | None]]:
     """Objects, and the environments of their submitter that go with them. Raises `InvalidSpec` that shows no value."""
     objects = body.get("objects") if isinstance(body, dict) else None
     environments = body.get("environments") if isinstance(body, dict) else None
@@ -284,7 +284,7 @@ def _is_environment(value: Any) -> bool:
     )
 
 
-def _targets(body: Any) -> list[tuple[str, str, str]]:
+def _parse_delete_targets(body: Any) -> list[tuple[str, str, str]]:
     """(kind, name, namespace) of every object that is to go."""
     try:
         return [(str(item["kind"]), str(item["name"]), str(item["namespace"])) for item in body]
@@ -293,30 +293,30 @@ def _targets(body: Any) -> list[tuple[str, str, str]]:
         raise InvalidSpec(told) from error
 
 
-def _document(item: Any) -> TrainingJob | Queue | Flavor:
+def _parse_object(item: Any) -> TrainingJob | Queue | Flavor:
     kind = item.get("kind") if isinstance(item, dict) else None
     if kind not in KINDS:
         raise InvalidSpec(f"kind: {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
     return KINDS[kind].model_validate(item)
 
 
-def _json(answer: Any) -> bytes:
-    return json.dumps(_plain(answer)).encode()
+def _encode(answer: Any) -> bytes:
+    return json.dumps(_to_jsonable(answer)).encode()
 
 
-def _plain(answer: Any) -> Any:
+def _to_jsonable(answer: Any) -> Any:
     if isinstance(answer, BaseModel):
         return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return [_plain(item) for item in answer] if isinstance(answer, list) else answer
+    return [_to_jsonable(item) for item in answer] if isinstance(answer, list) else answer
 
 
-def _as_invalid(error: ValidationError) -> InvalidSpec:
+def _to_invalid_spec(error: ValidationError) -> InvalidSpec:
     first = error.errors()[0]
     field = ".".join(str(step) for step in first["loc"])
     return InvalidSpec(f"{field}: {first['msg']}", field=field)
 
 
-def _error(error: MusterError) -> tuple[int, bytes]:
-    code = next(code for kind, code in _CODES if isinstance(error, kind))
+def _error_response(error: MusterError) -> tuple[int, bytes]:
+    code = next(code for kind, code in _HTTP_STATUS if isinstance(error, kind))
     told = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
     return code, json.dumps({"error": told | {"type": type(error).__name__}}).encode()

@@ -12,44 +12,44 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster import model, spec
-from muster.documents import Object
-from muster.engine import assess, dump
+from muster.documents import AnyObject
+from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, moves
 from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
 from muster.local.disk import log_fault
 from muster.local.home import Home
-from muster.local.objects import Objects, Result
-from muster.local.store import Store
+from muster.local.objects import ObjectRegistry, ObjectResult
+from muster.local.store import SqliteStore
 from muster.overview import node_rows, queue_rows, waiting_by_queue
 
-_CHANGEABLE = ("suspend", "cancel")
+_PATCHABLE_FIELDS = ("suspend", "cancel")
 
 
 @dataclass(slots=True)
-class News:
+class ChangeNotifier:
     """What the newest round said, and the bell that rings when anything has changed."""
 
-    bell: threading.Condition = field(default_factory=threading.Condition)
+    condition: threading.Condition = field(default_factory=threading.Condition)
     waits: Mapping[str, model.Wait] = field(default_factory=dict)  # by job uid
     snapshot: model.Snapshot | None = None
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake whoever watches."""
-        with self.bell:
-            self.bell.notify_all()
+        with self.condition:
+            self.condition.notify_all()
 
 
-class Service:
+class DaemonService:
     """The verbs."""
 
-    def __init__(self, home: Home, store: Store, cluster: LocalCluster, objects: Objects, news: News) -> None:
+    def __init__(self, home: Home, store: SqliteStore, cluster: LocalCluster, objects: ObjectRegistry, notifier: ChangeNotifier) -> None:
         self._home = home
         self._store = store
         self._cluster = cluster
         self._objects = objects
-        self._news = news
+        self._notifier = notifier
         self._log_faults: dict[str, float] = {}  # by uid: since when its logs cannot be written
 
     # ---- jobs
@@ -62,9 +62,9 @@ class Service:
             stored = self._objects.submit(jobs, dry_run=True, environments=environments)
             world = self._cluster.observe()
         for job in stored:
-            verdict = assess(job, world)
+            verdict = check_feasibility(job, world)
             if verdict is not None:
-                refusal = Refused(verdict.message, reason=verdict.code)
+                refusal = Refused(verdict.message, reason=verdict.reason)
                 refusal.job = f"{job.metadata.namespace}/{job.metadata.name}"
                 raise refusal
         if dry_run:
@@ -76,24 +76,24 @@ class Service:
         """All jobs, or those of one namespace, oldest first."""
         with self._cluster.lock:
             jobs = list(self._store.jobs.values())
-            self._drop_log_faults()
-        return [self._live(job) for job in jobs if namespace in (None, job.metadata.namespace)]
+            self._prune_log_faults()
+        return [self._with_live_status(job) for job in jobs if namespace in (None, job.metadata.namespace)]
 
     def job(self, namespace: str, name: str) -> spec.TrainingJob:
         """One job with its live position and estimate."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
-            self._drop_log_faults()
-        return self._live(job)
+            self._prune_log_faults()
+        return self._with_live_status(job)
 
-    def change(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
+    def patch(self, namespace: str, name: str, fields: Mapping[str, Any]) -> spec.TrainingJob:
         """Set suspend or cancel."""
         for name_of, value in fields.items():
-            if name_of not in _CHANGEABLE or not isinstance(value, bool):
+            if name_of not in _PATCHABLE_FIELDS or not isinstance(value, bool):
                 told = f"{name_of}: {value!r} cannot be set here; write suspend or cancel: true or false"
                 raise InvalidSpec(told, field=name_of)
         with self._cluster.lock:
-            return self._objects.change(namespace, name, fields)
+            return self._objects.patch(namespace, name, fields)
 
     def scale(self, namespace: str, name: str, replicas: Mapping[str, Any]) -> spec.TrainingJob:
         """Change how many pods roles have."""
@@ -109,7 +109,7 @@ class Service:
         """What happened to a job, oldest first."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
-            return [event.as_json() for event in self._store.events(job.metadata.uid)]
+            return [event.to_json() for event in self._store.events(job.metadata.uid)]
 
     def pods(self, namespace: str, name: str) -> dict[str, Any]:
         """Where a job leaves its files, and its pods."""
@@ -125,24 +125,24 @@ class Service:
         ]  # fmt: skip
         return {
             "runDir": str(self._cluster.run_dir(job)),
-            "podsDir": str(self._home.job_pods(job.metadata.uid)),
+            "podsDir": str(self._home.job_pods_dir(job.metadata.uid)),
             "pods": pods,
-            "job": self._live(job).model_dump(mode="json", by_alias=True, exclude_none=True),
+            "job": self._with_live_status(job).model_dump(mode="json", by_alias=True, exclude_none=True),
         }
 
     # ---- queues, flavors, nodes
 
-    def apply(self, documents: Sequence[Object], environments: Sequence[Mapping[str, str] | None] = ()) -> list[Result]:
+    def apply(self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()) -> list[ObjectResult]:
         """Create or change objects. `environments`: of whoever applies, one an object."""
         with self._cluster.lock:
             return self._objects.apply(documents, environments)
 
-    def delete(self, kind: str, namespace: str, name: str) -> Result:
+    def delete(self, kind: str, namespace: str, name: str) -> ObjectResult:
         """Delete an object."""
         with self._cluster.lock:
             return self._objects.delete(kind, namespace, name)
 
-    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[Result]:
+    def delete_all(self, targets: Sequence[tuple[str, str, str]]) -> list[ObjectResult]:
         """Delete objects, (kind, name, namespace) each: all or none."""
         with self._cluster.lock:
             return self._objects.delete_all(targets)
@@ -151,7 +151,7 @@ class Service:
         """The queue tree as rows."""
         with self._cluster.lock:
             queues, jobs = list(self._store.queues.values()), list(self._store.jobs.values())
-        return queue_rows(queues, self._news.snapshot, waiting_by_queue(jobs))
+        return queue_rows(queues, self._notifier.snapshot, waiting_by_queue(jobs))
 
     def flavors(self) -> list[spec.Flavor]:
         """All flavors by name."""
@@ -161,43 +161,43 @@ class Service:
     def nodes(self) -> list[dict[str, Any]]:
         """The nodes and what is taken of them."""
         with self._cluster.lock:
-            living = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.ended]
+            living = [pod for pods in self._store.pods.values() for pod in pods.values() if not pod.finished]
         pods: dict[str, list[str]] = {}
         for pod in living:
             pods.setdefault(pod.node, []).append(pod.name)
-        return node_rows(self._cluster.nodes, self._news.snapshot, pods)
+        return node_rows(self._cluster.nodes, self._notifier.snapshot, pods)
 
     def snapshot(self) -> bytes:
         """The newest world that was planned on, for `muster replay`."""
-        if self._news.snapshot is None:
+        if self._notifier.snapshot is None:
             raise NotFound("nothing was planned yet; ask again in a moment")
-        return dump(self._news.snapshot)
+        return encode_snapshot(self._notifier.snapshot)
 
     # ---- small things
 
-    def unfinished(self) -> list[spec.TrainingJob]:
+    def unfinished_jobs(self) -> list[spec.TrainingJob]:
         """Jobs that are not over."""
         with self._cluster.lock:
             return [job for job in self._store.jobs.values() if not is_finished(job.status)]
 
-    def await_change(self, timeout_s: float) -> None:
+    def wait_for_change(self, timeout_s: float) -> None:
         """Sleep until something changed, at most `timeout_s`."""
-        with self._news.bell:
-            self._news.bell.wait(timeout_s)
+        with self._notifier.condition:
+            self._notifier.condition.wait(timeout_s)
 
-    def _live(self, job: spec.TrainingJob) -> spec.TrainingJob:
+    def _with_live_status(self, job: spec.TrainingJob) -> spec.TrainingJob:
         """The job with what is true now and written to its status only now and then, or never: what the newest plan
         says of it, and whether its logs can be written."""
         if is_finished(job.status):
             return job
         if is_admitted(job.status):
             return self._with_log_fault(job)
-        wait = self._news.waits.get(job.metadata.uid)
+        wait = self._notifier.waits.get(job.metadata.uid)
         if wait is None:
             return job
-        return job.model_copy(update={"status": moves.wait(job.status, wait, time.time())})
+        return job.model_copy(update={"status": moves.set_waiting(job.status, wait, time.time())})
 
-    def _drop_log_faults(self) -> None:
+    def _prune_log_faults(self) -> None:
         """Those of jobs that ended or are no longer there. The caller holds the lock."""
         for uid in list(self._log_faults):
             job = self._store.jobs.get(uid)

@@ -29,12 +29,12 @@ from typing import Any, NoReturn
 
 SPEC, LOCK, STARTED, TIMES, STOP, EXIT = "spec.json", "lock", "started.json", "times", "stop.json", "exit.json"
 FAILURE = "failure.json"
-ALREADY_RUNS, ALREADY_RAN, NO_ROOM = 75, 76, 74  # exit codes of a shim that started nothing
+ALREADY_RUNS, ALREADY_RAN, NO_SPACE = 75, 76, 74  # exit codes of a shim that started nothing
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a replica that could not start, as a shell gives them
 _EXIT_BYTES = 4096
 _TICK_S = 1.0
-_LEAST_DRAIN_S = 2.0
-_LONGEST_LINE = 64 * 1024
+_MIN_DRAIN_S = 2.0
+_MAX_LINE_BYTES = 64 * 1024
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -46,8 +46,8 @@ class Shim:
     def __init__(self, folder: str, spec: dict[str, Any]) -> None:
         self.folder = folder
         self.spec = spec
-        self.main = 0  # pid; 0 when it does not live
-        self.collector = 0
+        self.main_pid = 0  # pid; 0 when it does not live
+        self.collector_pid = 0
         self.main_status: int | None = None
         self.collector_status: int | None = None
         self.deadline: float | None = None  # monotonic; when the grace is over
@@ -55,7 +55,7 @@ class Shim:
         self.killed = False
         self.log_size = -1
         self.log_dropped = 0  # bytes from the beginning of the log that are there no more
-        self.log_looked_at = 0.0  # the newest look that found no growth; 0 when that look is in the index
+        self.log_checked_at = 0.0  # the newest look that found no growth; 0 when that look is in the index
 
     def run(self) -> None:
         """Start, wait, clean up, write the end."""
@@ -63,19 +63,19 @@ class Shim:
         out_of_memory_kills = _out_of_memory_kills()
         started_at = time.time()
         if self.spec.get("collector"):
-            self.collector = _start(self.spec["collector"], self.spec["umask"])
+            self.collector_pid = _spawn(self.spec["collector"], self.spec["umask"])
         self.spec["env"]["MUSTER_FAILURE_FILE"] = os.path.join(self.folder, FAILURE)
-        self.main = _start(self.spec, self.spec["umask"])
-        while self.main:
+        self.main_pid = _spawn(self.spec, self.spec["umask"])
+        while self.main_pid:
             self._wait()
-            if self.main and self._overdue():
-                os.kill(self.main, signal.SIGKILL)
+            if self.main_pid and self._grace_expired():
+                os.kill(self.main_pid, signal.SIGKILL)
                 self.killed = True
         finished_at = time.time()
-        self._end_tree(spare=self.collector)
+        self._kill_descendants(keep_pid=self.collector_pid)
         self._drain_collector()
-        self._end_tree(spare=0)
-        self._note_log()
+        self._kill_descendants(keep_pid=0)
+        self._record_log_size()
         code = os.waitstatus_to_exitcode(self.main_status or 0)
         self._write_exit(
             {
@@ -102,7 +102,7 @@ class Shim:
         if received is not None and received.si_signo != signal.SIGCHLD:
             self._stop()
         self._reap()
-        self._note_log()
+        self._record_log_size()
 
     def _stop(self) -> None:
         """Pass SIGTERM on to the main process, as Kubernetes does, and let the grace begin.
@@ -118,11 +118,11 @@ class Shim:
             pass  # nobody said otherwise (or the disk is full): the replica's own grace
         end = time.monotonic() + grace
         self.deadline = end if self.deadline is None else min(self.deadline, end)
-        if self.main and not self.stopped:
+        if self.main_pid and not self.stopped:
             self.stopped = True
-            os.kill(self.main, signal.SIGTERM)
+            os.kill(self.main_pid, signal.SIGTERM)
 
-    def _overdue(self) -> bool:
+    def _grace_expired(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _reap(self) -> None:
@@ -133,16 +133,16 @@ class Shim:
                 return
             if pid == 0:
                 return
-            if pid == self.main:
-                self.main, self.main_status = 0, status
-            elif pid == self.collector:
-                self.collector, self.collector_status = 0, os.waitstatus_to_exitcode(status)
+            if pid == self.main_pid:
+                self.main_pid, self.main_status = 0, status
+            elif pid == self.collector_pid:
+                self.collector_pid, self.collector_status = 0, os.waitstatus_to_exitcode(status)
 
-    def _end_tree(self, spare: int) -> None:
+    def _kill_descendants(self, keep_pid: int) -> None:
         """Kill until no descendant is left. Orphans become our children, so ours are all there is to kill."""
         while True:
             self._reap()
-            left = [pid for pid in _children() if pid != spare]
+            left = [pid for pid in _children() if pid != keep_pid]
             if not left:
                 return
             for pid in left:
@@ -151,36 +151,36 @@ class Shim:
 
     def _drain_collector(self) -> None:
         """Let the collector take what the replica wrote last; at most as long as the grace when one runs."""
-        if not self.collector:
+        if not self.collector_pid:
             return
-        os.kill(self.collector, signal.SIGTERM)
+        os.kill(self.collector_pid, signal.SIGTERM)
         until = time.monotonic() + self.spec["collector"]["drain_s"]
-        while self.collector and time.monotonic() < until:
+        while self.collector_pid and time.monotonic() < until:
             if self.deadline is not None:
-                until = min(until, max(self.deadline, time.monotonic() + _LEAST_DRAIN_S))
+                until = min(until, max(self.deadline, time.monotonic() + _MIN_DRAIN_S))
                 self.deadline = None
             self._wait()
 
-    def _note_log(self) -> None:
+    def _record_log_size(self) -> None:
         """Remember how long the log was now, so that it can be read by time though its lines carry none."""
         try:
             now, size = time.time(), os.stat(self.spec["log"]).st_size
             limit = self.spec.get("log_limit", 0)
             if limit and size - self.log_dropped > limit:
-                self._drop_oldest(size, limit)
+                self._drop_oldest_log(size, limit)
                 size = os.stat(self.spec["log"]).st_size
             if size == self.log_size:
-                self.log_looked_at = now
+                self.log_checked_at = now
                 return
             with open(os.path.join(self.folder, TIMES), "a") as file:
-                if self.log_looked_at:  # so that it is known when the growth began, too
-                    file.write(f"{self.log_looked_at:.3f} {self.log_size}\n")
+                if self.log_checked_at:  # so that it is known when the growth began, too
+                    file.write(f"{self.log_checked_at:.3f} {self.log_size}\n")
                 file.write(f"{now:.3f} {size}\n")
-            self.log_size, self.log_looked_at = size, 0.0
+            self.log_size, self.log_checked_at = size, 0.0
         except OSError:
             pass  # a full disk or a removed folder costs the index, not the replica
 
-    def _drop_oldest(self, size: int, limit: int) -> None:
+    def _drop_oldest_log(self, size: int, limit: int) -> None:
         """Keep the newest three quarters of `limit`, after a line that says what is gone. Raises OSError.
 
         A hole is punched: the file keeps its length, so that whoever writes or follows it stays where it is. Where the
@@ -189,7 +189,7 @@ class Shim:
         file = os.open(self.spec["log"], os.O_RDWR | os.O_CLOEXEC)
         try:
             cut = size - limit * 3 // 4
-            end_of_line = os.pread(file, _LONGEST_LINE, cut).find(b"\n")
+            end_of_line = os.pread(file, _MAX_LINE_BYTES, cut).find(b"\n")
             cut += end_of_line + 1
             line = f"muster: the first {cut} bytes of this log were dropped; the limit is {limit} bytes\n".encode()
             os.pwrite(file, line, cut - len(line))  # first: on a full disk this block is still ours
@@ -223,7 +223,7 @@ def failed_at(folder: str) -> float | None:
     return float(at) if type(at) in (int, float) and 0 < at < float("inf") else None
 
 
-def _start(what: dict[str, Any], umask: int) -> int:
+def _spawn(command: dict[str, Any], umask: int) -> int:
     """Fork and exec `what` in a session of its own, its output appended to its log, its end tied to ours."""
     parent = os.getpid()
     pid = os.fork()
@@ -236,19 +236,19 @@ def _start(what: dict[str, Any], umask: int) -> int:
             os._exit(128 + signal.SIGKILL)  # the shim died before the line above took effect
         os.umask(umask)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(what["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         for number in (*_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
             signal.signal(number, signal.SIG_DFL)
         # A collector that is told to stop before it can listen must hear of it later, not die of it.
-        signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGTERM,) if what.get("holds_sigterm") else ())
-        os.chdir(what["cwd"])
-        os.execvpe(what["argv"][0], what["argv"], what["env"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, (signal.SIGTERM,) if command.get("holds_sigterm") else ())
+        os.chdir(command["cwd"])
+        os.execvpe(command["argv"][0], command["argv"], command["env"])
     except BaseException as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         try:
-            os.write(2, f"muster: cannot start {what['argv'][0]} in {what['cwd']}: {error}\n".encode())
+            os.write(2, f"muster: cannot start {command['argv'][0]} in {command['cwd']}: {error}\n".encode())
         finally:
             os._exit(code)
 
@@ -297,7 +297,7 @@ def _start_time() -> int:
         return int(file.read().rpartition(")")[2].split()[19])
 
 
-def _locked(lock: int) -> bool:
+def _acquire_lock(lock: int) -> bool:
     """Take the lock; a daemon that looks whether it is taken holds it for a moment, so try for half a second."""
     for _ in range(50):
         try:
@@ -312,7 +312,7 @@ def main(folder: str) -> NoReturn:
     """Run the replica of FOLDER unless somebody does, or did."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # whoever reads started.json may signal us
     lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not _locked(lock):
+    if not _acquire_lock(lock):
         sys.exit(ALREADY_RUNS)
     started = os.path.join(folder, STARTED)
     if os.path.exists(started) or os.path.exists(os.path.join(folder, EXIT)):
@@ -328,7 +328,7 @@ def main(folder: str) -> NoReturn:
         os.rename(started + ".tmp", started)
     except OSError as error:
         print(f"muster: no room to run in {folder}: {error}", file=sys.stderr)
-        sys.exit(NO_ROOM)
+        sys.exit(NO_SPACE)
     Shim(folder, spec).run()
     sys.exit(0)
 

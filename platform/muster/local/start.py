@@ -16,7 +16,7 @@ from muster.errors import DaemonError
 from muster.local.environment import daemon_environment
 from muster.local.home import Home
 
-_PATIENCE_S = 60.0
+_START_TIMEOUT_S = 60.0
 _LOG_LINES = 15
 
 
@@ -42,9 +42,9 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
             raise DaemonError(f"the daemon cannot be started: {error}", reason="CannotStart") from error
         finally:
             os.close(write_end)
-        said = _wait_for_answer(answer)
+        said = _wait_for_ready(answer)
         try:
-            _, complaint = child.communicate(timeout=_PATIENCE_S)
+            _, complaint = child.communicate(timeout=_START_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:  # what was answered counts
             complaint = error.stderr or b""
             child.stderr.close()  # type: ignore[union-attr]
@@ -57,15 +57,15 @@ def start_daemon(home: Home, nodes: str | None = None, idle_s: float | None = No
     raise DaemonError(f"the daemon could not start; it said:\n{told or 'nothing'}", reason="CannotStart")
 
 
-def _wait_for_answer(answer: object) -> str:
+def _wait_for_ready(ready_pipe: object) -> str:
     """One line from the daemon; empty when it died or said nothing in time."""
     said = b""
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _START_TIMEOUT_S
     poll = select.poll()
-    poll.register(answer, select.POLLIN)  # type: ignore[arg-type]
+    poll.register(ready_pipe, select.POLLIN)  # type: ignore[arg-type]
     while b"\n" not in said and time.monotonic() < until:
         if poll.poll(1000):
-            part = answer.read(4096)  # type: ignore[attr-defined]
+            part = ready_pipe.read(4096)  # type: ignore[attr-defined]
             if not part:
                 break
             said += part

@@ -16,21 +16,21 @@ from typing import TypeVar
 
 import msgspec
 
-from muster.documents import KINDS, Object
+from muster.documents import KINDS, AnyObject
 from muster.errors import ClusterError
 from muster.local.capacity import GPU
-from muster.local.records import Event, PodRecord
+from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
 from muster.snapshot import pod_request
 from muster.spec import Flavor, Queue, TrainingJob
 
 SCHEMA = 1
-MOST_EVENTS = 200  # kept of one job
-SPARE_BYTES = 2 * 2**20
+MAX_EVENTS_PER_JOB = 200  # kept of one job
+RESERVED_BYTES = 2 * 2**20
 """So much may be written in the database, and in its write-ahead log, once the disk is full."""
 _CHECKPOINT_PAGES = 128  # of 4 KiB: the log is begun anew long before it needs more than it has set aside
 T = TypeVar("T")
-_TABLES = """
+_SCHEMA_SQL = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE objects (uid TEXT PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE pods (name TEXT PRIMARY KEY, job_uid TEXT NOT NULL, body BLOB NOT NULL);
@@ -40,7 +40,7 @@ CREATE INDEX events_of_job ON events (job_uid, id);
 """
 
 
-class Store:
+class SqliteStore:
     """The open database. Not thread-safe: its owner holds a lock."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -58,11 +58,11 @@ class Store:
         self.settings = dict(self._connection.execute("SELECT name, value FROM settings"))
         self.version = int(self.settings.get("resource_version", "0"))
         for kind, body in self._connection.execute("SELECT kind, body FROM objects ORDER BY rowid"):
-            self._remember(KINDS[kind].model_validate_json(body))
+            self._cache_object(KINDS[kind].model_validate_json(body))
         for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
             pod = msgspec.json.decode(body, type=PodRecord)
             if not pod.request:
-                pod = replace(pod, request=_request_of(pod, self.jobs.get(pod.job_uid)))
+                pod = replace(pod, request=_pod_resources(pod, self.jobs.get(pod.job_uid)))
             self.pods.setdefault(pod.job_uid, {})[pod.name] = pod
 
     @contextmanager
@@ -74,7 +74,7 @@ class Store:
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             if self.version != version:
-                self._set("resource_version", str(self.version))
+                self._write_setting("resource_version", str(self.version))
             self._connection.execute("COMMIT")
         except BaseException as error:
             if self._connection.in_transaction:
@@ -88,7 +88,7 @@ class Store:
         finally:
             self._undo = None
 
-    def set_space_aside(self) -> None:
+    def reserve_space(self) -> None:
         """Have free pages in the database and a long write-ahead log, so that jobs can be stopped on a full disk.
 
         SQLite uses both again and gives neither back, the log until it is closed. Without effect on a disk that is full
@@ -97,13 +97,13 @@ class Store:
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         with suppress(sqlite3.Error):
             self._connection.execute("CREATE TABLE IF NOT EXISTS spare (content BLOB)")
-            self._connection.execute(f"INSERT INTO spare VALUES (zeroblob({SPARE_BYTES}))")
+            self._connection.execute(f"INSERT INTO spare VALUES (zeroblob({RESERVED_BYTES}))")
             self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         with suppress(sqlite3.Error):
             self._connection.execute("DROP TABLE IF EXISTS spare")
             self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
-    def put(self, item: Object) -> None:
+    def put(self, item: AnyObject) -> None:
         """Write an object under a new resourceVersion."""
         self.version += 1
         metadata = item.metadata.model_copy(update={"resource_version": str(self.version)})
@@ -113,18 +113,18 @@ class Store:
             " ON CONFLICT (uid) DO UPDATE SET body = excluded.body",
             (metadata.uid, stored.kind, stored.model_dump_json(by_alias=True, exclude_none=True)),
         )
-        self._remember(stored)
+        self._cache_object(stored)
 
-    def remove(self, item: Object) -> None:
+    def remove(self, item: AnyObject) -> None:
         """Forget an object; of a job also its events."""
         self._connection.execute("DELETE FROM objects WHERE uid = ?", (item.metadata.uid,))
         if isinstance(item, TrainingJob):
             self._connection.execute("DELETE FROM events WHERE job_uid = ?", (item.metadata.uid,))
-            self._forget(self.jobs, item.metadata.uid)
+            self._cache_delete(self.jobs, item.metadata.uid)
         elif isinstance(item, Queue):
-            self._forget(self.queues, item.metadata.name)
+            self._cache_delete(self.queues, item.metadata.name)
         else:
-            self._forget(self.flavors, item.metadata.name)
+            self._cache_delete(self.flavors, item.metadata.name)
 
     def put_pod(self, pod: PodRecord) -> None:
         """Write a pod."""
@@ -133,19 +133,19 @@ class Store:
             " ON CONFLICT (name) DO UPDATE SET body = excluded.body",
             (pod.name, pod.job_uid, msgspec.json.encode(pod)),
         )
-        self._keep(self.pods.setdefault(pod.job_uid, {}), pod.name, pod)
+        self._cache_set(self.pods.setdefault(pod.job_uid, {}), pod.name, pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
         """Forget a pod."""
         self._connection.execute("DELETE FROM pods WHERE name = ?", (pod.name,))
-        self._forget(self.pods[pod.job_uid], pod.name)
+        self._cache_delete(self.pods[pod.job_uid], pod.name)
 
-    def set(self, name: str, value: str) -> None:
+    def put_setting(self, name: str, value: str) -> None:
         """Write a setting."""
-        self._set(name, value)
-        self._keep(self.settings, name, value)
+        self._write_setting(name, value)
+        self._cache_set(self.settings, name, value)
 
-    def add_event(self, event: Event) -> None:
+    def add_event(self, event: EventRecord) -> None:
         """Write an event; the same words twice in a row are one event that is counted."""
         last = self._connection.execute(
             "SELECT id, reason, message FROM events WHERE job_uid = ? ORDER BY id DESC LIMIT 1", (event.job_uid,)
@@ -160,46 +160,46 @@ class Store:
         self._connection.execute(
             "DELETE FROM events WHERE job_uid = ?1 AND id <= "
             "(SELECT id FROM events WHERE job_uid = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-            (event.job_uid, MOST_EVENTS),
+            (event.job_uid, MAX_EVENTS_PER_JOB),
         )
 
-    def events(self, job_uid: str) -> list[Event]:
+    def events(self, job_uid: str) -> list[EventRecord]:
         """The events of a job, oldest first."""
         rows = self._connection.execute(
             "SELECT job_uid, at, type, reason, message, count FROM events WHERE job_uid = ? ORDER BY id", (job_uid,)
         )
-        return [Event(*row) for row in rows]
+        return [EventRecord(*row) for row in rows]
 
     def close(self) -> None:
         """Close the file; its write-ahead log is folded in."""
         self._connection.close()
 
-    def _set(self, name: str, value: str) -> None:
+    def _write_setting(self, name: str, value: str) -> None:
         self._connection.execute(
             "INSERT INTO settings (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             (name, value),
         )
 
-    def _remember(self, item: Object) -> None:
+    def _cache_object(self, item: AnyObject) -> None:
         if isinstance(item, TrainingJob):
-            self._keep(self.jobs, item.metadata.uid, item)
+            self._cache_set(self.jobs, item.metadata.uid, item)
         elif isinstance(item, Queue):
-            self._keep(self.queues, item.metadata.name, item)
+            self._cache_set(self.queues, item.metadata.name, item)
         else:
-            self._keep(self.flavors, item.metadata.name, item)
+            self._cache_set(self.flavors, item.metadata.name, item)
 
-    def _keep(self, where: dict[str, T], key: str, value: T) -> None:
+    def _cache_set(self, where: dict[str, T], key: str, value: T) -> None:
         if self._undo is not None:
-            self._undo.append(_restorer(where, key))
+            self._undo.append(_undo_step(where, key))
         where[key] = value
 
-    def _forget(self, where: dict[str, T], key: str) -> None:
+    def _cache_delete(self, where: dict[str, T], key: str) -> None:
         if self._undo is not None:
-            self._undo.append(_restorer(where, key))
+            self._undo.append(_undo_step(where, key))
         where.pop(key, None)
 
 
-def _request_of(pod: PodRecord, job: TrainingJob | None) -> Resources:
+def _pod_resources(pod: PodRecord, job: TrainingJob | None) -> Resources:
     """What a pod asks for whose record does not say so: what its role does, or all that is known of it."""
     for role in job.spec.roles if job is not None else ():
         if role.name == pod.role:
@@ -207,7 +207,7 @@ def _request_of(pod: PodRecord, job: TrainingJob | None) -> Resources:
     return Resources.of({GPU: pod.gpus, "pods": 1})
 
 
-def _restorer(where: dict[str, T], key: str) -> Callable[[], None]:
+def _undo_step(where: dict[str, T], key: str) -> Callable[[], None]:
     """What puts back the value that `key` has now."""
     missing = key not in where
     before = where.get(key)
@@ -221,7 +221,7 @@ def _restorer(where: dict[str, T], key: str) -> Callable[[], None]:
     return restore
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: Path) -> SqliteStore:
     """Open the database, or make it.
 
     Raises `ClusterError`: reason NewerDatabase when a newer Muster made it (it is left untouched), StoreUnreadable
@@ -231,12 +231,12 @@ def open_store(path: Path) -> Store:
         _check_schema(path)
     try:
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-        _refuse_newer(_schema(connection), path)  # it may have come since the look above
+        _check_not_newer(_schema_version(connection), path)  # it may have come since the look above
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        if _schema(connection) == 0:
-            connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
-        return Store(connection)
+        if _schema_version(connection) == 0:
+            connection.executescript(f"BEGIN; {_SCHEMA_SQL} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        return SqliteStore(connection)
     except sqlite3.OperationalError as error:
         raise ClusterError(f"{path} cannot be opened: {error}", reason="StoreUnwritable") from error
     except (sqlite3.DatabaseError, ValueError) as error:
@@ -250,17 +250,17 @@ def _check_schema(path: Path) -> None:
     try:
         connection = sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)
         try:
-            found = _schema(connection)
+            found = _schema_version(connection)
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
         raise ClusterError(
             f"{path} cannot be read: {error}; move it away to begin with an empty one", reason="StoreUnreadable"
         ) from error
-    _refuse_newer(found, path)
+    _check_not_newer(found, path)
 
 
-def _refuse_newer(found: int, path: Path) -> None:
+def _check_not_newer(found: int, path: Path) -> None:
     if found > SCHEMA:
         raise ClusterError(
             f"{path} was made by a newer Muster (schema {found}; this one reads up to {SCHEMA}): use that version,"
@@ -269,5 +269,5 @@ def _refuse_newer(found: int, path: Path) -> None:
         )
 
 
-def _schema(connection: sqlite3.Connection) -> int:
+def _schema_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])

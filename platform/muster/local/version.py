@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
-API = 2  # of the calls over the socket; one more for every change that an older side would misread
+API_VERSION = 2  # of the calls over the socket; one more for every change that an older side would misread
 
 
 def version() -> str:

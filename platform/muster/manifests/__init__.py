@@ -5,9 +5,9 @@ Pure: from the models to values and text. `tools/manifests.py` writes the files.
 
 from __future__ import annotations
 
-from muster.manifests.crds import KINDS, Kind, crd
+from muster.manifests.crds import KINDS, CustomResource, crd
 from muster.manifests.files import files
-from muster.manifests.rules import AMOUNTS, LABELS, RULES, Rule
+from muster.manifests.rules import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES, ValidationRule
 from muster.manifests.schema import object_schema
 
-__all__ = ["AMOUNTS", "KINDS", "LABELS", "RULES", "Kind", "Rule", "crd", "files", "object_schema"]
+__all__ = ["QUANTITY_RULES", "KINDS", "LABEL_RULES", "VALIDATION_RULES", "CustomResource", "ValidationRule", "crd", "files", "object_schema"]

@@ -13,7 +13,7 @@ GROUP, _, VERSION = API_VERSION.partition("/")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PrinterColumn:
     """One column of `kubectl get`; `wide`: shown with `-o wide` only."""
 
     name: str
@@ -29,13 +29,13 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CustomResource:
     """One kind of object as the API server is told of it."""
 
     model: type[TrainingJob | Queue | Flavor]
     plural: str
     short_names: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[PrinterColumn, ...]
     namespaced: bool = False
     scale: Mapping[str, str] = field(default_factory=dict)
     categories: tuple[str, ...] = ("muster",)
@@ -46,7 +46,7 @@ class Kind:
         return self.model.__name__
 
 
-_AGE = Column("Age", ".metadata.creationTimestamp", "date")
+_AGE = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
 
 
 def _condition(type_: str, field: str) -> str:
@@ -54,23 +54,23 @@ def _condition(type_: str, field: str) -> str:
 
 
 KINDS = (
-    Kind(
+    CustomResource(
         TrainingJob,
         "trainingjobs",
         ("tj",),
         (
-            Column("State", ".status.phase"),
-            Column("Queue", ".spec.queue"),
-            Column("Ready", ".status.podsReady", "integer", "Pods that are ready."),
-            Column("Pods", ".status.podsWanted", "integer", "Pods of the attempt."),
-            Column("Position", ".status.queuePosition", "integer", "Place in the queue."),
-            Column("Reason", ".status.reason", "string", "Why it waits, starts, leaves or has ended."),
+            PrinterColumn("State", ".status.phase"),
+            PrinterColumn("Queue", ".spec.queue"),
+            PrinterColumn("Ready", ".status.podsReady", "integer", "Pods that are ready."),
+            PrinterColumn("Pods", ".status.podsWanted", "integer", "Pods of the attempt."),
+            PrinterColumn("Position", ".status.queuePosition", "integer", "Place in the queue."),
+            PrinterColumn("Reason", ".status.reason", "string", "Why it waits, starts, leaves or has ended."),
             _AGE,
-            Column("Priority", ".status.priority", "integer", "With the value of a PriorityClass.", wide=True),
-            Column("Restarts", ".status.restarts", "integer", wide=True),
-            Column("Estimated-Start", ".status.estimatedStart", wide=True),
-            Column("Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True),
-            Column("Message", _condition("Admitted", "message"), wide=True),
+            PrinterColumn("Priority", ".status.priority", "integer", "With the value of a PriorityClass.", wide=True),
+            PrinterColumn("Restarts", ".status.restarts", "integer", wide=True),
+            PrinterColumn("Estimated-Start", ".status.estimatedStart", wide=True),
+            PrinterColumn("Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True),
+            PrinterColumn("Message", _condition("Admitted", "message"), wide=True),
         ),
         namespaced=True,
         scale={
@@ -80,36 +80,36 @@ KINDS = (
         },
         categories=("all", "muster"),
     ),
-    Kind(
+    CustomResource(
         Queue,
         "queues",
         ("mq",),
         (
-            Column("Parent", ".spec.parent"),
-            Column("Weight", ".spec.weight", "number"),
-            Column("Active", _condition("Active", "status")),
-            Column("Overcommitted", _condition("Overcommitted", "status")),
-            Column("Reason", _condition("Active", "reason")),
+            PrinterColumn("Parent", ".spec.parent"),
+            PrinterColumn("Weight", ".spec.weight", "number"),
+            PrinterColumn("Active", _condition("Active", "status")),
+            PrinterColumn("Overcommitted", _condition("Overcommitted", "status")),
+            PrinterColumn("Reason", _condition("Active", "reason")),
             _AGE,
-            Column("Message", _condition("Active", "message"), wide=True),
+            PrinterColumn("Message", _condition("Active", "message"), wide=True),
         ),
     ),
-    Kind(
+    CustomResource(
         Flavor,
         "flavors",
         ("mf",),
         (
-            Column("Widest-Level", ".spec.topology[0].name"),
-            Column("Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."),
-            Column("Readable", _condition("Readable", "status"), "string", "False: the operator cannot read it."),
+            PrinterColumn("Widest-Level", ".spec.topology[0].name"),
+            PrinterColumn("Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."),
+            PrinterColumn("Readable", _condition("Readable", "status"), "string", "False: the operator cannot read it."),
             _AGE,
-            Column("Message", _condition("Overlapping", "message"), wide=True),
+            PrinterColumn("Message", _condition("Overlapping", "message"), wide=True),
         ),
     ),
 )
 
 
-def crd(kind: Kind) -> dict[str, Any]:
+def crd(kind: CustomResource) -> dict[str, Any]:
     """The CustomResourceDefinition of one kind."""
     names = {
         "kind": kind.name,

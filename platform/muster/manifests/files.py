@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from muster.manifests.crds import KINDS, crd
-from muster.manifests.page import api_page
+from muster.manifests.page import api_reference
 
 _PLAIN = "# Written by `make manifests` from platform/muster/spec. Without Helm: kubectl apply -f helm/crds.yaml\n"
 _CHART = """\
@@ -30,7 +30,7 @@ def files() -> Mapping[str, str]:
     """Text by path."""
     chart = {f"helm/muster/templates/crds/{kind.plural}.yaml": _in_chart(crd(kind)) for kind in KINDS}
     plain = _PLAIN + "---\n".join(_yaml(crd(kind)) for kind in KINDS)
-    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/api.md": api_page()})
+    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/api.md": api_reference()})
 
 
 def _in_chart(manifest: dict[str, Any]) -> str:

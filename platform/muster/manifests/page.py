@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from muster.manifests.crds import GROUP, KINDS, VERSION, Kind
-from muster.manifests.rules import AMOUNTS
+from muster.manifests.crds import GROUP, KINDS, VERSION, CustomResource
+from muster.manifests.rules import QUANTITY_RULES
 from muster.manifests.schema import Schema, object_schema
 
 _INTRODUCTION = f"""\
@@ -23,12 +23,12 @@ Quantities are written as in Kubernetes: `8`, `"500m"`, `16Gi`. The API server t
 """
 
 
-def api_page() -> str:
+def api_reference() -> str:
     """The page as Markdown."""
     return "\n".join([_INTRODUCTION, *(_section(kind) for kind in KINDS)])
 
 
-def _section(kind: Kind) -> str:
+def _section(kind: CustomResource) -> str:
     schema = object_schema(kind.model)
     scope = "In a namespace" if kind.namespaced else "For the whole cluster"
     spec, status = schema["properties"]["spec"], schema["properties"]["status"]
@@ -60,7 +60,7 @@ def _table(schema: Schema, path: str, columns: tuple[str, ...]) -> Iterator[str]
         default = "required" if required else _default(field)
         cells = {
             "field": f"`{place}`",
-            "form": _form(field),
+            "form": _format_text(field),
             "default": default,
             "meaning": field.get("description", "").replace("|", "\\|"),
         }
@@ -81,21 +81,21 @@ def _default(field: Schema) -> str:
     return "" if default == {} else f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def _form(field: Schema) -> str:
+def _format_text(field: Schema) -> str:
     """What may be written there, in a few words."""
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"] if value)
     if "items" in field:
         keys = field.get("x-kubernetes-list-map-keys")
-        bounds = _bounds(field.get("minItems"), field.get("maxItems"))
-        return f"list of {_form(field['items'])}{f' by {keys[0]}' if keys else ''}{bounds}"
+        bounds = _range_text(field.get("minItems"), field.get("maxItems"))
+        return f"list of {_format_text(field['items'])}{f' by {keys[0]}' if keys else ''}{bounds}"
     if "additionalProperties" in field:
         inner = field["additionalProperties"]
         return "quantities by resource" if "x-kubernetes-int-or-string" in inner else "texts by name"
     if field["type"] in ("integer", "number"):
         least = f"above {field['minimum']}" if field.get("exclusiveMinimum") else None
         bounds = (
-            f" ({least}, at most {field['maximum']})" if least else _bounds(field.get("minimum"), field.get("maximum"))
+            f" ({least}, at most {field['maximum']})" if least else _range_text(field.get("minimum"), field.get("maximum"))
         )
         return f"{field['type']}{bounds}"
     if field["type"] == "string":
@@ -105,17 +105,17 @@ def _form(field: Schema) -> str:
     return str(field["type"])
 
 
-def _bounds(least: object, most: object) -> str:
-    if least is None and most is None:
+def _range_text(minimum: object, maximum: object) -> str:
+    if minimum is None and maximum is None:
         return ""
-    if most is None:
-        return f" ({least} or more)"
-    return f" (at most {most})" if least is None else f" ({least} to {most})"
+    if maximum is None:
+        return f" ({minimum} or more)"
+    return f" (at most {maximum})" if minimum is None else f" ({minimum} to {maximum})"
 
 
 def _rules(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
     for rule in schema.get("x-kubernetes-validations", ()):
-        if rule["message"] != AMOUNTS[0].message:  # of every quantity: told once is enough
+        if rule["message"] != QUANTITY_RULES[0].message:  # of every quantity: told once is enough
             yield f"{path}{rule.get('fieldPath', '')}".lstrip("."), rule["message"]
     for name, field in schema.get("properties", {}).items():
         place = f"{path}.{name}".lstrip(".")

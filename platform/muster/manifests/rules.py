@@ -13,47 +13,47 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
-from muster.model import LARGEST
-from muster.quantity import FRACTIONAL, HUGE_PAGES
+from muster.model import MAX_AMOUNT
+from muster.quantity import FRACTIONAL_RESOURCES, HUGE_PAGES_PREFIX
 from muster.spec import (
     MAX_JOB_NAME,
     FailureRule,
     FlavorSpec,
     PodSpec,
     Queue,
-    QueueResources,
+    FlavorQuota,
     RoleSpec,
     TrainingJob,
     TrainingJobSpec,
 )
-from muster.spec.fields import LABEL_FORM, LABEL_KEY, MAX_LABEL_KEY
-from muster.spec.jobs import BESIDE_NAMES, MAX_POD_NAME
-from muster.spec.meta import SelectorLine
-from muster.spec.pods import NO_CLAIMS
+from muster.spec.fields import LABEL_SYNTAX, LABEL_KEY, MAX_LABEL_KEY
+from muster.spec.jobs import POD_NAME_SUFFIX_LENGTH, MAX_POD_NAME
+from muster.spec.meta import LabelSelectorRequirement
+from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ValidationRule:
     """One line of `x-kubernetes-validations`.
 
     `holds` is CEL over `self` (and `oldSelf`: then it is looked at when an object is changed). `field` is below the
     object that has the rule.
     """
 
-    holds: str
+    expression: str
     message: str
     field: str = ""
     validator: str = ""
 
     def as_schema(self) -> dict[str, str]:
         """As a CRD writes it."""
-        return {"rule": self.holds, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
+        return {"rule": self.expression, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
 
 
-_WRITTEN = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
-_ADMITTED = f"({_WRITTEN}.exists(c, c.type == 'Admitted' && c.status == 'True'))"
-_FINISHED = f"({_WRITTEN}.exists(c, c.type in ['Complete', 'Failed', 'Cancelled'] && c.status == 'True'))"
-_MOVES_ON = (
+_OLD_CONDITIONS = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
+_ADMITTED = f"({_OLD_CONDITIONS}.exists(c, c.type == 'Admitted' && c.status == 'True'))"
+_FINISHED = f"({_OLD_CONDITIONS}.exists(c, c.type in ['Complete', 'Failed', 'Cancelled'] && c.status == 'True'))"
+_PHASE_CHANGES = (
     "(has(self.status) && has(oldSelf.status) && has(self.status.phase) && has(oldSelf.status.phase) && "
     "self.status.phase != oldSelf.status.phase)"
 )
@@ -68,12 +68,12 @@ def _same(field: str, new: str, old: str) -> str:
     return f"has({new}.{field}) == has({old}.{field}) && (!has({new}.{field}) || {new}.{field} == {old}.{field})"
 
 
-def _frozen_while_admitted(field: str, same: str, but: str = "") -> Rule:
-    return Rule(f"{_MOVES_ON} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{but}", f"spec.{field}")
+def _immutable_while_admitted(field: str, same: str, exception: str = "") -> ValidationRule:
+    return ValidationRule(f"{_PHASE_CHANGES} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{exception}", f"spec.{field}")
 
 
-def _refused(field: str, instead: str) -> Rule:
-    return Rule(
+def _not_allowed(field: str, instead: str) -> ValidationRule:
+    return ValidationRule(
         f"!has(self.{field})", f"{field} is not allowed: {instead}; leave the field out", field, to_snake(field)
     )
 
@@ -96,82 +96,82 @@ def _amount(place: str) -> str:
     return f"(type({place}) == int ? quantity('0').add(int({place})) : quantity({place}))"
 
 
-def _countable(amounts: str) -> str:
+def _total_within_bounds(amounts: str) -> str:
     """All replicas of an amount can be counted: what one of several may ask for is compared, not a product of floats.
     Of CPUs it is a whole number of cores here, so up to one core less than the validator takes."""
-    most = f"quantity('0').add({LARGEST} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
+    most = f"quantity('0').add({MAX_AMOUNT} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
     return f"!has({amounts}) || [{amounts}].all(m, m.all(k, {_amount('m[k]')}.compareTo({most}) <= 0))"
 
 
-def _whole(amount: str) -> str:
+def _is_whole_number(amount: str) -> str:
     """Whether a quantity is a whole number, exactly: floats tell no halves apart from 2^52 on, and `isInteger` says no
     to 2000m. What is left of the amount once its float is taken away is small, and compared as a quantity again."""
-    rest = f"q.sub(int(q.asApproximateFloat())).add({_FLOATS_ERR_BY})"
+    rest = f"q.sub(int(q.asApproximateFloat())).add({_FLOAT_ERROR})"
     same = "r.compareTo(quantity('0').add(int(r.asApproximateFloat() + 0.5))) == 0"
     return f"[{amount}].all(q, q.isInteger() || [{rest}].all(r, {same}))"
 
 
-_FLOATS_ERR_BY = 8192
+_FLOAT_ERROR = 8192
 """The float of a quantity of at most 2^62 is at most eight units in the last place from it."""
 
 
-AMOUNTS = (
-    Rule(
-        f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{LARGEST}m' : '{LARGEST}')) <= 0)",
+QUANTITY_RULES = (
+    ValidationRule(
+        f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{MAX_AMOUNT}m' : '{MAX_AMOUNT}')) <= 0)",
         "an amount is larger than anything can be; write less than 2^62",
         validator="Quantities",
     ),
-    Rule(
-        f"self.all(k, k in {list(FRACTIONAL)} || k.startsWith('{HUGE_PAGES}') || type(self[k]) == int || "
-        f"{_whole(_amount('self[k]'))})",
+    ValidationRule(
+        f"self.all(k, k in {list(FRACTIONAL_RESOURCES)} || k.startsWith('{HUGE_PAGES_PREFIX}') || type(self[k]) == int || "
+        f"{_is_whole_number(_amount('self[k]'))})",
         "a resource that is counted in whole numbers has a part of one; write a whole number",
         validator="Quantities",
     ),
 )
 """Of every map of quantities."""
 
-LABELS = (
-    Rule(
+LABEL_RULES = (
+    ValidationRule(
         f"self.all(k, k.size() <= {MAX_LABEL_KEY} && k.matches('{LABEL_KEY}'))",
-        f"a name must be {LABEL_FORM}",
+        f"a name must be {LABEL_SYNTAX}",
         validator="Labels",
     ),
 )
 """Of every map of labels."""
 
 _ELASTIC = "has(r.minReplicas) && r.minReplicas < r.replicas"
-_EDITABLE_AT_THE_END = "ttl_seconds_after_finished"
+_MUTABLE_WHEN_FINISHED = "ttl_seconds_after_finished"
 _SAME_BUT_TTL = " && ".join(
     _same(field.alias or name, "self.spec", "oldSelf.spec")
     for name, field in TrainingJobSpec.model_fields.items()
-    if name != _EDITABLE_AT_THE_END
+    if name != _MUTABLE_WHEN_FINISHED
 )
 
-RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
+VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     TrainingJob: (
-        Rule(
+        ValidationRule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
             f"the name cannot begin the names of pods; write at most {MAX_JOB_NAME} lower-case letters, digits and '-'",
             "metadata.name",
             validator="_name_fits_into_pod_names",
         ),
-        Rule(
+        ValidationRule(
             f"self.spec.roles.all(r, self.metadata.name.size() + r.name.size() + string(r.replicas - 1).size() "
-            f"<= {MAX_POD_NAME - BESIDE_NAMES})",
+            f"<= {MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH})",
             f"the names of job and role make names of pods (JOB-ROLE-INDEX-12345) of more than {MAX_POD_NAME} "
             "characters; shorten one of them",
             "metadata.name",
             validator="_pod_names_fit_into_host_names",
         ),
-        Rule(
-            f"{_MOVES_ON} || !{_FINISHED} || ({_SAME_BUT_TTL})",
+        ValidationRule(
+            f"{_PHASE_CHANGES} || !{_FINISHED} || ({_SAME_BUT_TTL})",
             "the job is finished; submit it anew under another name (only ttlSecondsAfterFinished can be changed)",
             "spec",
         ),
-        _frozen_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
-        _frozen_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
-        _frozen_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
-        _frozen_while_admitted(
+        _immutable_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
+        _immutable_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
+        _immutable_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
+        _immutable_while_admitted(
             "roles",
             "self.spec.roles.size() == oldSelf.spec.roles.size() && "
             f"self.spec.roles.all(r, oldSelf.spec.roles.exists(o, {_SAME_ROLE}))",
@@ -179,51 +179,51 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     TrainingJobSpec: (
-        Rule(
+        ValidationRule(
             "!has(self.priorityClassName) || self.priority == 0",
             "priorityClassName: priority is set too; write one of them",
             "priorityClassName",
             validator="_one_priority",
         ),
-        Rule(
+        ValidationRule(
             "self.roles.exists(r, r.essential)",
             "roles: none is essential; at least one must be, or the job could never complete",
             "roles",
             validator="_can_complete",
         ),
-        Rule(
+        ValidationRule(
             f"!has(self.elasticReplicas) || self.roles.filter(r, {_ELASTIC}).size() == 1",
             "needs exactly one elastic role (minReplicas below replicas)",
             "elasticReplicas",
             validator="_one_elastic_role",
         ),
-        Rule(
+        ValidationRule(
             f"!has(self.elasticReplicas) || self.roles.all(r, !({_ELASTIC}) || "
             "(r.minReplicas <= self.elasticReplicas && self.elasticReplicas <= r.replicas))",
             "must be from minReplicas to replicas of the elastic role",
             "elasticReplicas",
             validator="_elastic_within_role",
         ),
-        Rule("!oldSelf.cancel || self.cancel", "the job was cancelled for good; submit it anew", "cancel"),
+        ValidationRule("!oldSelf.cancel || self.cancel", "the job was cancelled for good; submit it anew", "cancel"),
     ),
     RoleSpec: (
-        Rule(
+        ValidationRule(
             "!has(self.minReplicas) || self.minReplicas <= self.replicas",
             "minReplicas is above replicas; write at most replicas",
             "minReplicas",
             validator="_min_within_replicas",
         ),
-        Rule(
+        ValidationRule(
             "self.replicas <= 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
-            f"({_countable('r.limits')}) && ({_countable('r.requests')}))) && (!has(self.template.spec.resources) || "
-            f"[self.template.spec.resources].all(r, ({_countable('r.limits')}) && ({_countable('r.requests')})))",
+            f"({_total_within_bounds('r.limits')}) && ({_total_within_bounds('r.requests')}))) && (!has(self.template.spec.resources) || "
+            f"[self.template.spec.resources].all(r, ({_total_within_bounds('r.limits')}) && ({_total_within_bounds('r.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",
         ),
     ),
     FailureRule: (
-        Rule(
+        ValidationRule(
             "(has(self.onExitCodes) && self.onExitCodes.size() > 0) || "
             "(has(self.onPodConditions) && self.onPodConditions.size() > 0)",
             "matches nothing; write onExitCodes or onPodConditions",
@@ -231,18 +231,18 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     PodSpec: (
-        _refused("nodeName", "Muster chooses the node"),
-        _refused("schedulerName", "Muster chooses the node"),
-        _refused("priorityClassName", "pods have Muster's own; the job has priorityClassName"),
-        Rule(
+        _not_allowed("nodeName", "Muster chooses the node"),
+        _not_allowed("schedulerName", "Muster chooses the node"),
+        _not_allowed("priorityClassName", "pods have Muster's own; the job has priorityClassName"),
+        ValidationRule(
             "!has(self.resourceClaims) || self.resourceClaims.size() == 0",
-            NO_CLAIMS,
+            RESOURCE_CLAIMS_NOT_ALLOWED,
             "resourceClaims",
             validator="_no_resource_claims",
         ),
     ),
-    SelectorLine: (
-        Rule(
+    LabelSelectorRequirement: (
+        ValidationRule(
             "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
             "In and NotIn want values, Exists and DoesNotExist want none",
             "values",
@@ -250,14 +250,14 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     Queue: (
-        Rule(
+        ValidationRule(
             "!has(self.spec.parent) || self.spec.parent != self.metadata.name",
             "a queue cannot be its own parent; write another queue, or leave it out for a root",
             "spec.parent",
         ),
     ),
-    QueueResources: (
-        Rule(
+    FlavorQuota: (
+        ValidationRule(
             "!has(self.guaranteed) || !has(self.limit) || self.guaranteed.all(k, !(k in self.limit) || "
             f"{_amount('self.guaranteed[k]')}.compareTo({_amount('self.limit[k]')}) <= 0)",
             "guaranteed is above limit; raise the limit or lower the guarantee",
@@ -266,7 +266,7 @@ RULES: Mapping[type[BaseModel], tuple[Rule, ...]] = {
         ),
     ),
     FlavorSpec: (
-        Rule(
+        ValidationRule(
             "!has(self.topology) || self.topology.all(a, self.topology.exists_one(b, b.nodeLabel == a.nodeLabel))",
             "topology: a nodeLabel is used twice; give every level its own",
             "topology",

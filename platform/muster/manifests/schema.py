@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from muster.manifests.rules import AMOUNTS, LABELS, RULES, Rule
+from muster.manifests.rules import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES, ValidationRule
 from muster.spec.fields import LABEL_VALUE
 
 Schema = dict[str, Any]
 
-_KEPT = (
+_KEPT_KEYS = (
     "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
     "maxProperties", "anyOf", "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 )  # fmt: skip
-_SILENT: tuple[object, ...] = (None, "", [], {})
+_EMPTY_DEFAULTS: tuple[object, ...] = (None, "", [], {})
 _METADATA = {"type": "object", "properties": {"name": {"type": "string"}}}  # more is the API server's own
 
 
@@ -31,30 +31,30 @@ def object_schema(model: type[BaseModel]) -> Schema:
     """
     raw = model.model_json_schema(by_alias=True)
     defs: Mapping[str, Schema] = raw["$defs"]
-    rules = {cls.__name__: found for cls, found in RULES.items()}
+    rules = {cls.__name__: found for cls, found in VALIDATION_RULES.items()}
     parts = raw["properties"]
     return {
         "type": "object",
-        "description": _sentence(raw["description"]),
+        "description": _one_line(raw["description"]),
         **({"required": ["spec"]} if "spec" in raw["required"] else {}),
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": _METADATA,
-            "spec": _Writer(defs, rules, with_defaults=True, keep_unknown=True).write(parts["spec"]),
-            "status": _Writer(defs, {}, with_defaults=False, keep_unknown=False).write(parts["status"]),
+            "spec": _SchemaWriter(defs, rules, with_defaults=True, keep_unknown=True).write(parts["spec"]),
+            "status": _SchemaWriter(defs, {}, with_defaults=False, keep_unknown=False).write(parts["status"]),
         },
         **_validations(rules.get(model.__name__, ())),
     }
 
 
-class _Writer:
+class _SchemaWriter:
     """Writes the part of an object that its settings are for."""
 
     def __init__(
         self,
         defs: Mapping[str, Schema],
-        rules: Mapping[str, tuple[Rule, ...]],
+        rules: Mapping[str, tuple[ValidationRule, ...]],
         *,
         with_defaults: bool,
         keep_unknown: bool,
@@ -65,14 +65,14 @@ class _Writer:
     def write(self, raw: Schema) -> Schema:
         node, rules = self._resolved(raw)
         if node.get("type") == "null":  # a field that is declared in order to be refused
-            return {"type": "string", "description": _sentence(raw["description"])}
-        out: Schema = {key: _whole(node[key]) for key in _KEPT if key in node}
+            return {"type": "string", "description": _one_line(raw["description"])}
+        out: Schema = {key: _normalize_number(node[key]) for key in _KEPT_KEYS if key in node}
         if "description" in node:
-            out["description"] = _sentence(node["description"])
+            out["description"] = _one_line(node["description"])
         if "const" in node:
             out["enum"] = [node["const"]]
         if "exclusiveMinimum" in node:
-            out |= {"minimum": _whole(node["exclusiveMinimum"]), "exclusiveMinimum": True}
+            out |= {"minimum": _normalize_number(node["exclusiveMinimum"]), "exclusiveMinimum": True}
         if "items" in node:
             out["items"] = self.write(node["items"])
         more = node.get("additionalProperties")
@@ -83,16 +83,16 @@ class _Writer:
         elif isinstance(more, dict):
             out["additionalProperties"] = self.write(more)
             if more.get("x-kubernetes-int-or-string"):
-                rules = AMOUNTS
+                rules = QUANTITY_RULES
             elif more.get("pattern") == LABEL_VALUE:
-                rules = LABELS
+                rules = LABEL_RULES
         if more is True and self._keep_unknown:
             out["x-kubernetes-preserve-unknown-fields"] = True
         if self._with_defaults and (default := self._default(node, out)) is not None:
             out["default"] = default
         return {**out, **_validations(rules)}
 
-    def _resolved(self, raw: Schema) -> tuple[Schema, tuple[Rule, ...]]:
+    def _resolved(self, raw: Schema) -> tuple[Schema, tuple[ValidationRule, ...]]:
         """The node behind references and optional unions, what is said beside the reference first."""
         if "anyOf" in raw and "x-kubernetes-int-or-string" not in raw:
             (only,) = (branch for branch in raw["anyOf"] if branch.get("type") != "null")
@@ -112,18 +112,18 @@ class _Writer:
         default = node.get("default")
         if isinstance(default, dict):
             return {} if any("default" in field for field in out.get("properties", {}).values()) else None
-        return None if default in _SILENT else _whole(default)
+        return None if default in _EMPTY_DEFAULTS else _normalize_number(default)
 
 
-def _validations(rules: tuple[Rule, ...]) -> Schema:
+def _validations(rules: tuple[ValidationRule, ...]) -> Schema:
     return {"x-kubernetes-validations": [rule.as_schema() for rule in rules]} if rules else {}
 
 
-def _whole(value: Any) -> Any:
+def _normalize_number(value: Any) -> Any:
     """1.0 as 1, which is how the API server gives it back: else a second `kubectl apply` would find a change."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _sentence(text: str) -> str:
+def _one_line(text: str) -> str:
     """A docstring as one line."""
     return " ".join(text.split())

@@ -9,7 +9,7 @@ from muster import model
 from muster.cluster import NodeView
 from muster.quantity import format_quantity
 
-PRETENDED = "muster.dev/pretended"
+VIRTUAL_NODE_LABEL = "muster.dev/pretended"
 """The label of a node that is a slot of one host."""
 
 
@@ -18,29 +18,29 @@ def node_rows(
 ) -> list[dict[str, Any]]:
     """One row a node. `snapshot` is the newest one planned on, `pods` has names of pods by node."""
     flavors = {node.name: node.flavor for node in snapshot.nodes} if snapshot else {}
-    used = _used(snapshot)
+    used = _usage_by_node(snapshot)
     return [
         {
             "name": node.name,
             "flavor": flavors.get(node.name),
-            "pretended": PRETENDED in node.labels,
+            "pretended": VIRTUAL_NODE_LABEL in node.labels,
             "ready": node.ready,
             "cordoned": node.cordoned,
             "draining": node.draining,
             "labels": dict(node.labels),
-            "allocatable": _texts(node.allocatable),
-            "used": _texts(used.get(node.name, model.Resources())),
+            "allocatable": _format_resources(node.allocatable),
+            "used": _format_resources(used.get(node.name, model.Resources())),
             "pods": sorted(pods.get(node.name, ())),
         }
         for node in nodes
     ]
 
 
-def _texts(amounts: model.Resources) -> dict[str, str]:
+def _format_resources(amounts: model.Resources) -> dict[str, str]:
     return {name: format_quantity(amount, name) for name, amount in amounts}
 
 
-def _used(snapshot: model.Snapshot | None) -> dict[str, model.Resources]:
+def _usage_by_node(snapshot: model.Snapshot | None) -> dict[str, model.Resources]:
     """What running gangs take of each node."""
     used: dict[str, model.Resources] = {}
     for one in snapshot.running if snapshot else ():

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from muster import model, spec
-from muster.admission import queue_verdicts
+from muster.admission import queue_readiness
 from muster.admission.queues import path_to_root
 from muster.admission.tree import quota_tree
 from muster.quantity import format_quantity
-from muster.quota import Charges
+from muster.quota import QuotaUsage
 
-Cell = tuple[str, str]
+FlavorResource = tuple[str, str]
 """(flavor, resource)"""
 
 
@@ -28,8 +28,8 @@ def queue_rows(
 ) -> list[dict[str, Any]]:
     """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue,
     `unreadable` says why some cannot be read whole."""
-    tree = _Tree(list(queues), snapshot, waiting, unreadable)
-    return [tree.row(name, depth) for name, depth in tree.in_order()]
+    tree = _QueueTable(list(queues), snapshot, waiting, unreadable)
+    return [tree.row(name, depth) for name, depth in tree.depth_first()]
 
 
 def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
@@ -41,7 +41,7 @@ def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
     return waiting
 
 
-class _Tree:
+class _QueueTable:
     def __init__(
         self,
         queues: list[spec.Queue],
@@ -51,11 +51,11 @@ class _Tree:
     ) -> None:
         self.by_name = {queue.metadata.name: queue for queue in queues}
         self.tree = quota_tree(queues)
-        self.charges = Charges(self.tree)
-        self.verdicts = queue_verdicts(queues, unreadable)
+        self.charges = QuotaUsage(self.tree)
+        self.verdicts = queue_readiness(queues, unreadable)
         self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
-        self.below: dict[str, dict[Cell, int]] = {name: {} for name in self.by_name}
-        self.decayed: dict[str, dict[Cell, float]] = {name: {} for name in self.by_name}
+        self.subtree_usage: dict[str, dict[FlavorResource, int]] = {name: {} for name in self.by_name}
+        self.decayed_usage: dict[str, dict[FlavorResource, float]] = {name: {} for name in self.by_name}
         self.waiting = dict.fromkeys(self.by_name, 0)
         self.admitted = dict.fromkeys(self.by_name, 0)
         for name, count in waiting.items():
@@ -65,33 +65,33 @@ class _Tree:
             self._charge(snapshot)
 
     def _charge(self, snapshot: model.Snapshot) -> None:
-        gangs = {gang.uid: gang for gang in snapshot.waiting} | {one.gang.uid: one.gang for one in snapshot.running}
+        gangs = {gang.uid: gang for gang in snapshot.pending} | {one.gang.uid: one.gang for one in snapshot.running}
         charged = [(one.gang, one.placement) for one in snapshot.running]
-        for hold in snapshot.holds:
-            holder = gangs.get(hold.gang, hold.holder)  # a gang that backs off is known from its hold alone
+        for hold in snapshot.nominations:
+            holder = gangs.get(hold.gang_uid, hold.nominated_gang)  # a gang that backs off is known from its hold alone
             if holder is not None:
                 charged.append((holder, hold.placement))
         for gang, placement in charged:
             requests = {role.name: role.request for role in gang.roles}
             for part in placement:
                 for resource, amount in requests.get(part.role, ()):
-                    self._add(gang.queue, (part.flavor, resource), amount * part.replicas)
+                    self._charge_path(gang.queue, (part.flavor, resource), amount * part.replicas)
         for one in snapshot.running:
             for above in self.paths.get(one.gang.queue, ()):
                 self.admitted[above] += one.state != "leaving"
         for usage in snapshot.usage:
             for above in self.paths.get(usage.queue, ()):
-                cells = self.decayed[above]
+                cells = self.decayed_usage[above]
                 cell = usage.flavor, usage.resource
                 cells[cell] = cells.get(cell, 0.0) + usage.resource_seconds
 
-    def _add(self, queue: str, cell: Cell, amount: int) -> None:
+    def _charge_path(self, queue: str, cell: FlavorResource, amount: int) -> None:
         if (number := self.tree.index.get(queue)) is not None:
-            self.charges.charge(number, self.tree.amounts(number, cell[0], [(cell[1], amount)]))
+            self.charges.add(number, self.tree.cell_amounts(number, cell[0], [(cell[1], amount)]))
         for above in self.paths.get(queue, ()):
-            self.below[above][cell] = self.below[above].get(cell, 0) + amount
+            self.subtree_usage[above][cell] = self.subtree_usage[above].get(cell, 0) + amount
 
-    def in_order(self) -> list[tuple[str, int]]:
+    def depth_first(self) -> list[tuple[str, int]]:
         order: list[tuple[str, int]] = []
 
         def visit(name: str, depth: int) -> None:
@@ -127,21 +127,21 @@ class _Tree:
 
     def resources(self, name: str) -> list[dict[str, Any]]:
         """One entry a flavor; a resource that no queue on the path limits is only in `used`."""
-        named = self.named(name)
-        cells = sorted(named | {cell for cell, used in self.below[name].items() if used and cell[1] != "pods"})
+        named = self.flavor_resources_with_quota(name)
+        cells = sorted(named | {cell for cell, used in self.subtree_usage[name].items() if used and cell[1] != "pods"})
         rows: dict[str, dict[str, Any]] = {}
         for cell in cells:
             flavor, resource = cell
-            row = rows.setdefault(flavor, {"flavor": flavor} | {word: {} for word in _AMOUNTS})
-            used = self.below[name].get(cell, 0)
+            row = rows.setdefault(flavor, {"flavor": flavor} | {word: {} for word in _RESOURCE_COLUMNS})
+            used = self.subtree_usage[name].get(cell, 0)
             row["used"][resource] = format_quantity(used, resource)
             if cell not in named:
                 continue
-            number, column = self.tree.index[name], self.tree.cells[cell]
+            number, column = self.tree.index[name], self.tree.cell_index[cell]
             guaranteed = self.tree.guaranteed[number][column]
             row["guaranteed"][resource] = format_quantity(guaranteed, resource)
             row["borrowed"][resource] = format_quantity(max(0, used - guaranteed), resource)
-            row["available"][resource] = format_quantity(self.charges.avail(number, column), resource)
+            row["available"][resource] = format_quantity(self.charges.available(number, column), resource)
             for quota in self.tree.queues[number].quotas:
                 if (quota.flavor, quota.resource) == cell:
                     for word, amount in (("limit", quota.limit), ("lend", quota.lend)):
@@ -149,7 +149,7 @@ class _Tree:
                             row[word][resource] = format_quantity(amount, resource)
         return list(rows.values())
 
-    def named(self, name: str) -> set[Cell]:
+    def flavor_resources_with_quota(self, name: str) -> set[FlavorResource]:
         """Cells that the queue, one above it or one below it says something about."""
         related = {*self.paths[name], *(other for other, path in self.paths.items() if name in path)}
         return {
@@ -162,10 +162,10 @@ class _Tree:
     def share(self, name: str) -> float:
         """Decayed resource-seconds per unit of what the root has and of the queue's weight; the largest cell counts."""
         tree, weight = self.tree, self.by_name[name].spec.weight
-        root = tree.total[tree.root(tree.index[name])]
-        totals = {cell: root[tree.cells[cell]] for cell in self.decayed[name] if cell in tree.cells}
-        parts = (self.decayed[name][cell] / (weight * total) for cell, total in totals.items() if total > 0)
+        root = tree.subtree_quota[tree.root(tree.index[name])]
+        totals = {cell: root[tree.cell_index[cell]] for cell in self.decayed_usage[name] if cell in tree.cell_index}
+        parts = (self.decayed_usage[name][cell] / (weight * total) for cell, total in totals.items() if total > 0)
         return round(max(parts, default=0.0), 3)
 
 
-_AMOUNTS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")
+_RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")

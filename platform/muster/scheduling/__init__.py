@@ -5,9 +5,9 @@ result = plan(snapshot)
 result = plan(next_snapshot, result.memo)   # the same decisions as without the memo, sooner
 """
 
-from muster.scheduling.cycle import Plan, plan
-from muster.scheduling.memo import Memo
+from muster.scheduling.cycle import PlanResult, plan
+from muster.scheduling.memo import PlannerCache
 from muster.scheduling.placed import placement_error
 from muster.scheduling.policy import BACKFILL, FIFO, MUSTER, PRIORITY, Policy
 
-__all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "Memo", "Plan", "Policy", "placement_error", "plan"]
+__all__ = ["BACKFILL", "FIFO", "MUSTER", "PRIORITY", "PlannerCache", "PlanResult", "Policy", "placement_error", "plan"]

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from muster.model import WaitCode
-from muster.scheduling.departures import Departure, Departures, Releases
-from muster.scheduling.fit import Fit, fit, fits
-from muster.scheduling.ledger import Ledger, Promised
-from muster.scheduling.outlook import Outlook
-from muster.scheduling.room import Both, Room, View
-from muster.scheduling.shape import Option, Request
+from muster.model import WaitReason
+from muster.scheduling.departures import ExpectedRelease, ExpectedReleases, OrderedReleases
+from muster.scheduling.fit import GangAssignment, fit, fits
+from muster.scheduling.ledger import Ledger, ReservedCapacity
+from muster.scheduling.outlook import QuotaForecast
+from muster.scheduling.room import IntersectionView, FreeCapacity, CapacityView
+from muster.scheduling.shape import FlavorOption, QueueRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,121 +28,121 @@ class Reservation:
     are leaving already.
     """
 
-    gang: str
+    gang_uid: str
     root: int
-    option: Option
+    option: FlavorOption
     flavors: frozenset[str]
     at: float
-    fit: Fit
-    promised: Promised
+    assignment: GangAssignment
+    capacity: ReservedCapacity
 
 
-Bound: TypeAlias = tuple[int, ...]
+ReservationIndexes: TypeAlias = tuple[int, ...]
 """Reservations that a gang has to respect, as indexes into `Promises.reservations`."""
 
 
 @dataclass(slots=True)
-class Promises:
+class BackfillReservations:
     """Reservations of room, claims on quota, and the future they are computed from."""
 
     ledger: Ledger
-    known: Departures  # of those who ran when the plan began
+    releases_at_start: ExpectedReleases  # of those who ran when the plan began
     reservations: list[Reservation] = field(default_factory=list)
-    starts: dict[str, float] = field(default_factory=dict)  # when a gang with a promise starts, by uid
+    start_times: dict[str, float] = field(default_factory=dict)  # when a gang with a promise starts, by uid
     _reserved: set[tuple[int, str]] = field(default_factory=set)  # (root, flavor)
-    _claims: set[tuple[int, str]] = field(default_factory=set)
-    _gone: set[int] = field(default_factory=set)  # ties
-    _come: dict[str, Departure] = field(default_factory=dict)
-    _merged: Departures | None = None
-    _releases: Releases | None = None
-    _touching: dict[tuple[Option, Bound], Bound] = field(default_factory=dict)
-    _views: dict[tuple[Bound, bool], View] = field(default_factory=dict)
+    _claimed: set[tuple[int, str]] = field(default_factory=set)
+    _removed: set[int] = field(default_factory=set)  # ties
+    _added: dict[str, ExpectedRelease] = field(default_factory=dict)
+    _merged: ExpectedReleases | None = None
+    _ordered: OrderedReleases | None = None
+    _relevant: dict[tuple[FlavorOption, ReservationIndexes], ReservationIndexes] = field(default_factory=dict)
+    _views: dict[tuple[ReservationIndexes, bool], CapacityView] = field(default_factory=dict)
 
-    def come(self, gang: Departure) -> None:
+    def add_release(self, release: ExpectedRelease) -> None:
         """Somebody took room in this plan, or goes on with less."""
-        self._come[gang.uid] = gang
+        self._added[release.uid] = release
         self._merged = None
 
-    def gone(self, gang: Departure) -> None:
+    def remove_release(self, release: ExpectedRelease) -> None:
         """Somebody was told to leave, or lost its hold."""
-        if self._come.pop(gang.uid, None) is None:
-            self._gone.add(gang.tie)
+        if self._added.pop(release.uid, None) is None:
+            self._removed.add(release.tiebreak)
         self._merged = None
 
-    def binding(self, gone_by: float) -> Bound:
+    def binding(self, release_at: float) -> ReservationIndexes:
         """Which reservations a gang has to respect that is gone by then: all that matters of `gone_by` for room."""
         if not self.reservations:
             return ()
-        never = math.isinf(gone_by)
-        return tuple([i for i, r in enumerate(self.reservations) if never or gone_by > r.at])
+        never = math.isinf(release_at)
+        return tuple([i for i, r in enumerate(self.reservations) if never or release_at > r.at])
 
-    def touching(self, option: Option, binding: Bound) -> Bound:
+    def relevant(self, option: FlavorOption, binding: ReservationIndexes) -> ReservationIndexes:
         """Those of them that lie in a flavor of an option."""
         if not binding:
             return ()
-        bound = self._touching.get((option, binding))
+        bound = self._relevant.get((option, binding))
         if bound is None:
             bound = tuple(i for i in binding if not self.reservations[i].flavors.isdisjoint(option.flavors))
-            self._touching[option, binding] = bound
+            self._relevant[option, binding] = bound
         return bound
 
-    def view(self, bound: Bound, *, later: bool = False) -> View:
+    def free_capacity(self, indexes: ReservationIndexes, *, later: bool = False) -> CapacityView:
         """The room that a gang may use which has to respect these: now, or once those who are leaving have left."""
-        room = self.ledger.later if later else self.ledger.now
-        if not bound:
+        room = self.ledger.free_later if later else self.ledger.free_now
+        if not indexes:
             return room
-        view = self._views.get((bound, later))
+        view = self._views.get((indexes, later))
         if view is None:
-            rooms = [room, *(self.reservations[i].promised.spare for i in bound)]
-            view = self._views[bound, later] = Both(rooms)
+            rooms = [room, *(self.reservations[i].capacity.remaining for i in indexes)]
+            view = self._views[indexes, later] = IntersectionView(rooms)
         return view
 
-    def allow(self, gang: Departure) -> bool:
+    def fits_quota(self, release: ExpectedRelease) -> bool:
         """Tell whether a gang is within quota beside what is promised to others."""
-        return self.ledger.outlook is None or gang.queue < 0 or self.ledger.outlook.allows(gang)
+        return self.ledger.quota_forecast is None or release.queue < 0 or self.ledger.quota_forecast.fits(release)
 
-    def reserve(self, uid: str, request: Request, root: int) -> None:
+    def reserve(self, uid: str, request: QueueRequest, root: int) -> None:
         """Promise a place and a time to the first gang of its root, in each flavor, that lacks only room.
 
         A gang that not even an empty cluster would hold (nodes are down) gets no promise: it
         would block others for nothing.
         """
-        shape, ledger = request.shape, self.ledger
-        best: tuple[int, int, Fit, Room] | None = None
+        shape, ledger = request.gang_request, self.ledger
+        best: tuple[int, int, GangAssignment, FreeCapacity] | None = None
         for index, option in enumerate(shape.options):
-            least = request.least[index]
+            least = request.min_quota[index]
             taken = any((root, flavor) in self._reserved for flavor in option.flavors)
-            if taken or not ledger.charged.allows(request.queue, least):
+            if taken or not ledger.usage_now.fits(request.queue, least):
                 continue
-            moment = self._look().earliest(request.queue, least)
+            moment = self._forecast().earliest_fit(request.queue, least)
             if moment is None:
                 continue
-            most = len(self.departures()) if best is None else best[0] - 1
-            found = self._first_fit(option, request, int(self._look().left[moment]), most)
+            most = len(self.releases()) if best is None else best[0] - 1
+            found = self._earliest_fit(option, request, int(self._forecast().released_counts[moment]), most)
             if found is not None:
                 best = (found[0], index, *found[1:])
         if best is None:
             return
         count, index, place, spare = best
-        spare.add(place.load, -1)
-        last = self.departures().key_of(count)
+        spare.add(place.node_usage, -1)
+        last = self.releases().key_at(count)
         flavors = frozenset(shape.options[index].flavors)
-        reservation = Reservation(uid, root, shape.options[index], flavors, last[0], place, Promised(spare, last))
+        reservation = Reservation(uid, root, shape.options[index], flavors, last[0], place, ReservedCapacity(spare, last))
         self.reservations.append(reservation)
         self._reserved.update((root, flavor) for flavor in reservation.flavors)
-        ledger.promised.append(reservation.promised)
-        self.starts[uid] = reservation.at
-        outlook = self._look()
-        outlook.charge(request.queue, request.least[index], outlook.after(count), None)
+        ledger.reserved.append(reservation.capacity)
+        self.start_times[uid] = reservation.at
+        outlook = self._forecast()
+        outlook.add(request.queue, request.min_quota[index], outlook.index_after(count), None)
 
-    def may_promise(self, request: Request, code: WaitCode) -> bool:
+    def may_reserve(self, request: QueueRequest, code: WaitReason) -> bool:
         """Tell whether a gang that is refused may get a promise: in some option's flavors no gang that comes first has
         a claim already (in the leaf, when quota is short) or a reservation (in the root)."""
         if code == "QuotaExceeded":
-            taken, queue = self._claims, request.queue
+            taken, queue = self._claimed, request.queue
         else:
-            taken, queue = self._reserved, self.ledger.charged.tree.path[request.queue][-1]
-        for option in request.shape.options:  # asked for every gang that waits: no generator
+            taken, queue = self._reserved, self.ledger.usage_now.tree.path[request.queue][-1]
+        for option in request.gang_request.options:  # asked for every gang that waits: no generator
             for flavor in option.flavors:
                 if (queue, flavor) in taken:
                     break
@@ -150,41 +150,41 @@ class Promises:
                 return True
         return False
 
-    def promise(self, uid: str, request: Request, code: WaitCode) -> None:
+    def reserve_or_claim(self, uid: str, request: QueueRequest, code: WaitReason) -> None:
         """Promise quota or room to a gang that lacks it. Ask `may_promise` first."""
         if code == "QuotaExceeded":
             self.claim(uid, request)
         else:
-            self.reserve(uid, request, self.ledger.charged.tree.path[request.queue][-1])
+            self.reserve(uid, request, self.ledger.usage_now.tree.path[request.queue][-1])
 
-    def claim(self, uid: str, request: Request) -> None:
+    def claim(self, uid: str, request: QueueRequest) -> None:
         """Promise quota to the first gang of its leaf, in each flavor, that is over it."""
         best: tuple[int, int] | None = None
-        for index, option in enumerate(request.shape.options):
-            if any((request.queue, flavor) in self._claims for flavor in option.flavors):
+        for index, option in enumerate(request.gang_request.options):
+            if any((request.queue, flavor) in self._claimed for flavor in option.flavors):
                 continue
-            moment = self._look().earliest(request.queue, request.least[index])
+            moment = self._forecast().earliest_fit(request.queue, request.min_quota[index])
             if moment is not None and (best is None or moment < best[0]):
                 best = moment, index
         if best is None:
             return
         moment, index = best
-        self._claims.update((request.queue, flavor) for flavor in request.shape.options[index].flavors)
-        outlook = self._look()
-        outlook.charge(request.queue, request.least[index], moment, None)
-        self.starts[uid] = float(outlook.times[moment])
+        self._claimed.update((request.queue, flavor) for flavor in request.gang_request.options[index].flavors)
+        outlook = self._forecast()
+        outlook.add(request.queue, request.min_quota[index], moment, None)
+        self.start_times[uid] = float(outlook.times[moment])
 
-    def _first_fit(self, option: Option, request: Request, low: int, high: int) -> tuple[int, Fit, Room] | None:
+    def _earliest_fit(self, option: FlavorOption, request: QueueRequest, low: int, high: int) -> tuple[int, GangAssignment, FreeCapacity] | None:
         """After how many departures, from `low` to `high`, the gang first fits, where, and the room there is then.
 
         The search halves the range. The room after the most that were too few is carried along, so that each step
         looks only at the nodes that come free in between.
         """
-        table, sizes = self.ledger.now.table, request.shape.least
-        if low > high or not fits(table, option, sizes, enough := self._room_after(high)):
+        table, sizes = self.ledger.free_now.table, request.gang_request.min_sizes
+        if low > high or not fits(table, option, sizes, enough := self._capacity_after(high)):
             return None
-        releases = self._in_turn()
-        left, room = low, self._room_after(low)
+        releases = self._releases_in_order()
+        left, room = low, self._capacity_after(low)
         while low < high:
             middle = (low + high) // 2
             after = room.fork()
@@ -196,29 +196,29 @@ class Promises:
         place = fit(table, option, sizes, enough)
         return None if place is None else (high, place, enough)
 
-    def _room_after(self, count: int) -> Room:
+    def _capacity_after(self, count: int) -> FreeCapacity:
         """Room once so many have left, what is reserved already aside."""
-        room = self.ledger.later.successor()
-        room.add(self._in_turn().between(0, count, len(room.free)), 1)
+        room = self.ledger.free_later.carry_over()
+        room.add(self._releases_in_order().between(0, count, len(room.free)), 1)
         for reservation in self.reservations:
-            room.add(reservation.fit.load, -1)
+            room.add(reservation.assignment.node_usage, -1)
         return room
 
-    def _in_turn(self) -> Releases:
-        departures = self.departures()
-        if self._releases is None:
-            self._releases = departures.in_turn()
-        return self._releases
+    def _releases_in_order(self) -> OrderedReleases:
+        departures = self.releases()
+        if self._ordered is None:
+            self._ordered = departures.in_order()
+        return self._ordered
 
-    def departures(self) -> Departures:
+    def releases(self) -> ExpectedReleases:
         """Of everyone, as decided so far."""
         if self._merged is None:
-            self._releases = None
-            columns = len(self.ledger.now.table.columns)
-            self._merged = self.known.without(self._gone).plus(Departures.of(self._come.values(), columns))
+            self._ordered = None
+            columns = len(self.ledger.free_now.table.columns)
+            self._merged = self.releases_at_start.without(self._removed).plus(ExpectedReleases.of(self._added.values(), columns))
         return self._merged
 
-    def _look(self) -> Outlook:
-        if self.ledger.outlook is None:
-            self.ledger.outlook = Outlook(self.ledger.staying, self.departures())
-        return self.ledger.outlook
+    def _forecast(self) -> QuotaForecast:
+        if self.ledger.quota_forecast is None:
+            self.ledger.quota_forecast = QuotaForecast(self.ledger.usage_later, self.releases())
+        return self.ledger.quota_forecast

@@ -5,32 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from muster.model import Decision, Gang, Snapshot, WaitCode
-from muster.quota import Amounts
-from muster.scheduling.acts import Acts
-from muster.scheduling.backfill import Bound, Promises
-from muster.scheduling.departures import Departure, gone_by, tie_of
-from muster.scheduling.entitle import Entitlement
-from muster.scheduling.estimate import estimates
-from muster.scheduling.evict import Evictions
-from muster.scheduling.explain import waits
-from muster.scheduling.fit import Fit, fit, fits
-from muster.scheduling.futile import Futile
-from muster.scheduling.grow import Wanted, growing
-from muster.scheduling.holds import completed, held_room, stands, stands_aside, waits_for
-from muster.scheduling.leaves import Order, Waiting
+from muster.model import Decision, Gang, Snapshot, WaitReason
+from muster.quota import CellAmounts
+from muster.scheduling.acts import Decisions
+from muster.scheduling.backfill import ReservationIndexes, BackfillReservations
+from muster.scheduling.departures import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.entitle import GuaranteeEligibility
+from muster.scheduling.estimate import estimate_starts
+from muster.scheduling.evict import Preemptor
+from muster.scheduling.explain import wait_decisions
+from muster.scheduling.fit import GangAssignment, fit, fits
+from muster.scheduling.futile import QuickReject
+from muster.scheduling.grow import ContendedFlavors, find_growths
+from muster.scheduling.holds import complete_placement, active_nominations, nomination_fits, fits_while_reserved, waiting_message
+from muster.scheduling.leaves import LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.memo import Memo, read
-from muster.scheduling.order import Line, Shares, line
+from muster.scheduling.memo import PlannerCache, update
+from muster.scheduling.order import QueueOrder, FairShares, queue_order
 from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.refuse import Refusal, refusal
-from muster.scheduling.search import Freed
-from muster.scheduling.shape import Option, Request, largest_step
-from muster.scheduling.victims import Victims
+from muster.scheduling.refuse import UnschedulableReason, unschedulable_reason
+from muster.scheduling.search import PreemptionResult
+from muster.scheduling.shape import FlavorOption, QueueRequest, largest_feasible
+from muster.scheduling.victims import PreemptionCandidates
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlanResult:
     """What to do, and what to remember for the next plan.
 
     Decisions come in the order to carry them out: room is held before anyone leaves for it, gangs leave or shrink,
@@ -38,285 +38,285 @@ class Plan:
     """
 
     decisions: tuple[Decision, ...]
-    memo: Memo
+    cache: PlannerCache
 
 
-def plan(snapshot: Snapshot, memo: Memo | None = None, policy: Policy = MUSTER) -> Plan:
+def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Policy = MUSTER) -> PlanResult:
     """Decide about every waiting gang. Pure; with the memo of any earlier plan the decisions are the same."""
-    facts = read(snapshot, memo)  # 1. what is known
+    facts = update(snapshot, previous)  # 1. what is known
     cycle = _Cycle.of(facts, policy)
-    cycle.set_aside_held_room()  # 2. room that was promised durably is not free
-    cycle.refuse_the_impossible()  # 3. who can never start as things are
-    cycle.start_from_holds()  # 4. those for whom room was held come first
-    cycle.go_down_the_line()  # 5. everyone else in turn: start, make room, get a promise, or wait
-    cycle.let_elastic_gangs_grow()  # 6. into what is left
-    return Plan(cycle.decisions(), facts)  # 7. what was decided, and why others wait
+    cycle.reserve_nominated_capacity()  # 2. room that was promised durably is not free
+    cycle.reject_infeasible()  # 3. who can never start as things are
+    cycle.admit_nominated()  # 4. those for whom room was held come first
+    cycle.admit_in_order()  # 5. everyone else in turn: start, make room, get a promise, or wait
+    cycle.grow_elastic_gangs()  # 6. into what is left
+    return PlanResult(cycle.result(), facts)  # 7. what was decided, and why others wait
 
 
 @dataclass(slots=True)
 class _Cycle:
     """The state of one plan while it is made."""
 
-    facts: Memo
+    cache: PlannerCache
     policy: Policy
     ledger: Ledger
-    promises: Promises
-    acts: Acts
-    evictions: Evictions
-    entitlement: Entitlement
-    futile: Futile
-    _released: int = 0
-    _full: dict[tuple[Option, Bound], WaitCode] = field(default_factory=dict)
-    _later: dict[tuple[Option, Bound], tuple[int, bool]] = field(default_factory=dict)
-    _helpless: set[tuple[Request, int]] = field(default_factory=set)
+    backfill: BackfillReservations
+    decisions: Decisions
+    preemptor: Preemptor
+    guarantees: GuaranteeEligibility
+    quick_reject: QuickReject
+    _seen_releases: int = 0
+    _full_options: dict[tuple[FlavorOption, ReservationIndexes], WaitReason] = field(default_factory=dict)
+    _fits_later_cache: dict[tuple[FlavorOption, ReservationIndexes], tuple[int, bool]] = field(default_factory=dict)
+    _without_victims: set[tuple[QueueRequest, int]] = field(default_factory=set)
 
     @classmethod
-    def of(cls, facts: Memo, policy: Policy) -> _Cycle:
+    def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
         """A plan that has not decided anything yet."""
-        ledger = Ledger.of(facts)
-        promises = Promises(ledger, facts.departures)
-        victims, entitlement = Victims(facts), Entitlement(ledger)
-        acts = Acts(facts, ledger, promises, victims)
-        evictions = Evictions(facts, ledger, promises, victims, entitlement)
-        futile = Futile(facts, ledger, victims)
-        return cls(facts, policy, ledger, promises, acts, evictions, entitlement, futile)
+        ledger = Ledger.of(cache)
+        promises = BackfillReservations(ledger, cache.releases)
+        victims, entitlement = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
+        acts = Decisions(cache, ledger, promises, victims)
+        evictions = Preemptor(cache, ledger, promises, victims, entitlement)
+        futile = QuickReject(cache, ledger, victims)
+        return cls(cache, policy, ledger, promises, acts, evictions, entitlement, futile)
 
     # -- 2
 
-    def set_aside_held_room(self) -> None:
+    def reserve_nominated_capacity(self) -> None:
         """Take the room of every hold that counts, so that nobody else gets it."""
-        for held in held_room(self.facts):
-            self.acts.set_aside(held)
+        for held in active_nominations(self.cache):
+            self.decisions.reserve_nomination(held)
 
     # -- 3
 
-    def refuse_the_impossible(self) -> None:
+    def reject_infeasible(self) -> None:
         """Gangs that cannot start even if everybody else left, and those whose last pods are still stopping."""
-        facts, refusals = self.facts, self.acts.refusals
-        refusals.update(facts.never)
-        for uid in facts.requests.keys() & facts.stays.keys():
-            refusals.setdefault(uid, Refusal("HoldWaiting", text="its pods of the last attempt are still stopping"))
+        facts, refusals = self.cache, self.decisions.unschedulable
+        refusals.update(facts.infeasible)
+        for uid in facts.pending.keys() & facts.running.keys():
+            refusals.setdefault(uid, UnschedulableReason("HoldWaiting", message="its pods of the last attempt are still stopping"))
 
     # -- 4
 
-    def start_from_holds(self) -> None:
+    def admit_nominated(self) -> None:
         """A gang with a hold starts on it, or waits for the last to leave it; if its room is lost, it goes first."""
-        facts, ledger, acts = self.facts, self.ledger, self.acts
-        ready = [h for uid, h in acts.victims.held.items() if uid in facts.requests and uid not in acts.refusals]
-        for held in sorted(ready, key=lambda held: facts.requests[held.gang.uid].order):
-            if held.gang.uid not in acts.victims.held:
+        facts, ledger, acts = self.cache, self.ledger, self.decisions
+        ready = [h for uid, h in acts.candidates.nominations.items() if uid in facts.pending and uid not in acts.unschedulable]
+        for held in sorted(ready, key=lambda held: facts.pending[held.gang.uid].order):
+            if held.gang.uid not in acts.candidates.nominations:
                 continue  # one that came before took it over
             gang, request = held.gang, held.request
-            if not stands_aside(facts, held, ledger.now, ledger.charged) and stands_aside(
-                facts, held, ledger.later, ledger.staying
+            if not fits_while_reserved(facts, held, ledger.free_now, ledger.usage_now) and fits_while_reserved(
+                facts, held, ledger.free_later, ledger.usage_later
             ):
-                acts.refusals[gang.uid] = Refusal("HoldWaiting", text=waits_for(facts, held))
+                acts.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=waiting_message(facts, held))
                 continue  # the usual case, and nothing has to be moved for it
-            acts.release(held)
-            if stands(facts, held, ledger.now, ledger.charged):
-                acts.start(gang, request, held.hold.placement, held.taken.load, held.taken.amounts)
-            elif (whole := completed(facts, held, ledger.now, ledger.charged)) is not None:
+            acts.end_nomination(held)
+            if nomination_fits(facts, held, ledger.free_now, ledger.usage_now):
+                acts.admit_nominated(gang, request, held.nomination.placement, held.release.node_usage, held.release.amounts)
+            elif (whole := complete_placement(facts, held, ledger.free_now, ledger.usage_now)) is not None:
                 option, place, amounts = whole
-                acts.start_at(gang, request, option, 0, place, amounts)
-            elif stands(facts, held, ledger.later, ledger.staying) or completed(
-                facts, held, ledger.later, ledger.staying
+                acts.admit(gang, request, option, 0, place, amounts)
+            elif nomination_fits(facts, held, ledger.free_later, ledger.usage_later) or complete_placement(
+                facts, held, ledger.free_later, ledger.usage_later
             ):
-                acts.set_aside(held)
-                acts.refusals[gang.uid] = Refusal("HoldWaiting", text=waits_for(facts, held))
+                acts.reserve_nomination(held)
+                acts.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=waiting_message(facts, held))
             else:
-                self._decide(gang, request)
-                if gang.uid in acts.refusals and not acts.gets_hold(gang.uid):
-                    acts.set_aside(held)  # it stands in the status until it runs out: what it charges is nobody's
+                self._schedule_one(gang, request)
+                if gang.uid in acts.unschedulable and not acts.is_nominated(gang.uid):
+                    acts.reserve_nomination(held)  # it stands in the status until it runs out: what it charges is nobody's
 
     # -- 5
 
-    def go_down_the_line(self) -> None:
+    def admit_in_order(self) -> None:
         """Everyone who may start, in turn."""
-        acts = self.acts
-        spoken = acts.refusals.keys() | acts.starts.keys()
-        shares = Shares(self.facts.tree, self.facts.snapshot.usage)
-        turns = line(self.facts.leaves, spoken, self.entitlement, shares, self.policy, self._pass_over)
-        behind: Refusal | None = None  # what everybody is told once the first one is blocked
+        acts = self.decisions
+        spoken = acts.unschedulable.keys() | acts.admissions.keys()
+        shares = FairShares(self.cache.tree, self.cache.snapshot.usage)
+        turns = queue_order(self.cache.leaves, spoken, self.guarantees, shares, self.policy, self._skip_rejected)
+        behind: UnschedulableReason | None = None  # what everybody is told once the first one is blocked
         for gang, request, _ in turns:
             if behind is not None:
-                acts.refusals[gang.uid] = behind
-            elif not self._decide(gang, request, turns) and self.policy.behind_head == "none":
-                behind = Refusal("BehindHead", text=f"waits behind {gang.name}, which comes first and cannot start")
+                acts.unschedulable[gang.uid] = behind
+            elif not self._schedule_one(gang, request, turns) and self.policy.backfill == "none":
+                behind = UnschedulableReason("BehindHead", message=f"waits behind {gang.name}, which comes first and cannot start")
         for start in acts.withdrawn:  # more may be added meanwhile
-            if start.gang.uid not in acts.starts:
-                del acts.refusals[start.gang.uid]
-                self._decide(start.gang, start.request)
+            if start.gang.uid not in acts.admissions:
+                del acts.unschedulable[start.gang.uid]
+                self._schedule_one(start.gang, start.request)
 
-    def _pass_over(self, entries: list[Waiting], limit: Order | None) -> bool:
+    def _skip_rejected(self, pending: list[PendingGang], limit: LeafOrder | None) -> bool:
         """Refuse and take off those at the end of a list, up to `limit`, whose turns would change nothing: they need
         no trial and get no promise. Tell whether it ended at one whose turn may change something."""
-        if self.policy.behind_head != "easy":
+        if self.policy.backfill != "easy":
             return True
-        futile, promises, refusals = self.futile, self.promises, self.acts.refusals
-        while entries and (limit is None or entries[-1].order <= limit):
-            gang, request, _ = entries[-1]
-            why = futile.why(gang, request)
-            if why is None or promises.may_promise(request, why.code):
+        futile, promises, refusals = self.quick_reject, self.backfill, self.decisions.unschedulable
+        while pending and (limit is None or pending[-1].order <= limit):
+            gang, request, _ = pending[-1]
+            why = futile.reason(gang, request)
+            if why is None or promises.may_reserve(request, why.reason):
                 return True
             refusals[gang.uid] = why
-            self.entitlement.waits(request)
-            entries.pop()
+            self.guarantees.add_waiting(request)
+            pending.pop()
         return False
 
-    def _decide(self, gang: Gang, request: Request, turns: Line | None = None) -> bool:
+    def _schedule_one(self, gang: Gang, request: QueueRequest, order: QueueOrder | None = None) -> bool:
         """Start a gang, or make room for it, or give it a promise; tell whether it starts, or may in a later turn."""
-        outcome = self.futile.why(gang, request)
+        outcome = self.quick_reject.reason(gang, request)
         if outcome is None:
-            until = gone_by(gang, self.facts.snapshot.now)
-            binding = self.promises.binding(until)
-            found = self._attempt(gang, request, until, binding)
-            if not isinstance(found, Refusal):
+            until = latest_release(gang, self.cache.snapshot.now)
+            binding = self.backfill.binding(until)
+            found = self._try_options(gang, request, until, binding)
+            if not isinstance(found, UnschedulableReason):
                 option, step, place, amounts = found
-                if turns is not None and turns.postponed(gang, request, option):
+                if order is not None and order.postpone(gang, request, option):
                     return True
-                self.acts.start_at(gang, request, option, step, place, amounts)
-                self.futile.changed()
-                if turns is not None:
-                    turns.placed(request.queue, amounts)
+                self.decisions.admit(gang, request, option, step, place, amounts)
+                self.quick_reject.on_capacity_changed()
+                if order is not None:
+                    order.on_admitted(request.queue, amounts)
                 return True
-            freed = self._freed(gang, request, binding) if self.policy.evicts else None
+            freed = self._preempt(gang, request, binding) if self.policy.preempts else None
             if freed is not None:
-                if turns is not None and turns.postponed(gang, request, freed.option):
+                if order is not None and order.postpone(gang, request, freed.option):
                     return True
-                self.futile.changed()
-                victims = self.acts.withdraw(gang, freed)
+                self.quick_reject.on_capacity_changed()
+                victims = self.decisions.withdraw(gang, freed)
                 if not victims:
-                    return self._decide(gang, request, turns)
-                self.acts.hold(gang, request, freed, victims)
+                    return self._schedule_one(gang, request, order)
+                self.decisions.nominate(gang, request, freed, victims)
                 return False
             outcome = found
-        self.acts.refusals[gang.uid] = outcome
-        self.entitlement.waits(request)
-        if self.policy.behind_head == "easy" and self.promises.may_promise(request, outcome.code):
-            self.promises.promise(gang.uid, request, outcome.code)
+        self.decisions.unschedulable[gang.uid] = outcome
+        self.guarantees.add_waiting(request)
+        if self.policy.backfill == "easy" and self.backfill.may_reserve(request, outcome.reason):
+            self.backfill.reserve_or_claim(gang.uid, request, outcome.reason)
         return False
 
-    def _attempt(
-        self, gang: Gang, request: Request, until: float, binding: Bound
-    ) -> tuple[int, int, Fit, Amounts] | Refusal:
+    def _try_options(
+        self, gang: Gang, request: QueueRequest, release_at: float, binding: ReservationIndexes
+    ) -> tuple[int, int, GangAssignment, CellAmounts] | UnschedulableReason:
         """The first option that quota, room and promises allow, at the largest size there; or why there is none."""
-        if self._released != self.acts.released:
-            self._released = self.acts.released
-            self._full.clear()
-        first: Refusal | None = None
-        for index in range(len(request.shape.options)):
-            bound = self.promises.touching(request.shape.options[index], binding)
-            why = self._known_refusal(request, index, bound)
-            if why is None and not self._full_for_sure(request, index, bound):
-                attempt = partial(self._allowed, gang, request, index, until, bound)
-                found = largest_step(self._most_steps(request, index), attempt)
+        if self._seen_releases != self.decisions.release_count:
+            self._seen_releases = self.decisions.release_count
+            self._full_options.clear()
+        first: UnschedulableReason | None = None
+        for index in range(len(request.gang_request.options)):
+            bound = self.backfill.relevant(request.gang_request.options[index], binding)
+            why = self._known_reason(request, index, bound)
+            if why is None and not self._certainly_full(request, index, bound):
+                attempt = partial(self._try_size, gang, request, index, release_at, bound)
+                found = largest_feasible(self._max_extra_pods(request, index), attempt)
                 if found is not None:
                     return index, found[0], *found[1]
-            first = first or why or self._reason(request, index, bound)
+            first = first or why or self._find_reason(request, index, bound)
         assert first is not None
         return first
 
-    def _known_refusal(self, request: Request, index: int, bound: Bound) -> Refusal | None:
+    def _known_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason | None:
         """Why the minimum cannot start in one option, if that is known already: while a plan goes down the line and no
         hold ends, room only shrinks, so what did not fit once does not fit later."""
-        if not self.ledger.charged.allows(request.queue, request.least[index]):
-            return refusal("QuotaExceeded", index)
-        code = self._full.get((request.shape.options[index], bound))
-        return None if code is None else refusal(code, index)
+        if not self.ledger.usage_now.fits(request.queue, request.min_quota[index]):
+            return unschedulable_reason("QuotaExceeded", index)
+        code = self._full_options.get((request.gang_request.options[index], bound))
+        return None if code is None else unschedulable_reason(code, index)
 
-    def _full_for_sure(self, request: Request, index: int, bound: Bound) -> bool:
+    def _certainly_full(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> bool:
         """Tell whether a look at the counts of its one kind of pod is enough to see that there is no room."""
-        option = request.shape.options[index]
-        alike = len(option.spots) == 1 and len(option.spots[0].pods) == 1
-        return alike and not fits(self.facts.table, option, request.shape.least, self.promises.view(bound))
+        option = request.gang_request.options[index]
+        alike = len(option.groups) == 1 and len(option.groups[0].pods) == 1
+        return alike and not fits(self.cache.table, option, request.gang_request.min_sizes, self.backfill.free_capacity(bound))
 
-    def _reason(self, request: Request, index: int, bound: Bound) -> Refusal:
+    def _find_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason:
         """Why the minimum cannot start in one option that quota allows."""
-        option, sizes = request.shape.options[index], request.shape.least
-        if fits(self.facts.table, option, sizes, self.promises.view(bound)):
-            return refusal("Reserved", index)  # quota is: that is the gang's own matter, not the shape's
-        code: WaitCode = "Reserved"
-        if not bound or not fits(self.facts.table, option, sizes, self.ledger.now):
-            code = "TopologyNoRoom" if any(spot.required is not None for spot in option.spots) else "NoRoom"
-        self._full[option, bound] = code
-        return refusal(code, index)
+        option, sizes = request.gang_request.options[index], request.gang_request.min_sizes
+        if fits(self.cache.table, option, sizes, self.backfill.free_capacity(bound)):
+            return unschedulable_reason("Reserved", index)  # quota is: that is the gang's own matter, not the shape's
+        code: WaitReason = "Reserved"
+        if not bound or not fits(self.cache.table, option, sizes, self.ledger.free_now):
+            code = "TopologyNoRoom" if any(spot.required is not None for spot in option.groups) else "NoRoom"
+        self._full_options[option, bound] = code
+        return unschedulable_reason(code, index)
 
-    def _allowed(
-        self, gang: Gang, request: Request, index: int, until: float, bound: Bound, step: int
-    ) -> tuple[Fit, Amounts] | None:
-        option, sizes = request.shape.options[index], request.shape.sizes(step)
-        amounts = request.amounts(index, sizes)
-        if not self.ledger.charged.allows(request.queue, amounts):
+    def _try_size(
+        self, gang: Gang, request: QueueRequest, index: int, release_at: float, bound: ReservationIndexes, extra_pods: int
+    ) -> tuple[GangAssignment, CellAmounts] | None:
+        option, sizes = request.gang_request.options[index], request.gang_request.sizes(extra_pods)
+        amounts = request.quota_at(index, sizes)
+        if not self.ledger.usage_now.fits(request.queue, amounts):
             return None
-        place = fit(self.facts.table, option, sizes, self.promises.view(bound))
+        place = fit(self.cache.table, option, sizes, self.backfill.free_capacity(bound))
         if place is None:
             return None
-        now, tie = self.facts.snapshot.now, tie_of(gang.uid)
-        taken = Departure(gang.uid, until, now, tie, place.load, request.queue, amounts)
-        return (place, amounts) if self.promises.allow(taken) else None
+        now, tie = self.cache.snapshot.now, tiebreak_of(gang.uid)
+        taken = ExpectedRelease(gang.uid, release_at, now, tie, place.node_usage, request.queue, amounts)
+        return (place, amounts) if self.backfill.fits_quota(taken) else None
 
-    def _most_steps(self, request: Request, index: int) -> int:
+    def _max_extra_pods(self, request: QueueRequest, index: int) -> int:
         """How much above its minimum a gang may be in its turn: within its guarantee. More comes at the end, for
         borrowed extras would have to be given back to those who are entitled and come later in the line."""
-        shape = request.shape
-        if not shape.steps or not self.policy.grows:
-            return shape.steps
-        charges, queue = self.ledger.charged, request.queue
-        found = largest_step(
-            shape.steps, lambda step: charges.guarantees(queue, request.amounts(index, shape.sizes(step))) or None
+        shape = request.gang_request
+        if not shape.max_extra_pods or not self.policy.grows_elastic:
+            return shape.max_extra_pods
+        charges, queue = self.ledger.usage_now, request.queue
+        found = largest_feasible(
+            shape.max_extra_pods, lambda step: charges.within_guarantee(queue, request.quota_at(index, shape.sizes(step))) or None
         )
         return 0 if found is None else found[0]
 
-    def _freed(self, gang: Gang, request: Request, binding: Bound) -> Freed | None:
+    def _preempt(self, gang: Gang, request: QueueRequest, binding: ReservationIndexes) -> PreemptionResult | None:
         """Whom to ask to leave, if the gang is entitled to and that is enough for it to start."""
         key = (request, gang.priority)
-        if key in self._helpless or not self.evictions.may_ask(gang, request):
+        if key in self._without_victims or not self.preemptor.may_preempt(gang, request):
             return None
-        self._helpless.add(key)
-        for option, least in zip(request.shape.options, request.least, strict=True):
-            if self.ledger.staying.allows(request.queue, least) and self._fits_later(request, option, binding):
+        self._without_victims.add(key)
+        for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
+            if self.ledger.usage_later.fits(request.queue, least) and self._fits_after_releases(request, option, binding):
                 return None  # it fits once those who are leaving have left: nobody else has to
-        freed = self.evictions.room_for(gang, request)
+        freed = self.preemptor.find(gang, request)
         if freed is not None:
-            self._helpless.clear()
+            self._without_victims.clear()
         return freed
 
-    def _fits_later(self, request: Request, option: Option, binding: Bound) -> bool:
+    def _fits_after_releases(self, request: QueueRequest, option: FlavorOption, binding: ReservationIndexes) -> bool:
         """Tell whether the minimum fits once those who are leaving have left."""
-        bound, version = self.promises.touching(option, binding), self.ledger.version
-        known = self._later.get((option, bound))
+        bound, version = self.backfill.relevant(option, binding), self.ledger.version
+        known = self._fits_later_cache.get((option, bound))
         if known is None or known[0] != version:
-            view = self.promises.view(bound, later=True)
-            known = version, fits(self.facts.table, option, request.shape.least, view)
-            self._later[option, bound] = known
+            view = self.backfill.free_capacity(bound, later=True)
+            known = version, fits(self.cache.table, option, request.gang_request.min_sizes, view)
+            self._fits_later_cache[option, bound] = known
         return known[1]
 
     # -- 6
 
-    def let_elastic_gangs_grow(self) -> None:
+    def grow_elastic_gangs(self) -> None:
         """Elastic gangs take what no waiting gang has a better right to: those that start, then those that run."""
-        if not self.policy.grows:
+        if not self.policy.grows_elastic:
             return
-        wanted = Wanted(self.facts, self.ledger, self.acts.refusals)
-        for start in [start for start in self.acts.starts.values() if start.step < start.request.shape.steps]:
-            queue, flavors = start.request.queue, start.request.shape.options[start.option].flavors
-            if not wanted.by_others(queue, flavors):
-                self.ledger.give(start.taken)
-                option, binding = start.request.shape.options[start.option], self.promises.binding(start.taken.by)
-                bound = self.promises.touching(option, binding)
-                attempt = partial(self._allowed, start.gang, start.request, start.option, start.taken.by, bound)
-                found = largest_step(start.request.shape.steps, attempt)
-                if found is not None and found[0] > start.step:
-                    self.acts.restart_at(start, found[0], *found[1])
+        wanted = ContendedFlavors(self.cache, self.ledger, self.decisions.unschedulable)
+        for start in [start for start in self.decisions.admissions.values() if start.extra_pods < start.request.gang_request.max_extra_pods]:
+            queue, flavors = start.request.queue, start.request.gang_request.options[start.option].flavors
+            if not wanted.is_contended(queue, flavors):
+                self.ledger.deallocate(start.release)
+                option, binding = start.request.gang_request.options[start.option], self.backfill.binding(start.release.release_at)
+                bound = self.backfill.relevant(option, binding)
+                attempt = partial(self._try_size, start.gang, start.request, start.option, start.release.release_at, bound)
+                found = largest_feasible(start.request.gang_request.max_extra_pods, attempt)
+                if found is not None and found[0] > start.extra_pods:
+                    self.decisions.admit_at_size(start, found[0], *found[1])
                 else:
-                    self.ledger.take(start.taken)
-        for growth in growing(self.facts, self.ledger, self.promises, wanted, self.acts.victims.asked):
-            self.acts.grow(growth)
+                    self.ledger.allocate(start.release)
+        for growth in find_growths(self.cache, self.ledger, self.backfill, wanted, self.decisions.candidates.preempting):
+            self.decisions.grow(growth)
 
     # -- 7
 
-    def decisions(self) -> tuple[Decision, ...]:
+    def result(self) -> tuple[Decision, ...]:
         """Everything that was decided, in the order to carry it out."""
-        refusals = self.acts.refusals
-        expected = estimates(self.facts, self.ledger, self.promises, refusals)
-        return (*self.acts.decisions(), *waits(self.facts, self.ledger, refusals, expected))
+        refusals = self.decisions.unschedulable
+        expected = estimate_starts(self.cache, self.ledger, self.backfill, refusals)
+        return (*self.decisions.in_order(), *wait_decisions(self.cache, self.ledger, refusals, expected))

@@ -14,59 +14,59 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.shape import Request
+from muster.scheduling.shape import QueueRequest
 
-Within: TypeAlias = tuple[int, ...]
+CoveredGuarantees: TypeAlias = tuple[int, ...]
 """One number an option: bit `i` is set when a gang is within the guarantee of the `i`-th queue of its path."""
 
 
 @dataclass(slots=True)
-class Entitlement:
+class GuaranteeEligibility:
     """The guarantees that gangs are within, as charges stand while a plan goes down the line."""
 
     ledger: Ledger
-    _ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)  # by leaf and place on its path, by cell
-    _behind: dict[int, list[Request]] = field(default_factory=dict)  # by leaf; not yet added up in `_ahead`
-    _turns: dict[int, int] = field(default_factory=dict)  # by leaf: how often it was added up
-    _known: dict[Request, tuple[int, int, Within]] = field(default_factory=dict)
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)  # by leaf and place on its path, by cell
+    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added up in `_ahead`
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: how often it was added up
+    _cached: dict[QueueRequest, tuple[int, int, CoveredGuarantees]] = field(default_factory=dict)
 
-    def of(self, request: Request) -> Within:
+    def covered(self, request: QueueRequest) -> CoveredGuarantees:
         """The guarantees that the next gang of a leaf is within."""
-        if self._behind.get(request.queue):
-            self._add_up(request.queue)
-        version, turn = self.ledger.version, self._turns.get(request.queue, 0)
-        known = self._known.get(request)
+        if self._not_counted.get(request.queue):
+            self._count_waiting(request.queue)
+        version, turn = self.ledger.version, self._leaf_versions.get(request.queue, 0)
+        known = self._cached.get(request)
         if known is None or known[0] != version or known[1] != turn:
-            known = self._known[request] = version, turn, self._find(request)
+            known = self._cached[request] = version, turn, self._find(request)
         return known[2]
 
-    def waits(self, request: Request) -> None:
+    def add_waiting(self, request: QueueRequest) -> None:
         """The next gang of its leaf has to wait: it is ahead of the others."""
-        self._behind.setdefault(request.queue, []).append(request)
+        self._not_counted.setdefault(request.queue, []).append(request)
 
-    def _add_up(self, leaf: int) -> None:
-        path = self.ledger.staying.tree.path[leaf]
-        ahead = self._ahead.setdefault(leaf, [{} for _ in path])
+    def _count_waiting(self, leaf: int) -> None:
+        path = self.ledger.usage_later.tree.path[leaf]
+        ahead = self._amounts_ahead.setdefault(leaf, [{} for _ in path])
         more = False
-        for request in self._behind.pop(leaf):
-            if not any(request.could):
+        for request in self._not_counted.pop(leaf):
+            if not any(request.coverable_guarantees):
                 continue  # it has to borrow from everybody: nobody's guarantee is for it
             more = True
             for place, taken in enumerate(ahead):
-                for could, least in zip(request.could, request.least, strict=True):
+                for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
                     if could >> place & 1:
                         for cell, amount in least:
                             taken[cell] = taken.get(cell, 0) + amount
                         break
         if more:
-            self._turns[leaf] = self._turns.get(leaf, 0) + 1
+            self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
 
-    def _find(self, request: Request) -> Within:
-        staying = self.ledger.staying
-        tree, below, width = staying.tree, staying.below, staying.width
-        ahead = self._ahead.get(request.queue)
+    def _find(self, request: QueueRequest) -> CoveredGuarantees:
+        staying = self.ledger.usage_later
+        tree, below, width = staying.tree, staying.subtree_usage, staying.cell_count
+        ahead = self._amounts_ahead.get(request.queue)
         found = []
-        for could, least in zip(request.could, request.least, strict=True):
+        for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
             within = 0
             for place, queue in enumerate(tree.path[request.queue] if could else ()):
                 guaranteed, taken = tree.guaranteed[queue], None if ahead is None else ahead[place]

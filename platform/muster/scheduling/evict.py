@@ -13,134 +13,134 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.model import Gang
-from muster.scheduling.backfill import Promises
-from muster.scheduling.bundles import Bundle, Bundles, alone, hardest
-from muster.scheduling.departures import gone_by
-from muster.scheduling.entitle import Entitlement
+from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.bundles import CandidateGroup, NodeCandidateGroups, single_groups, hardest_pod
+from muster.scheduling.departures import latest_release
+from muster.scheduling.entitle import GuaranteeEligibility
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.memo import Memo
+from muster.scheduling.memo import PlannerCache
 from muster.scheduling.nodes import BoolArray, IntArray
-from muster.scheduling.room import Room, most_gained
-from muster.scheduling.search import Freed, Search
-from muster.scheduling.shape import Request
-from muster.scheduling.victims import Rights, Several, Victims
+from muster.scheduling.room import FreeCapacity, max_gain
+from muster.scheduling.search import PreemptionResult, PreemptionSearch
+from muster.scheduling.shape import QueueRequest
+from muster.scheduling.victims import PreemptionRights, CandidateSet, PreemptionCandidates
 
-DOMAINS_TRIED = 16
+MAX_DOMAINS_TRIED = 16
 """Required domains that are tried in full, those that lack the fewest pods first."""
 
 
 @dataclass(slots=True)
-class Evictions:
+class Preemptor:
     """The search for victims, with what all searches of one plan share."""
 
-    facts: Memo
+    cache: PlannerCache
     ledger: Ledger
-    promises: Promises
-    victims: Victims
-    entitlement: Entitlement
+    backfill: BackfillReservations
+    candidates: PreemptionCandidates
+    guarantees: GuaranteeEligibility
     _version: int = -1
-    _potential: dict[tuple[int, ...], tuple[Mapping[int, int], Room]] = field(default_factory=dict)
+    _capacity_if_gone: dict[tuple[int, ...], tuple[Mapping[int, int], FreeCapacity]] = field(default_factory=dict)
 
-    def may_ask(self, gang: Gang, request: Request) -> bool:
+    def may_preempt(self, gang: Gang, request: QueueRequest) -> bool:
         """Tell whether the gang is entitled to anybody's room at all."""
-        if self.victims.lower(request.queue, gang.priority) is not None:
+        if self.candidates.lower_priority(request.queue, gang.priority) is not None:
             return True
-        below_root = (1 << len(self.facts.tree.path[request.queue]) - 1) - 1
-        return any(within & below_root for within in self.entitlement.of(request))
+        below_root = (1 << len(self.cache.tree.path[request.queue]) - 1) - 1
+        return any(within & below_root for within in self.guarantees.covered(request))
 
-    def room_for(self, gang: Gang, request: Request) -> Freed | None:
+    def find(self, gang: Gang, request: QueueRequest) -> PreemptionResult | None:
         """The cheapest set of victims, in the first option that has one; the ledger is left as it was."""
-        lower = self.victims.lower(request.queue, gang.priority)
-        within = self.entitlement.of(request)
-        for option in range(len(request.shape.options)):
-            rights = Rights.of(gang, request, option, self.ledger.staying, within[option])
-            queues = self.victims.reclaimable(rights, self.ledger.version)
+        lower = self.candidates.lower_priority(request.queue, gang.priority)
+        within = self.guarantees.covered(request)
+        for option in range(len(request.gang_request.options)):
+            rights = PreemptionRights.of(gang, request, option, self.ledger.usage_later, within[option])
+            queues = self.candidates.reclaimable(rights, self.ledger.version)
             if not queues and lower is None:
                 continue
-            regions = self._regions(request, option, queues, lower)
+            regions = self._candidate_regions(request, option, queues, lower)
             if not regions:
                 continue
-            start_by = self.facts.snapshot.now + self.victims.longest_grace_s() + gang.start_timeout_s
-            until = gone_by(gang, start_by)
-            bound = self.promises.touching(request.shape.options[option], self.promises.binding(until))
-            search = Search(self.ledger, self.promises, self.victims, request, option, rights, gang, until, bound)
-            victims = list(self.victims.of(rights, queues))
-            best = self._cheapest(search, ((region, alone(victims)) for region in regions))
-            if best is None and search.refused:
-                bundles = Bundles(victims, self.ledger.later, hardest(self.facts.table, request.shape.options[option]))
+            start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
+            until = latest_release(gang, start_by)
+            bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(until))
+            search = PreemptionSearch(self.ledger, self.backfill, self.candidates, request, option, rights, gang, until, bound)
+            victims = list(self.candidates.in_order(rights, queues))
+            best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))
+            if best is None and search.guarantee_reached:
+                bundles = NodeCandidateGroups(victims, self.ledger.free_later, hardest_pod(self.cache.table, request.gang_request.options[option]))
                 best = self._cheapest(search, ((region, bundles.within(region)) for region in regions))
             if best is not None:
                 return best
         return None
 
-    def _cheapest(self, search: Search, regions: Iterable[tuple[BoolArray, Iterable[Bundle]]]) -> Freed | None:
+    def _cheapest(self, search: PreemptionSearch, regions: Iterable[tuple[BoolArray, Iterable[CandidateGroup]]]) -> PreemptionResult | None:
         """Of some regions, each with whom to ask there, in order."""
-        best: Freed | None = None
+        best: PreemptionResult | None = None
         for region, asked in regions:
             with self.ledger.trial():
-                freed = search.freed(asked, region)
+                freed = search.find(asked, region)
             if freed is not None and (best is None or freed.cost < best.cost):
                 best = freed
         return best
 
-    def _regions(
-        self, request: Request, option: int, queues: tuple[int, ...], lower: Several | None
+    def _candidate_regions(
+        self, request: QueueRequest, option: int, queues: tuple[int, ...], lower_priority: CandidateSet | None
     ) -> list[BoolArray]:
         """Rows whose victims may help: one required domain after the other, most promising first, else all rows of
         the gang's flavors. None where it would not fit even if more left than it may ask."""
-        amounts, room = self._without(queues)
-        preempted = {} if lower is None else lower.amounts()
-        for cell, amount in request.least[option]:
-            avail = self.ledger.staying.avail(request.queue, cell)
+        amounts, room = self._capacity_without(queues)
+        preempted = {} if lower_priority is None else lower_priority.amounts()
+        for cell, amount in request.min_quota[option]:
+            avail = self.ledger.usage_later.available(request.queue, cell)
             if avail + amounts.get(cell, 0) + preempted.get(cell, 0) < amount:
                 return []
-        way, sizes = request.shape.options[option], request.shape.least
-        load = None if lower is None else lower.load()
+        way, sizes = request.gang_request.options[option], request.gang_request.min_sizes
+        load = None if lower_priority is None else lower_priority.node_usage()
         domains: IntArray | None = None
-        for spot in way.spots:
-            span, tier = self.facts.table.flavors[spot.flavor], spot.required or 0
-            enough = span.tiers[tier].named.copy()
+        for spot in way.groups:
+            span, tier = self.cache.table.flavors[spot.flavor], spot.required or 0
+            enough = span.tiers[tier].is_named.copy()
             lacking = np.zeros(len(enough), dtype=np.int64)
             for pod, role in zip(spot.pods, spot.roles, strict=True):
                 counts = room.counts(pod)[tier]
                 if load is not None:
-                    counts = counts + most_gained(self.facts.table, pod, load, tier)
+                    counts = counts + max_gain(self.cache.table, pod, load, tier)
                 enough &= counts >= sizes[role]
-                lacking += np.maximum(0, sizes[role] - self.ledger.later.counts(pod)[tier])
+                lacking += np.maximum(0, sizes[role] - self.ledger.free_later.counts(pod)[tier])
             domains = np.flatnonzero(enough)
             if not len(domains):
                 return []
             domains = domains[np.argsort(lacking[domains], kind="stable")]
-        spot = way.spots[0]
-        if len(way.spots) > 1 or spot.required is None or domains is None:
-            return [self._rows(way.flavors)]
-        span, tier = self.facts.table.flavors[spot.flavor], spot.required
+        spot = way.groups[0]
+        if len(way.groups) > 1 or spot.required is None or domains is None:
+            return [self._rows_of_flavors(way.flavors)]
+        span, tier = self.cache.table.flavors[spot.flavor], spot.required
         edges = span.start + span.tiers[tier].first_node
-        return [self._between(int(edges[d]), int(edges[d + 1])) for d in domains[:DOMAINS_TRIED]]
+        return [self._rows_between(int(edges[d]), int(edges[d + 1])) for d in domains[:MAX_DOMAINS_TRIED]]
 
-    def _without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], Room]:
+    def _capacity_without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], FreeCapacity]:
         """What everybody in some queues uses together, and the room if all of that were gone."""
         if self._version != self.ledger.version:
             self._version = self.ledger.version
-            self._potential.clear()
-        if queues not in self._potential:
-            later = self.ledger.later
-            everybody = Several([member for queue in queues for member in self.victims.members(queue)])
+            self._capacity_if_gone.clear()
+        if queues not in self._capacity_if_gone:
+            later = self.ledger.free_later
+            everybody = CandidateSet([member for queue in queues for member in self.candidates.members(queue)])
             if not everybody.members:
                 return {}, later
-            free, load = later.free.copy(), everybody.load()
+            free, load = later.free.copy(), everybody.node_usage()
             np.add.at(free, load.rows, load.amounts)
-            self._potential[queues] = everybody.amounts(), Room(later.masks, free)
-        return self._potential[queues]
+            self._capacity_if_gone[queues] = everybody.amounts(), FreeCapacity(later.masks, free)
+        return self._capacity_if_gone[queues]
 
-    def _rows(self, flavors: Collection[str]) -> BoolArray:
-        region = self._between(0, 0)
+    def _rows_of_flavors(self, flavors: Collection[str]) -> BoolArray:
+        region = self._rows_between(0, 0)
         for flavor in flavors:
-            span = self.facts.table.flavors[flavor]
+            span = self.cache.table.flavors[flavor]
             region[span.start : span.stop] = True
         return region
 
-    def _between(self, start: int, stop: int) -> BoolArray:
-        region = np.zeros(len(self.facts.table.nodes), dtype=np.bool_)
+    def _rows_between(self, start: int, stop: int) -> BoolArray:
+        region = np.zeros(len(self.cache.table.nodes), dtype=np.bool_)
         region[start:stop] = True
         return region

@@ -7,122 +7,122 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from muster.model import Wait
-from muster.quota import Charges
+from muster.quota import QuotaUsage
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.memo import Memo
-from muster.scheduling.refuse import Refusal
-from muster.scheduling.room import Room
-from muster.scheduling.shape import Option, Request, Shape
-from muster.scheduling.shortage import Barren
-from muster.scheduling.units import number_of
-from muster.scheduling.wording import Wording, blocked_in, of_role
+from muster.scheduling.memo import PlannerCache
+from muster.scheduling.refuse import UnschedulableReason
+from muster.scheduling.room import FreeCapacity
+from muster.scheduling.shape import FlavorOption, QueueRequest, GangRequest
+from muster.scheduling.shortage import NoFitCache
+from muster.scheduling.units import format_number
+from muster.scheduling.wording import RequestMessages, find_shortage, shortage_message
 
 
 @dataclass(frozen=True, slots=True)
-class Explainer:
+class WaitMessages:
     """Sentences about the state of things at the end of a plan. What several of them share is worded once."""
 
-    wording: Wording
-    charged: Charges
-    now: Room
-    _left: dict[tuple[int, int], str] = field(default_factory=dict)
-    _rooms: dict[Option, tuple[str, str]] = field(default_factory=dict)
-    _barren: Barren = field(default_factory=dict)
+    requests: RequestMessages
+    usage_now: QuotaUsage
+    free_now: FreeCapacity
+    _left_cache: dict[tuple[int, int], str] = field(default_factory=dict)
+    _shortages: dict[FlavorOption, tuple[str, str]] = field(default_factory=dict)
+    _no_fit_cache: NoFitCache = field(default_factory=dict)
 
-    def quota(self, request: Request, option: int, flavor: str | None = None) -> str:
+    def quota_message(self, request: QueueRequest, option: int, flavor: str | None = None) -> str:
         """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`, of the scarcest resource.
 
         Where none is short it is about `flavor`, if that is given.
         """
-        least = request.least[option]
+        least = request.min_quota[option]
         if len(least) == 1:  # asked for nearly every gang that waits
             cell = least[0][0]
-            left = self._left.get((request.queue, cell)) or self.left(request.queue, cell)
-            return f"{self.wording.needs_of(request, option, cell)}; {left}"
+            left = self._left_cache.get((request.queue, cell)) or self.quota_left(request.queue, cell)
+            return f"{self.requests.needs_of(request, option, cell)}; {left}"
         if not least:
-            return self.wording.needs(request.shape, option)
-        names = self.wording.tree.cell_names
-        short = [c for c, amount in least if amount > self.charged.avail(request.queue, c)]
+            return self.requests.needs(request.gang_request, option)
+        names = self.requests.tree.cell_names
+        short = [c for c, amount in least if amount > self.usage_now.available(request.queue, c)]
         asked = [c for c, _ in least if names[c][0] == flavor]
-        cell = self.wording.first(request.shape, short or asked or [c for c, _ in least])
-        return f"{self.wording.needs_of(request, option, cell)}; {self.left(request.queue, cell)}"
+        cell = self.requests.main_cell(request.gang_request, short or asked or [c for c, _ in least])
+        return f"{self.requests.needs_of(request, option, cell)}; {self.quota_left(request.queue, cell)}"
 
-    def left(self, queue: int, cell: int) -> str:
+    def quota_left(self, queue: int, cell: int) -> str:
         """`queue research has 8 of 24 left and may borrow 4`: of its guarantee, and beyond it; and its limit, where it
         is that which keeps it from borrowing more."""
         key = (queue, cell)
-        if key not in self._left:
-            tree = self.wording.tree
+        if key not in self._left_cache:
+            tree = self.requests.tree
             name = tree.cell_names[cell][1]
             guaranteed = tree.guaranteed[queue][cell]
-            avail = max(0, self.charged.avail(queue, cell))
-            own = min(avail, max(0, guaranteed - self.charged.below[queue * self.charged.width + cell]))
-            has = f"{number_of(name, own)} of {number_of(name, guaranteed)} left"
-            left = f"queue {tree.queues[queue].name} has {has} and may borrow {number_of(name, avail - own)}"
-            self._left[key] = left + self._limited(queue, cell)
-        return self._left[key]
+            avail = max(0, self.usage_now.available(queue, cell))
+            own = min(avail, max(0, guaranteed - self.usage_now.subtree_usage[queue * self.usage_now.cell_count + cell]))
+            has = f"{format_number(name, own)} of {format_number(name, guaranteed)} left"
+            left = f"queue {tree.queues[queue].name} has {has} and may borrow {format_number(name, avail - own)}"
+            self._left_cache[key] = left + self._limit_clause(queue, cell)
+        return self._left_cache[key]
 
-    def _limited(self, queue: int, cell: int) -> str:
+    def _limit_clause(self, queue: int, cell: int) -> str:
         """`: its limit of 4 is in use`, where there would be more to have without it."""
-        tree, charged = self.wording.tree, self.charged
-        at = queue * charged.width + cell
-        limit, below, above = tree.limit[queue][cell], charged.below[at], tree.parent[queue]
-        spare = (tree.total if above < 0 else tree.kept)[queue][cell] - charged.used[at]
+        tree, charged = self.requests.tree, self.usage_now
+        at = queue * charged.cell_count + cell
+        limit, below, above = tree.limit[queue][cell], charged.subtree_usage[at], tree.parent[queue]
+        spare = (tree.subtree_quota if above < 0 else tree.local_quota)[queue][cell] - charged.usage[at]
         if above >= 0:
-            spare = max(0, spare) + charged.avail(above, cell)
-        if spare <= limit - below or charged.avail(queue, cell) < limit - below:
+            spare = max(0, spare) + charged.available(above, cell)
+        if spare <= limit - below or charged.available(queue, cell) < limit - below:
             return ""
         name = tree.cell_names[cell][1]
-        bound = f"its limit of {number_of(name, limit)}"
-        return f": {bound} is in use" if below >= limit else f": {number_of(name, below)} of {bound} in use"
+        bound = f"its limit of {format_number(name, limit)}"
+        return f": {bound} is in use" if below >= limit else f": {format_number(name, below)} of {bound} in use"
 
-    def room(self, shape: Shape, option: int) -> tuple[str, str]:
+    def shortage_of(self, shape: GangRequest, option: int) -> tuple[str, str]:
         """What the first role lacks that finds no room, and its flavor; "" when each of them does."""
         way = shape.options[option]
-        known = self._rooms.get(way)
+        known = self._shortages.get(way)
         if known is None:
-            blocked = blocked_in(self.now, shape, option, self._barren, empty=False)
-            known = (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, of_role(shape, blocked))
-            self._rooms[way] = known
+            blocked = find_shortage(self.free_now, shape, option, self._no_fit_cache, empty=False)
+            known = (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, shortage_message(shape, blocked))
+            self._shortages[way] = known
         return known
 
-    def no_room(self, request: Request, option: int, *, reserved: bool) -> str:
+    def capacity_message(self, request: QueueRequest, option: int, *, reserved: bool) -> str:
         """Quota first, if there is one, then what the nodes have left."""
-        flavor, text = self.room(request.shape, option)
+        flavor, text = self.shortage_of(request.gang_request, option)
         if reserved:
             text = f"{text}; what is free is promised" if text else "there is room, promised"
             text += " to a gang that comes first"
         elif not text:
-            several = sum(len(spot.roles) for spot in request.shape.options[option].spots) > 1
+            several = sum(len(spot.roles) for spot in request.gang_request.options[option].groups) > 1
             text = "room for each of its roles, but not for all of them" if several else "room came free just now"
-        return f"{self.quota(request, option, flavor)}; {text}"
+        return f"{self.quota_message(request, option, flavor)}; {text}"
 
 
-def waits(
-    facts: Memo, ledger: Ledger, refusals: Mapping[str, Refusal], expected: Mapping[str, float]
+def wait_decisions(
+    cache: PlannerCache, ledger: Ledger, unschedulable: Mapping[str, UnschedulableReason], expected: Mapping[str, float]
 ) -> Iterator[Wait]:
     """What to tell every gang that waits, in the order of the snapshot. Who is told what was told before, of the memo,
     is told it by the same object."""
-    explainer = Explainer(facts.wording, ledger.charged, ledger.now)
-    sentences: dict[tuple[Request, str, int], str] = {}
+    explainer = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now)
+    sentences: dict[tuple[QueueRequest, str, int], str] = {}
     positions: dict[str, int] = {}
-    for leaf in facts.leaves.values():
-        waiting = [w.gang.uid for w in leaf.everyone if w.gang.uid in refusals]
+    for leaf in cache.leaves.values():
+        waiting = [w.gang.uid for w in leaf.pending if w.gang.uid in unschedulable]
         positions.update(zip(waiting, count(1), strict=False))
-    requests, told = facts.requests, facts.told
-    for gang in facts.snapshot.waiting:
+    requests, told = cache.pending, cache.last_waits
+    for gang in cache.snapshot.pending:
         uid = gang.uid
-        refusal = refusals.get(uid)
+        refusal = unschedulable.get(uid)
         if refusal is None:
             continue
-        code, text, position, at = refusal.code, refusal.text, positions.get(uid), expected.get(uid)
+        code, text, position, at = refusal.reason, refusal.message, positions.get(uid), expected.get(uid)
         if not text:
             request = requests[uid].request
             key = (request, code, refusal.option)
             known = sentences.get(key)
             if known is None:
-                foreign = facts.verdicts.is_foreign(request)
-                known = sentences[key] = _sentence(explainer, request, refusal, foreign=foreign)
+                foreign = cache.feasibility.is_blocked_by_unmanaged(request)
+                known = sentences[key] = _message(explainer, request, refusal, unmanaged=foreign)
             text = known
         wait = told.get(uid)
         if (
@@ -130,14 +130,14 @@ def waits(
             or wait.message != text
             or wait.position != position
             or wait.estimated_start != at
-            or wait.code != code
+            or wait.reason != code
         ):
             wait = told[uid] = Wait(uid, code, text, position, at)
         yield wait
 
 
-def _sentence(explainer: Explainer, request: Request, refusal: Refusal, *, foreign: bool) -> str:
-    if refusal.code == "QuotaExceeded":
-        return explainer.quota(request, refusal.option)
-    text = explainer.no_room(request, refusal.option, reserved=refusal.code == "Reserved")
-    return f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if foreign else text
+def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
+    if why.reason == "QuotaExceeded":
+        return messages.quota_message(request, why.option)
+    text = messages.capacity_message(request, why.option, reserved=why.reason == "Reserved")
+    return f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if unmanaged else text

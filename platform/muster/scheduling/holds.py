@@ -11,133 +11,133 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.model import Gang, Hold, Placement
-from muster.quota import Amounts, Charges
-from muster.scheduling.departures import Departure, gone_by, tie_of
-from muster.scheduling.fit import Fit, Kept, Spread, fit
-from muster.scheduling.memo import Memo, charge_of, placed_load
+from muster.model import Gang, Nomination, Placement
+from muster.quota import CellAmounts, QuotaUsage
+from muster.scheduling.departures import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.fit import GangAssignment, FixedPods, RoleAssignment, fit
+from muster.scheduling.memo import PlannerCache, quota_of_placement, node_usage_of_placement
 from muster.scheduling.placed import placement_error
-from muster.scheduling.room import Less, Room
-from muster.scheduling.shape import Request
+from muster.scheduling.room import ReservedView, FreeCapacity
+from muster.scheduling.shape import QueueRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class ActiveNomination:
     """A hold that counts, with what it takes and charges until its gang is gone at the latest."""
 
     gang: Gang
-    request: Request
-    hold: Hold
-    taken: Departure
-    whole: bool  # does it cover the gang's minimum?
-    nodes: int  # how many it is on
-    there: bool  # do all its nodes exist and take its pods, resources aside?
+    request: QueueRequest
+    nomination: Nomination
+    release: ExpectedRelease
+    covers_minimum: bool  # does it cover the gang's minimum?
+    node_count: int  # how many it is on
+    nodes_valid: bool  # do all its nodes exist and take its pods, resources aside?
 
 
-def held_room(facts: Memo) -> Iterator[Held]:
+def active_nominations(cache: PlannerCache) -> Iterator[ActiveNomination]:
     """The holds that count: not expired, of gangs that wait, restart or back off."""
-    for hold in facts.snapshot.holds:
-        if hold.expires_at > facts.snapshot.now and (gang := _holder(facts, hold)) is not None:
-            request = facts.requests[gang.uid].request if gang.uid in facts.requests else facts.shapes.request(gang)
-            known = facts.held.get(hold.gang)
-            if known is None or known.hold is not hold or known.request is not request or known.gang is not gang:
-                known = facts.held[hold.gang] = _held(facts, hold, gang, request)
+    for hold in cache.snapshot.nominations:
+        if hold.expires_at > cache.snapshot.now and (gang := _nominated_gang(cache, hold)) is not None:
+            request = cache.pending[gang.uid].request if gang.uid in cache.pending else cache.request_cache.request(gang)
+            known = cache.nominations.get(hold.gang_uid)
+            if known is None or known.nomination is not hold or known.request is not request or known.gang is not gang:
+                known = cache.nominations[hold.gang_uid] = _active_nomination(cache, hold, gang, request)
             yield known
 
 
-def _held(facts: Memo, hold: Hold, gang: Gang, request: Request) -> Held:
-    load = placed_load(facts.table, gang, hold.placement)
-    amounts = charge_of(facts.tree, request.queue, gang, hold.placement)
-    by, tie = gone_by(gang, hold.expires_at), tie_of(gang.uid)
-    taken = Departure(gang.uid, by, hold.expires_at, tie, load, request.queue, amounts)
+def _active_nomination(cache: PlannerCache, nomination: Nomination, gang: Gang, request: QueueRequest) -> ActiveNomination:
+    load = node_usage_of_placement(cache.table, gang, nomination.placement)
+    amounts = quota_of_placement(cache.tree, request.queue, gang, nomination.placement)
+    by, tie = latest_release(gang, nomination.expires_at), tiebreak_of(gang.uid)
+    taken = ExpectedRelease(gang.uid, by, nomination.expires_at, tie, load, request.queue, amounts)
     lacking = {role.name: role.min_replicas for role in gang.roles}
-    for part in hold.placement:
+    for part in nomination.placement:
         lacking[part.role] = lacking.get(part.role, 0) - part.replicas
-    names = {node for part in hold.placement for node, _ in part.nodes}
-    nodes = {facts.table.nodes[row].name: facts.table.nodes[row] for row in load.rows}
-    flavors = {name: span.flavor for name, span in facts.table.flavors.items()}
-    there = len(names) == len(load.rows) and not placement_error(gang, hold.placement, nodes, flavors)
-    return Held(gang, request, hold, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
+    names = {node for part in nomination.placement for node, _ in part.nodes}
+    nodes = {cache.table.nodes[row].name: cache.table.nodes[row] for row in load.rows}
+    flavors = {name: span.flavor for name, span in cache.table.flavors.items()}
+    there = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
+    return ActiveNomination(gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
 
 
-def _holder(facts: Memo, hold: Hold) -> Gang | None:
+def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
     """The gang of a hold; None when it runs (its hold is over) or is not known."""
-    if hold.gang in facts.requests:
-        return facts.requests[hold.gang].gang
-    stay = facts.stays.get(hold.gang)
+    if nomination.gang_uid in cache.pending:
+        return cache.pending[nomination.gang_uid].gang
+    stay = cache.running.get(nomination.gang_uid)
     if stay is None:
-        return hold.holder
-    return stay.running.gang if stay.later is None else None
+        return nomination.nominated_gang
+    return stay.running.gang if stay.release is None else None
 
 
-def stands(facts: Memo, held: Held, room: Room, charges: Charges) -> bool:
+def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
     """Tell whether the whole gang fits where its room is held, with this room and these charges."""
-    return held.whole and _fits(facts, held, room) and charges.allows(held.request.queue, held.taken.amounts)
+    return active.covers_minimum and _has_capacity(cache, active, capacity) and usage.fits(active.request.queue, active.release.amounts)
 
 
-def stands_aside(facts: Memo, held: Held, room: Room, charges: Charges) -> bool:
+def fits_while_reserved(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
     """`stands`, of a hold that is set aside: what is left beside it is not overdrawn, neither room nor quota."""
-    if not held.whole or not _usable(facts, held) or (room.free[held.taken.load.rows] < 0).any():
+    if not active.covers_minimum or not _nodes_usable(cache, active) or (capacity.free[active.release.node_usage.rows] < 0).any():
         return False
-    return all(charges.avail(held.request.queue, cell) >= 0 for cell, amount in held.taken.amounts if amount)
+    return all(usage.available(active.request.queue, cell) >= 0 for cell, amount in active.release.amounts if amount)
 
 
-def completed(facts: Memo, held: Held, room: Room, charges: Charges) -> tuple[int, Fit, Amounts] | None:
+def complete_placement(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> tuple[int, GangAssignment, CellAmounts] | None:
     """A gang at its minimum, for a hold of only a part of it: pods where room is held, and the others beside them.
 
     The option, the places (with the load of all pods), and what it charges; None if the others find no room.
     """
-    if held.whole or not len(held.taken.load.rows) or not _fits(facts, held, room):
+    if active.covers_minimum or not len(active.release.node_usage.rows) or not _has_capacity(cache, active, capacity):
         return None
-    shape = held.request.shape
-    kept = kept_pods(facts, held.gang, held.hold.placement)
-    sizes = tuple(max(size, kept[role].pods if role in kept else 0) for role, size in enumerate(shape.least))
-    flavor_of = {part.role: part.flavor for part in held.hold.placement}
+    shape = active.request.gang_request
+    kept = placed_pods(cache, active.gang, active.nomination.placement)
+    sizes = tuple(max(size, kept[role].pods if role in kept else 0) for role, size in enumerate(shape.min_sizes))
+    flavor_of = {part.role: part.flavor for part in active.nomination.placement}
     for index, option in enumerate(shape.options):
         same = all(flavor_of.get(r.name, f) == f for r, f in zip(shape.roles, option.flavors, strict=True))
-        amounts = held.request.amounts(index, sizes)
-        if not same or not charges.allows(held.request.queue, amounts):
+        amounts = active.request.quota_at(index, sizes)
+        if not same or not usage.fits(active.request.queue, amounts):
             continue
-        place = fit(facts.table, option, sizes, Less(room, facts.table, held.taken.load), kept)
+        place = fit(cache.table, option, sizes, ReservedView(capacity, cache.table, active.release.node_usage), kept)
         if place is not None:
-            return index, Fit(place.spreads, place.load.joined(held.taken.load)), amounts
+            return index, GangAssignment(place.roles, place.node_usage.joined(active.release.node_usage)), amounts
     return None
 
 
-def kept_pods(facts: Memo, gang: Gang, placement: Placement) -> Kept:
+def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedPods:
     """A placement as spreads by role; pods on nodes that no longer exist are left out."""
     index = {role.name: i for i, role in enumerate(gang.roles)}
-    kept: dict[int, Spread] = {}
+    kept: dict[int, RoleAssignment] = {}
     for part in placement:
         pods: dict[int, int] = {}
         for node, count in part.nodes:
-            row = facts.table.row_of.get(node)
+            row = cache.table.row_of.get(node)
             if row is not None:
                 pods[row] = pods.get(row, 0) + count
         if pods and part.role in index:
             rows = np.array(sorted(pods), dtype=np.int64)
-            kept[index[part.role]] = Spread(rows, np.array([pods[int(row)] for row in rows], dtype=np.int64))
+            kept[index[part.role]] = RoleAssignment(rows, np.array([pods[int(row)] for row in rows], dtype=np.int64))
     return kept
 
 
-def _fits(facts: Memo, held: Held, room: Room) -> bool:
+def _has_capacity(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity) -> bool:
     """Tell whether the held pods fit where they are held: all nodes are there, up, and have the room."""
-    load = held.taken.load
-    return _usable(facts, held) and bool((room.free[load.rows] >= load.amounts).all())
+    load = active.release.node_usage
+    return _nodes_usable(cache, active) and bool((capacity.free[load.rows] >= load.amounts).all())
 
 
-def _usable(facts: Memo, held: Held) -> bool:
-    return held.there and bool(facts.table.up[held.taken.load.rows].all())
+def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
+    return active.nodes_valid and bool(cache.table.schedulable[active.release.node_usage.rows].all())
 
 
-def waits_for(facts: Memo, held: Held) -> str:
+def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
     """What a gang with a hold waits for, as a sentence."""
-    stays = facts.stays
-    victims = [stays[uid].running.gang.name for uid in held.hold.victims if uid in stays and not stays[uid].settled]
-    held_nodes = "1 node is held for it" if held.nodes == 1 else f"{held.nodes} nodes are held for it"
-    return f"{held_nodes}; waits for {named(victims) or 'what is still on them'} to leave"
+    stays = cache.running
+    victims = [stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted]
+    held_nodes = "1 node is held for it" if active.node_count == 1 else f"{active.node_count} nodes are held for it"
+    return f"{held_nodes}; waits for {join_names(victims) or 'what is still on them'} to leave"
 
 
-def named(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """A few names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

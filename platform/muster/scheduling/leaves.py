@@ -13,82 +13,82 @@ from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
 from muster.model import Gang
-from muster.scheduling.shape import Request
+from muster.scheduling.shape import QueueRequest
 
-Order: TypeAlias = tuple[int, float, str]
+LeafOrder: TypeAlias = tuple[int, float, str]
 """Priority high to low, first submit time, uid: the order inside a leaf."""
 
-FEW = 16
+INSERT_LIMIT = 16
 """So many who come are put in their places one by one; more are sorted."""
 
 
-class Waiting(NamedTuple):
+class PendingGang(NamedTuple):
     """A gang that waits, what it asks for, and its place in the order of its leaf."""
 
     gang: Gang
-    request: Request
-    order: Order
+    request: QueueRequest
+    order: LeafOrder
 
     @classmethod
-    def of(cls, gang: Gang, request: Request) -> Waiting:
+    def of(cls, gang: Gang, request: QueueRequest) -> PendingGang:
         """A gang that waits."""
         return cls(gang, request, (-gang.priority, gang.submitted_at, gang.uid))
 
 
-IN_LEAF = attrgetter("order")
+BY_LEAF_ORDER = attrgetter("order")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Leaf:
+class LeafQueue:
     """Everyone who waits in one leaf, the next one first, and the same in two parts: `borrowers` ask for more than the
     leaf's whole guarantee in every option, the `entitled` do not. Never changed."""
 
-    everyone: list[Waiting]
-    entitled: list[Waiting]
-    borrowers: list[Waiting]
+    pending: list[PendingGang]
+    entitled: list[PendingGang]
+    borrowers: list[PendingGang]
 
-    def changed(self, gone: Collection[str], come: Iterable[Waiting]) -> Leaf:
+    def updated(self, removed: Collection[str], added: Iterable[PendingGang]) -> LeafQueue:
         """Without those whose uids are gone, and with those who have come."""
-        parts: tuple[list[Waiting], list[Waiting]] = ([], [])
-        for waiting in come:
-            parts[any(option & 1 for option in waiting.request.could)].append(waiting)
-        return Leaf(
-            _changed(self.everyone, gone, [*parts[0], *parts[1]]),
-            _changed(self.entitled, gone, parts[1]),
-            _changed(self.borrowers, gone, parts[0]),
+        parts: tuple[list[PendingGang], list[PendingGang]] = ([], [])
+        for waiting in added:
+            parts[any(option & 1 for option in waiting.request.coverable_guarantees)].append(waiting)
+        return LeafQueue(
+            _updated(self.pending, removed, [*parts[0], *parts[1]]),
+            _updated(self.entitled, removed, parts[1]),
+            _updated(self.borrowers, removed, parts[0]),
         )
 
 
-NOBODY = Leaf([], [], [])
+EMPTY_LEAF = LeafQueue([], [], [])
 
 
-def leaves_changed(leaves: Mapping[int, Leaf], gone: Iterable[Waiting], come: Iterable[Waiting]) -> dict[int, Leaf]:
+def update_leaves(leaves: Mapping[int, LeafQueue], removed: Iterable[PendingGang], added: Iterable[PendingGang]) -> dict[int, LeafQueue]:
     """The leaves with somebody in them, by queue, once some are gone and others have come. Gangs whose queue does not
     exist are in none."""
-    changes: dict[int, tuple[set[str], list[Waiting]]] = {}
-    for waiting in gone:
+    changes: dict[int, tuple[set[str], list[PendingGang]]] = {}
+    for waiting in removed:
         changes.setdefault(waiting.request.queue, (set(), []))[0].add(waiting.gang.uid)
-    for waiting in come:
+    for waiting in added:
         changes.setdefault(waiting.request.queue, (set(), []))[1].append(waiting)
     changes.pop(-1, None)
     after = dict(leaves)
     for queue, (uids, new) in changes.items():
-        leaf = leaves.get(queue, NOBODY).changed(uids, new)
-        if leaf.everyone:
+        leaf = leaves.get(queue, EMPTY_LEAF).updated(uids, new)
+        if leaf.pending:
             after[queue] = leaf
         else:
             after.pop(queue, None)
     return after
 
 
-def _changed(entries: list[Waiting], gone: Collection[str], come: list[Waiting]) -> list[Waiting]:
-    if not gone and not come:
+def _updated(entries: list[PendingGang], removed: Collection[str], added: list[PendingGang]) -> list[PendingGang]:
+    if not removed and not added:
         return entries
-    kept = [waiting for waiting in entries if waiting.gang.uid not in gone] if gone else entries.copy()
-    if len(come) > FEW:
-        kept += come
-        kept.sort(key=IN_LEAF)
+    kept = [waiting for waiting in entries if waiting.gang.uid not in removed] if removed else entries.copy()
+    if len(added) > INSERT_LIMIT:
+        kept += added
+        kept.sort(key=BY_LEAF_ORDER)
         return kept
-    for waiting in come:
-        insort(kept, waiting, key=IN_LEAF)
+    for waiting in added:
+        insort(kept, waiting, key=BY_LEAF_ORDER)
     return kept

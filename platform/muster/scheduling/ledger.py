@@ -10,66 +10,66 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from muster.quota import Charges
-from muster.scheduling.departures import Departure
-from muster.scheduling.memo import Memo
-from muster.scheduling.outlook import Outlook
-from muster.scheduling.room import Room
+from muster.quota import QuotaUsage
+from muster.scheduling.departures import ExpectedRelease
+from muster.scheduling.memo import PlannerCache
+from muster.scheduling.outlook import QuotaForecast
+from muster.scheduling.room import FreeCapacity
 
 
 @dataclass(slots=True)
 class Trial:
     """Changes of a ledger that are undone at its end unless it is kept."""
 
-    kept: bool = False
+    committed: bool = False
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """Let the changes stand."""
-        self.kept = True
+        self.committed = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Promised:
+class ReservedCapacity:
     """Room that is left beside a reservation at its time, when everyone up to and including `last` has left."""
 
-    spare: Room
-    last: tuple[float, float, int]
+    remaining: FreeCapacity
+    last_release: tuple[float, float, int]
 
 
 @dataclass(slots=True)
 class Ledger:
     """Room and charges while a plan is made. `version` counts the changes that stand."""
 
-    now: Room
-    later: Room
-    charged: Charges
-    staying: Charges
-    promised: list[Promised] = field(default_factory=list)
-    outlook: Outlook | None = None
+    free_now: FreeCapacity
+    free_later: FreeCapacity
+    usage_now: QuotaUsage
+    usage_later: QuotaUsage
+    reserved: list[ReservedCapacity] = field(default_factory=list)
+    quota_forecast: QuotaForecast | None = None
     version: int = 0
     _trials: int = 0
-    _undo: list[tuple[Departure, int, bool]] = field(default_factory=list)
+    _undo: list[tuple[ExpectedRelease, int, bool]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, memo: Memo) -> Ledger:
+    def of(cls, cache: PlannerCache) -> Ledger:
         """A copy of the facts, to write on."""
-        return cls(memo.now.fork(), memo.later.fork(), memo.charged.fork(), memo.staying.fork())
+        return cls(cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork())
 
-    def take(self, gang: Departure) -> None:
+    def allocate(self, release: ExpectedRelease) -> None:
         """A gang gets room and is charged for it, from now until its departure."""
-        self._post(gang, -1, now=True)
+        self._record(release, -1, now=True)
 
-    def give(self, gang: Departure) -> None:
+    def deallocate(self, release: ExpectedRelease) -> None:
         """The opposite of `take`."""
-        self._post(gang, 1, now=True)
+        self._record(release, 1, now=True)
 
-    def dismiss(self, gang: Departure) -> None:
+    def mark_releasing(self, release: ExpectedRelease) -> None:
         """A running gang is told to leave, or to give up a part: that is free later, not now."""
-        self._post(gang, 1, now=False)
+        self._record(release, 1, now=False)
 
-    def reinstate(self, gang: Departure) -> None:
+    def unmark_releasing(self, release: ExpectedRelease) -> None:
         """The opposite of `dismiss`."""
-        self._post(gang, -1, now=False)
+        self._record(release, -1, now=False)
 
     @contextmanager
     def trial(self) -> Iterator[Trial]:
@@ -81,31 +81,31 @@ class Ledger:
             yield trial
         finally:
             self._trials -= 1
-            if not trial.kept:
+            if not trial.committed:
                 while len(self._undo) > mark:
                     gang, sign, now = self._undo.pop()
-                    self._write(gang, -sign, now=now)
+                    self._apply(gang, -sign, now=now)
             elif not self._trials:
                 self._undo.clear()
                 self.version += 1
 
-    def _post(self, gang: Departure, sign: int, *, now: bool) -> None:
-        self._write(gang, sign, now=now)
+    def _record(self, release: ExpectedRelease, sign: int, *, now: bool) -> None:
+        self._apply(release, sign, now=now)
         if self._trials:
-            self._undo.append((gang, sign, now))
+            self._undo.append((release, sign, now))
         else:
             self.version += 1
 
-    def _write(self, gang: Departure, sign: int, *, now: bool) -> None:
-        self.later.add(gang.load, sign)
+    def _apply(self, release: ExpectedRelease, sign: int, *, now: bool) -> None:
+        self.free_later.add(release.node_usage, sign)
         if now:
-            self.now.add(gang.load, sign)
-        for promised in self.promised:
-            if gang.key > promised.last:
-                promised.spare.add(gang.load, sign)
-        if gang.queue >= 0:
-            self.staying.charge(gang.queue, gang.amounts, -sign)
+            self.free_now.add(release.node_usage, sign)
+        for promised in self.reserved:
+            if release.key > promised.last_release:
+                promised.remaining.add(release.node_usage, sign)
+        if release.queue >= 0:
+            self.usage_later.add(release.queue, release.amounts, -sign)
             if now:
-                self.charged.charge(gang.queue, gang.amounts, -sign)
-            if self.outlook is not None:
-                self.outlook.charge(gang.queue, gang.amounts, 0, self.outlook.until(gang), -sign)
+                self.usage_now.add(release.queue, release.amounts, -sign)
+            if self.quota_forecast is not None:
+                self.quota_forecast.add(release.queue, release.amounts, 0, self.quota_forecast.index_of_release(release), -sign)

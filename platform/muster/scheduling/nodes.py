@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import LARGEST, Flavor, Node, NodeRequirement, Resources, Role, Taint, Toleration
+from muster.model import MAX_AMOUNT, FlavorInfo, NodeInfo, MatchExpression, Resources, Role, NodeTaint, NodeToleration
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -34,17 +34,17 @@ class Tier:
 
     name: str
     domains: tuple[str, ...]
-    first: IntArray
+    first_child: IntArray
     first_node: IntArray
-    of_node: IntArray  # domain of each node
-    named: BoolArray
+    domain_of_node: IntArray  # domain of each node
+    is_named: BoolArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlavorNodes:
     """The rows `start:stop` of the node table: one flavor's nodes, and the tiers they form, widest first."""
 
-    flavor: Flavor
+    flavor: FlavorInfo
     start: int
     stop: int
     tiers: tuple[Tier, ...]
@@ -58,24 +58,24 @@ class FlavorNodes:
 class NodeTable:
     """All nodes that have a flavor, as rows; resources are columns."""
 
-    nodes: tuple[Node, ...]  # in row order
+    nodes: tuple[NodeInfo, ...]  # in row order
     row_of: dict[str, int]
     columns: dict[str, int]
     flavors: dict[str, FlavorNodes]
-    empty: IntArray  # [rows, columns] what our pods may use: allocatable minus foreign
-    bare: IntArray  # [rows, columns] allocatable; the same object as `empty` where no foreign pods are
-    up: BoolArray  # [rows] schedulable, and not to be avoided by everyone
+    usable: IntArray  # [rows, columns] what our pods may use: allocatable minus foreign
+    allocatable: IntArray  # [rows, columns] allocatable; the same object as `empty` where no foreign pods are
+    schedulable: BoolArray  # [rows] schedulable, and not to be avoided by everyone
 
-    def amounts(self, resources: Resources) -> IntArray:
+    def to_row(self, resources: Resources) -> IntArray:
         """Resources as a row of the table; what no node has is left out."""
         row = np.zeros(len(self.columns), dtype=np.int64)
         for name, amount in resources:
             if name in self.columns:
-                row[self.columns[name]] = min(amount, LARGEST)
+                row[self.columns[name]] = min(amount, MAX_AMOUNT)
         return row
 
 
-def node_table(nodes: Sequence[Node], flavors: Iterable[Flavor], avoid: frozenset[str]) -> NodeTable:
+def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], excluded_nodes: frozenset[str]) -> NodeTable:
     """Sort the nodes by flavor and domain, and lay their amounts out in columns. Nodes without a flavor are left out:
     nothing is ever placed there."""
     known = {flavor.name: flavor for flavor in flavors}
@@ -88,15 +88,15 @@ def node_table(nodes: Sequence[Node], flavors: Iterable[Flavor], avoid: frozense
         start, stop = starts.get(name, (0, 0))
         by_flavor[name] = FlavorNodes(flavor, start, stop, _tiers(flavor, rows[start:stop]))
     bare = _amounts([n.allocatable for n in rows], columns)
-    foreign = _amounts([n.foreign for n in rows], columns)
+    foreign = _amounts([n.unmanaged_usage for n in rows], columns)
     return NodeTable(
         nodes=tuple(rows),
         row_of={n.name: i for i, n in enumerate(rows)},
         columns=columns,
         flavors=by_flavor,
-        empty=bare - foreign if foreign.any() else bare,
-        bare=bare,
-        up=np.array([n.schedulable and n.name not in avoid for n in rows], dtype=np.bool_),
+        usable=bare - foreign if foreign.any() else bare,
+        allocatable=bare,
+        schedulable=np.array([n.schedulable and n.name not in excluded_nodes for n in rows], dtype=np.bool_),
     )
 
 
@@ -107,11 +107,11 @@ def _amounts(resources: list[Resources], columns: dict[str, int]) -> IntArray:
     for kind, i in kinds.items():
         for name, amount in kind:
             if name in columns:
-                table[i, columns[name]] = min(amount, LARGEST)
+                table[i, columns[name]] = min(amount, MAX_AMOUNT)
     return table[np.array([kinds[r] for r in resources], dtype=np.int64)]
 
 
-def _tiers(flavor: Flavor, nodes: list[Node]) -> tuple[Tier, ...]:
+def _tiers(flavor: FlavorInfo, nodes: list[NodeInfo]) -> tuple[Tier, ...]:
     """The tiers of one flavor's nodes, which are sorted by domain."""
     count = len(nodes)
     keys: list[list[tuple[str, ...]]] = [[()] * count]  # the flavor itself
@@ -133,10 +133,10 @@ def _tiers(flavor: Flavor, nodes: list[Node]) -> tuple[Tier, ...]:
             Tier(
                 name=names[depth],
                 domains=domains,
-                first=np.searchsorted(narrower, edges),
+                first_child=np.searchsorted(narrower, edges),
                 first_node=edges,
-                of_node=np.repeat(np.arange(len(first_nodes), dtype=np.int64), np.diff(edges)),
-                named=np.array([bool(name) for name in domains], dtype=np.bool_),
+                domain_of_node=np.repeat(np.arange(len(first_nodes), dtype=np.int64), np.diff(edges)),
+                is_named=np.array([bool(name) for name in domains], dtype=np.bool_),
             )
         )
     return tuple(tiers)
@@ -147,13 +147,13 @@ class NodeRule:
     """Which nodes a pod accepts, apart from their room."""
 
     node_selector: tuple[tuple[str, str], ...]
-    affinity: tuple[tuple[NodeRequirement, ...], ...]
-    tolerations: tuple[Toleration, ...]
-    avoid: frozenset[str]
+    affinity: tuple[tuple[MatchExpression, ...], ...]
+    tolerations: tuple[NodeToleration, ...]
+    excluded_nodes: frozenset[str]
 
-    def admits(self, nodes: Sequence[Node]) -> BoolArray:
+    def accepts(self, nodes: Sequence[NodeInfo]) -> BoolArray:
         """For each node: do taints, selector and affinity let the pod in? `avoid` is not looked at."""
-        verdicts: dict[tuple[Taint, ...], bool] = {}
+        verdicts: dict[tuple[NodeTaint, ...], bool] = {}
         answer = np.ones(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
             if node.taints not in verdicts:
@@ -162,17 +162,17 @@ class NodeRule:
         if self.node_selector or self.affinity:
             for i, node in enumerate(nodes):
                 answer[i] &= all(node.labels.get(key) == value for key, value in self.node_selector) and (
-                    not self.affinity or any(all(_meets(node, line) for line in term) for term in self.affinity)
+                    not self.affinity or any(all(_matches(node, line) for line in term) for term in self.affinity)
                 )
         return answer
 
 
-def node_rule(role: Role, flavor: Flavor, avoid: frozenset[str]) -> NodeRule:
+def node_rule(role: Role, flavor: FlavorInfo, excluded_nodes: frozenset[str]) -> NodeRule:
     """The rule of a role's pods in a flavor."""
-    return NodeRule(role.node_selector, role.affinity, role.tolerations + flavor.tolerations, avoid)
+    return NodeRule(role.node_selector, role.affinity, role.tolerations + flavor.tolerations, excluded_nodes)
 
 
-def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
+def _tolerated(taint: NodeTaint, tolerations: tuple[NodeToleration, ...]) -> bool:
     """Kubernetes' rule; a PreferNoSchedule taint keeps nobody off."""
     if taint.effect == "PreferNoSchedule":
         return True
@@ -184,7 +184,7 @@ def _tolerated(taint: Taint, tolerations: tuple[Toleration, ...]) -> bool:
     )
 
 
-def _meets(node: Node, line: NodeRequirement) -> bool:
+def _matches(node: NodeInfo, line: MatchExpression) -> bool:
     """One line of a node selector term; the key `metadata.name` stands for the node's name (matchFields)."""
     value = node.name if line.key == "metadata.name" else node.labels.get(line.key)
     match line.operator:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.model import Flavor, Gang, Node, Placement, Role
+from muster.model import FlavorInfo, Gang, NodeInfo, Placement, Role
 from muster.scheduling.nodes import node_rule
 
 
 def placement_error(
     gang: Gang,
     placement: Placement,
-    nodes: Mapping[str, Node],
-    flavors: Mapping[str, Flavor],
-    avoid: frozenset[str] = frozenset(),
+    nodes: Mapping[str, NodeInfo],
+    flavors: Mapping[str, FlavorInfo],
+    excluded_nodes: frozenset[str] = frozenset(),
 ) -> str:
     """Why not, as a sentence; empty where they may. `placement` may be a part of the gang's; `nodes` and `flavors` are
     by name, and `avoid` are nodes that every gang avoids. Nodes that are not among `nodes` are passed over."""
@@ -30,18 +30,18 @@ def placement_error(
             continue
         if flavor is None:
             return f"flavor {part.flavor} does not exist"
-        rule, level = node_rule(role, flavor, gang.avoid | avoid), _required(gang, role, flavor)
+        rule, level = node_rule(role, flavor, gang.excluded_nodes | excluded_nodes), _required_level(gang, role, flavor)
         for name, _ in part.nodes:
             node = nodes.get(name)
             if node is None:
                 continue
             if not node.schedulable:
                 return f"node {name} is cordoned or not ready"
-            if name in rule.avoid:
+            if name in rule.excluded_nodes:
                 return f"node {name} is avoided"
             if node.flavor != flavor.name:
                 return f"node {name} is not of flavor {flavor.name}"
-            if not rule.admits([node])[0]:
+            if not rule.accepts([node])[0]:
                 return f"node {name} has taints or labels that pods of role {role.name} do not accept"
             if level is not None:
                 group = (None if role.topology is None else role.name, flavor.name)
@@ -51,7 +51,7 @@ def placement_error(
     return ""
 
 
-def _required(gang: Gang, role: Role, flavor: Flavor) -> int | None:
+def _required_level(gang: Gang, role: Role, flavor: FlavorInfo) -> int | None:
     """The index of the topology level that its pods have to share."""
     topology = gang.topology if role.topology is None else role.topology
     if topology is None or topology.required not in flavor.levels:

@@ -17,12 +17,12 @@ class Policy:
 
     name: str
     order: Literal["fair", "submitted", "priority"]
-    behind_head: Literal["none", "easy"]
-    evicts: bool = False
-    grows: bool = False
+    backfill: Literal["none", "easy"]
+    preempts: bool = False
+    grows_elastic: bool = False
 
 
-MUSTER = Policy("muster", order="fair", behind_head="easy", evicts=True, grows=True)
-FIFO = Policy("fifo", order="submitted", behind_head="none")
-PRIORITY = Policy("priority", order="priority", behind_head="none")
-BACKFILL = Policy("backfill", order="submitted", behind_head="easy")
+MUSTER = Policy("muster", order="fair", backfill="easy", preempts=True, grows_elastic=True)
+FIFO = Policy("fifo", order="submitted", backfill="none")
+PRIORITY = Policy("priority", order="priority", backfill="none")
+BACKFILL = Policy("backfill", order="submitted", backfill="easy")

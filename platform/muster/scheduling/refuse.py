@@ -5,83 +5,83 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cache
 
-from muster.model import Gang, WaitCode
+from muster.model import Gang, WaitReason
 from muster.quota import QueueTree
 from muster.scheduling.fit import fits
-from muster.scheduling.room import Room
-from muster.scheduling.shape import Request, Shape
-from muster.scheduling.wording import Wording
+from muster.scheduling.room import FreeCapacity
+from muster.scheduling.shape import QueueRequest, GangRequest
+from muster.scheduling.wording import RequestMessages
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnschedulableReason:
     """Why a gang waits: a code, the option that its sentence is about, and the sentence if it is known already."""
 
-    code: WaitCode
+    reason: WaitReason
     option: int = 0
-    text: str = ""
+    message: str = ""
 
 
 @cache
-def refusal(code: WaitCode, option: int = 0) -> Refusal:
+def unschedulable_reason(reason: WaitReason, option: int = 0) -> UnschedulableReason:
     """A refusal whose sentence is made at the end."""
-    return Refusal(code, option)
+    return UnschedulableReason(reason, option)
 
 
 @dataclass(slots=True)
-class Verdicts:
+class Feasibility:
     """Which requests can never start, with the sentence that says so; found out once for each, as long as nodes and
     queues are the same."""
 
-    words: Wording
-    ideal: Room  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
-    _known: dict[Request, Refusal | None] = field(default_factory=dict)
-    _fitting: dict[Shape, tuple[int, ...]] = field(default_factory=dict)  # options that the empty cluster holds
-    _foreign: set[Request] = field(default_factory=set)  # what only pods that are not ours keep out
+    messages: RequestMessages
+    empty_cluster: FreeCapacity  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
+    _reasons: dict[QueueRequest, UnschedulableReason | None] = field(default_factory=dict)
+    _fitting_options: dict[GangRequest, tuple[int, ...]] = field(default_factory=dict)  # options that the empty cluster holds
+    _blocked_by_unmanaged: set[QueueRequest] = field(default_factory=set)  # what only pods that are not ours keep out
 
-    def of(self, request: Request) -> Refusal | None:
+    def reason(self, request: QueueRequest) -> UnschedulableReason | None:
         """Why gangs with this request cannot start even if everybody else left; None if they can."""
-        if request not in self._known:
-            self._known[request] = self._find(request)
-        return self._known[request]
+        if request not in self._reasons:
+            self._reasons[request] = self._find(request)
+        return self._reasons[request]
 
-    def is_foreign(self, request: Request) -> bool:
+    def is_blocked_by_unmanaged(self, request: QueueRequest) -> bool:
         """Whether gangs with this request would fit if pods that are not ours left, and not before."""
-        return request in self._foreign
+        return request in self._blocked_by_unmanaged
 
-    def _find(self, request: Request) -> Refusal | None:
-        if request.trouble is not None:
-            return Refusal(request.trouble[0], text=request.trouble[1])
-        shape = request.shape
-        if shape not in self._fitting:
-            self._fitting[shape] = self._held(shape, self.ideal)
-        options = self._fitting[shape]
-        if self._allowed(request, options):
+    def _find(self, request: QueueRequest) -> UnschedulableReason | None:
+        if request.rejection is not None:
+            return UnschedulableReason(request.rejection[0], message=request.rejection[1])
+        shape = request.gang_request
+        if shape not in self._fitting_options:
+            self._fitting_options[shape] = self._options_that_fit(shape, self.empty_cluster)
+        options = self._fitting_options[shape]
+        if self._within_quota(request, options):
             return None
-        if self.words.bare is not self.ideal:
-            options = self._held(shape, self.words.bare)
-            allowed = self._allowed(request, options)
+        if self.messages.allocatable is not self.empty_cluster:
+            options = self._options_that_fit(shape, self.messages.allocatable)
+            allowed = self._within_quota(request, options)
             if allowed:
-                self._foreign.add(request)
-                inside = any(spot.required is not None for spot in shape.options[allowed[0]].spots)
-                return refusal("TopologyNoRoom" if inside else "NoRoom", allowed[0])
+                self._blocked_by_unmanaged.add(request)
+                inside = any(spot.required is not None for spot in shape.options[allowed[0]].groups)
+                return unschedulable_reason("TopologyNoRoom" if inside else "NoRoom", allowed[0])
         if not options:
-            return Refusal("LargerThanCluster", text=self.words.too_large(shape))
-        return Refusal("LargerThanQuota", options[0], self.words.too_much(request, options[0]))
+            return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(shape))
+        return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
 
-    def _held(self, shape: Shape, room: Room) -> tuple[int, ...]:
+    def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
         """The options that a room holds."""
-        held = (fits(self.words.table, option, shape.least, room) for option in shape.options)
+        held = (fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options)
         return tuple(index for index, fit in enumerate(held) if fit)
 
-    def _allowed(self, request: Request, options: tuple[int, ...]) -> tuple[int, ...]:
+    def _within_quota(self, request: QueueRequest, options: tuple[int, ...]) -> tuple[int, ...]:
         """Those of the options that the queue could ever pay for."""
-        return tuple(index for index in options if self.words.empty.allows(request.queue, request.least[index]))
+        return tuple(index for index in options if self.messages.no_usage.fits(request.queue, request.min_quota[index]))
 
 
-def too_high(tree: QueueTree, gang: Gang, request: Request) -> Refusal | None:
+def priority_too_high(tree: QueueTree, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
     """A priority above the cap of its queue, or of one above it."""
-    cap = tree.caps[request.queue] if request.queue >= 0 else None
+    cap = tree.priority_caps[request.queue] if request.queue >= 0 else None
     if cap is None or gang.priority <= cap:
         return None
-    return Refusal("PriorityTooHigh", text=f"has priority {gang.priority}; queue {gang.queue} allows at most {cap}")
+    return UnschedulableReason("PriorityTooHigh", message=f"has priority {gang.priority}; queue {gang.queue} allows at most {cap}")

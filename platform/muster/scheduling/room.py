@@ -18,17 +18,17 @@ from muster.scheduling.nodes import BoolArray, FlavorNodes, IntArray, NodeRule, 
 Counts: TypeAlias = tuple[IntArray, ...]
 """Pods of one kind that fit: one array a tier of the flavor (widest first, nodes last), one number a domain."""
 
-MEMORY = 8
+IDLE_PLANS_KEPT = 8
 """Counts of a kind of pod that nobody asked for in so many plans are dropped."""
 
-MANY_CHANGES = 64
+MAX_PENDING_CHANGES = 64
 """From so many changes on, counts are brought up to date even if nobody asks."""
 
-ENDLESS = np.int64(1) << 40  # more pods than any node holds: of a pod that asks for nothing
+UNBOUNDED_PODS = np.int64(1) << 40  # more pods than any node holds: of a pod that asks for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PodKind:
+class PodClass:
     """Pods that are alike to the planner: same flavor, request and rules about nodes. Compared by identity."""
 
     flavor: str
@@ -37,21 +37,21 @@ class PodKind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class NodeUsage:
     """What is taken from nodes: distinct rows of the node table, and the amounts on each."""
 
     rows: IntArray
     amounts: IntArray  # [rows, columns]
 
-    def joined(self, other: Load) -> Load:
+    def joined(self, other: NodeUsage) -> NodeUsage:
         """Both together."""
         rows, place = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
         amounts = np.zeros((len(rows), self.amounts.shape[1]), dtype=np.int64)
         np.add.at(amounts, place, np.concatenate([self.amounts, other.amounts]))
-        return Load(rows, amounts)
+        return NodeUsage(rows, amounts)
 
 
-def distinct(rows: IntArray, count: int) -> IntArray:
+def unique_rows(rows: IntArray, count: int) -> IntArray:
     """Rows below `count`, each once, in order; quicker than sorting them."""
     seen = np.zeros(count, dtype=np.bool_)
     seen[rows] = True
@@ -59,25 +59,25 @@ def distinct(rows: IntArray, count: int) -> IntArray:
 
 
 @dataclass(slots=True)
-class Masks:
+class NodeMasks:
     """Which rows of its flavor a kind of pod accepts, apart from room; worked out once for each kind."""
 
     table: NodeTable
-    _known: dict[PodKind, BoolArray] = field(default_factory=dict)
+    _accepted: dict[PodClass, BoolArray] = field(default_factory=dict)
 
-    def accepted(self, pod: PodKind) -> BoolArray:
+    def accepted(self, pod: PodClass) -> BoolArray:
         """Rows of the pod's flavor whose taints and labels it accepts."""
-        mask = self._known.get(pod)
+        mask = self._accepted.get(pod)
         if mask is None:
             span = self.table.flavors[pod.flavor]
-            mask = self._known[pod] = pod.rule.admits(self.table.nodes[span.start : span.stop])
+            mask = self._accepted[pod] = pod.rule.accepts(self.table.nodes[span.start : span.stop])
         return mask
 
-    def usable(self, pod: PodKind) -> BoolArray:
+    def usable(self, pod: PodClass) -> BoolArray:
         """Rows where it may start now: accepted, schedulable, and blamed for nothing."""
         span = self.table.flavors[pod.flavor]
-        mask = self.accepted(pod) & self.table.up[span.start : span.stop]
-        for name in pod.rule.avoid:
+        mask = self.accepted(pod) & self.table.schedulable[span.start : span.stop]
+        for name in pod.rule.excluded_nodes:
             row = self.table.row_of.get(name, -1)
             if span.start <= row < span.stop:
                 mask[row - span.start] = False
@@ -85,39 +85,39 @@ class Masks:
 
 
 @dataclass(slots=True)
-class _Counted:
+class _CachedCounts:
     counts: Counts
     usable: BoolArray
-    seen: int  # changes of the room that are in the counts
+    changes_seen: int  # changes of the room that are in the counts
     shared: bool  # the arrays belong to another room too: copy before writing
-    idle: int = 0  # plans since somebody asked
+    idle_plans: int = 0  # plans since somebody asked
 
 
-class View(Protocol):
+class CapacityView(Protocol):
     """Room as one gang sees it."""
 
-    def counts(self, pod: PodKind) -> Counts:
+    def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit, by tier and domain."""
         ...
 
-    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+    def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""
         ...
 
 
-class Room:
+class FreeCapacity:
     """What is free on every node; amounts may be negative where something was promised before it is free.
 
     `ideal` rooms count nodes that are down or blamed as well: what would fit if all went well.
     """
 
-    def __init__(self, masks: Masks, free: IntArray, *, ideal: bool = False) -> None:
+    def __init__(self, masks: NodeMasks, free: IntArray, *, ignore_health: bool = False) -> None:
         self.masks = masks
         self.table = masks.table
         self.free = free
-        self._ideal = ideal
-        self._parent: Room | None = None
-        self._counted: dict[PodKind, _Counted] = {}
+        self._ignore_health = ignore_health
+        self._parent: FreeCapacity | None = None
+        self._cached: dict[PodClass, _CachedCounts] = {}
         self._changes: list[IntArray] = []
 
     @property
@@ -125,76 +125,76 @@ class Room:
         """Changes so far."""
         return len(self._changes)
 
-    def fork(self) -> Room:
+    def fork(self) -> FreeCapacity:
         """A copy to write on; this room must not change any more. What is counted here is shared until it changes."""
-        copy = Room(self.masks, self.free.copy(), ideal=self._ideal)
+        copy = FreeCapacity(self.masks, self.free.copy(), ignore_health=self._ignore_health)
         copy._parent = self
         return copy
 
-    def successor(self) -> Room:
+    def carry_over(self) -> FreeCapacity:
         """A copy that outlives this room: it keeps what was counted here and asked for lately."""
-        copy = Room(self.masks, self.free.copy(), ideal=self._ideal)
-        known = {pod: entry for pod, entry in self._counted.items() if entry.idle < MEMORY}
-        if len(self._changes) > MANY_CHANGES:
+        copy = FreeCapacity(self.masks, self.free.copy(), ignore_health=self._ignore_health)
+        known = {pod: entry for pod, entry in self._cached.items() if entry.idle_plans < IDLE_PLANS_KEPT}
+        if len(self._changes) > MAX_PENDING_CHANGES:
             for pod in known:
                 self._sync(pod)
             self._changes = []
-            for entry in self._counted.values():
-                entry.seen = 0
-            self._counted = known
+            for entry in self._cached.values():
+                entry.changes_seen = 0
+            self._cached = known
         for pod, entry in known.items():
             entry.shared = True
-            copy._counted[pod] = _Counted(entry.counts, entry.usable, entry.seen, shared=True, idle=entry.idle + 1)
+            copy._cached[pod] = _CachedCounts(entry.counts, entry.usable, entry.changes_seen, shared=True, idle_plans=entry.idle_plans + 1)
         copy._changes = self._changes.copy()
         return copy
 
-    def add(self, load: Load, sign: int) -> None:
+    def add(self, load: NodeUsage, sign: int) -> None:
         """Give room back (+1) or take it (-1)."""
         if len(load.rows):
             self.free[load.rows] += sign * load.amounts
             self._changes.append(load.rows)
 
-    def counts(self, pod: PodKind) -> Counts:
+    def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit, by tier and domain."""
-        known = self._counted.get(pod)
-        if known is not None and known.seen == len(self._changes):
-            known.idle = 0
+        known = self._cached.get(pod)
+        if known is not None and known.changes_seen == len(self._changes):
+            known.idle_plans = 0
             return known.counts
         return self._sync(pod).counts
 
-    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+    def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""
         span = self.table.flavors[pod.flavor]
-        fits = fitting(self.table, pod, self.free[rows] - less)
+        fits = pods_per_node(self.table, pod, self.free[rows] - taken)
         return np.where(self._sync(pod).usable[rows - span.start], fits, 0)
 
-    def _sync(self, pod: PodKind) -> _Counted:
+    def _sync(self, pod: PodClass) -> _CachedCounts:
         span = self.table.flavors[pod.flavor]
-        known = self._counted.get(pod)
+        known = self._cached.get(pod)
         if known is None and self._parent is not None:
             entry = self._parent._sync(pod)
             entry.shared = True
-            known = self._counted[pod] = _Counted(entry.counts, entry.usable, 0, shared=True)
+            known = self._cached[pod] = _CachedCounts(entry.counts, entry.usable, 0, shared=True)
         if known is None:
-            usable = self.masks.accepted(pod) if self._ideal else self.masks.usable(pod)
+            usable = self.masks.accepted(pod) if self._ignore_health else self.masks.usable(pod)
             counts = self._count(pod, span, usable)
-            known = self._counted[pod] = _Counted(counts, usable, len(self._changes), shared=False)
-        elif known.seen < len(self._changes):
-            news = self._changes[known.seen :]
+            known = self._cached[pod] = _CachedCounts(counts, usable, len(self._changes), shared=False)
+        elif known.changes_seen < len(self._changes):
+            news = self._changes[known.changes_seen :]
             rows = news[0] if len(news) == 1 else np.concatenate(news)
             if 2 * len(rows) > len(known.usable):
                 known.counts, known.shared = self._count(pod, span, known.usable), False
             else:
-                self._recount(pod, known, span, rows if len(news) == 1 else distinct(rows, len(self.free)))
-            known.seen = len(self._changes)
-        known.idle = 0
+                self._recount(pod, known, span, rows if len(news) == 1 else unique_rows(rows, len(self.free)))
+            known.changes_seen = len(self._changes)
+        known.idle_plans = 0
         return known
 
-    def usable(self, pod: PodKind) -> BoolArray:
+    def usable(self, pod: PodClass) -> BoolArray:
         """Rows of the pod's flavor on which it may start, room aside."""
         return self._sync(pod).usable
 
-    def by_resource(self, pod: PodKind, rows: slice, names: Collection[str]) -> dict[str, int]:
+    def counts_by_resource(self, pod: PodClass, rows: slice, names: Collection[str]) -> dict[str, int]:
         """How many of these pods would fit on some rows of the table if they asked for one of these resources only."""
         usable = self._sync(pod).usable[rows.start - self.table.flavors[pod.flavor].start :][: rows.stop - rows.start]
         return {
@@ -203,103 +203,103 @@ class Room:
             if name in names and (column := self.table.columns.get(name)) is not None
         }
 
-    def _count(self, pod: PodKind, span: FlavorNodes, usable: BoolArray) -> Counts:
-        return summed(span, np.where(usable, fitting(self.table, pod, self.free[span.start : span.stop]), 0))
+    def _count(self, pod: PodClass, span: FlavorNodes, usable: BoolArray) -> Counts:
+        return sum_by_tier(span, np.where(usable, pods_per_node(self.table, pod, self.free[span.start : span.stop]), 0))
 
-    def _recount(self, pod: PodKind, known: _Counted, span: FlavorNodes, rows: IntArray) -> None:
+    def _recount(self, pod: PodClass, known: _CachedCounts, span: FlavorNodes, rows: IntArray) -> None:
         rows = rows[(rows >= span.start) & (rows < span.stop)]
         if not len(rows):
             return
         if known.shared:
             known.counts, known.shared = tuple(array.copy() for array in known.counts), False
         places = rows - span.start
-        fits = np.where(known.usable[places], fitting(self.table, pod, self.free[rows]), 0)
+        fits = np.where(known.usable[places], pods_per_node(self.table, pod, self.free[rows]), 0)
         gained = fits - known.counts[-1][places]
         known.counts[-1][places] = fits
         for tier, sums in zip(span.tiers[:-1], known.counts[:-1], strict=True):
-            np.add.at(sums, tier.of_node[places], gained)
+            np.add.at(sums, tier.domain_of_node[places], gained)
 
 
-class Both:
+class IntersectionView:
     """The room that two or more rooms have in common: what is free now, and still free when it is needed later."""
 
-    def __init__(self, rooms: Sequence[Room]) -> None:
-        self._rooms = tuple(rooms)
-        self._table = rooms[0].table
-        self._counted: dict[PodKind, tuple[list[int], Counts]] = {}
+    def __init__(self, views: Sequence[FreeCapacity]) -> None:
+        self._views = tuple(views)
+        self._table = views[0].table
+        self._cached: dict[PodClass, tuple[list[int], Counts]] = {}
 
-    def counts(self, pod: PodKind) -> Counts:
+    def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit in every one of the rooms, by tier and domain."""
-        versions = [room.version for room in self._rooms]
-        known = self._counted.get(pod)
+        versions = [room.version for room in self._views]
+        known = self._cached.get(pod)
         if known is None or known[0] != versions:
-            fits = self._rooms[0].counts(pod)[-1]
-            for room in self._rooms[1:]:
+            fits = self._views[0].counts(pod)[-1]
+            for room in self._views[1:]:
                 fits = np.minimum(fits, room.counts(pod)[-1])
-            known = self._counted[pod] = versions, summed(self._table.flavors[pod.flavor], fits)
+            known = self._cached[pod] = versions, sum_by_tier(self._table.flavors[pod.flavor], fits)
         return known[1]
 
-    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+    def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them."""
-        fits = self._rooms[0].node_counts(pod, rows, less)
-        for room in self._rooms[1:]:
-            fits = np.minimum(fits, room.node_counts(pod, rows, less))
+        fits = self._views[0].node_counts(pod, rows, taken)
+        for room in self._views[1:]:
+            fits = np.minimum(fits, room.node_counts(pod, rows, taken))
         return fits
 
 
-class Less:
+class ReservedView:
     """A view from which something more has been taken: the pods of the same gang that were placed before."""
 
-    def __init__(self, view: View, table: NodeTable, taken: Load) -> None:
+    def __init__(self, view: CapacityView, table: NodeTable, taken: NodeUsage) -> None:
         self._view = view
         self._table = table
         self._taken = taken
 
-    def counts(self, pod: PodKind) -> Counts:
+    def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit besides what was taken."""
         span = self._table.flavors[pod.flavor]
         fits = self._view.counts(pod)[-1].copy()
         inside = (self._taken.rows >= span.start) & (self._taken.rows < span.stop)
         rows = self._taken.rows[inside]
         fits[rows - span.start] = self._view.node_counts(pod, rows, self._taken.amounts[inside])
-        return summed(span, fits)
+        return sum_by_tier(span, fits)
 
-    def node_counts(self, pod: PodKind, rows: IntArray, less: IntArray) -> IntArray:
+    def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
         """How many fit on these rows of the table if `less` were taken from them as well."""
-        more = less.copy()
+        more = taken.copy()
         place = np.searchsorted(self._taken.rows, rows)
         hit = (place < len(self._taken.rows)) & (self._taken.rows[np.minimum(place, len(self._taken.rows) - 1)] == rows)
         more[hit] += self._taken.amounts[place[hit]]
         return self._view.node_counts(pod, rows, more)
 
 
-def summed(span: FlavorNodes, fits: IntArray) -> Counts:
+def sum_by_tier(span: FlavorNodes, fits: IntArray) -> Counts:
     """Counts by tier from counts by node."""
     if not len(fits):
         return tuple(np.zeros(len(tier.domains), dtype=np.int64) for tier in span.tiers)
     return (*(np.add.reduceat(fits, tier.first_node[:-1]) for tier in span.tiers[:-1]), fits)
 
 
-def most_gained(table: NodeTable, pod: PodKind, load: Load, tier: int) -> IntArray:
+def max_gain(table: NodeTable, pod: PodClass, node_usage: NodeUsage, tier: int) -> IntArray:
     """At most so many more pods fit in each domain of a tier once a load (whose rows may repeat) is gone.
 
     floor((free + freed) / request) <= floor(free / request) + ceil(freed / request), for each resource.
     """
     span = table.flavors[pod.flavor]
-    inside = (load.rows >= span.start) & (load.rows < span.stop)
-    amounts = load.amounts[inside]
+    inside = (node_usage.rows >= span.start) & (node_usage.rows < span.stop)
+    amounts = node_usage.amounts[inside]
     gained = np.zeros(len(amounts), dtype=np.int64)
     for name, amount in pod.request:
         column = table.columns.get(name)
         if column is not None:
             np.maximum(gained, -(-amounts[:, column] // amount), out=gained)
-    domains = span.tiers[tier].of_node[load.rows[inside] - span.start]
+    domains = span.tiers[tier].domain_of_node[node_usage.rows[inside] - span.start]
     return np.bincount(domains, weights=gained, minlength=len(span.tiers[tier].domains)).astype(np.int64)
 
 
-def fitting(table: NodeTable, pod: PodKind, free: IntArray) -> IntArray:
+def pods_per_node(table: NodeTable, pod: PodClass, free: IntArray) -> IntArray:
     """Whole pods that fit into each row of `free`; 0 where it is overdrawn."""
-    fits = np.full(len(free), ENDLESS, dtype=np.int64)
+    fits = np.full(len(free), UNBOUNDED_PODS, dtype=np.int64)
     for name, amount in pod.request:
         column = table.columns.get(name)
         if column is None:

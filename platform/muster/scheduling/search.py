@@ -12,26 +12,26 @@ from typing import TypeAlias
 import numpy as np
 
 from muster.model import Gang
-from muster.scheduling.backfill import Bound, Promises
-from muster.scheduling.bundles import Bundle, Wanted
-from muster.scheduling.departures import Departure, tie_of
-from muster.scheduling.fit import Fit, fit
+from muster.scheduling.backfill import ReservationIndexes, BackfillReservations
+from muster.scheduling.bundles import CandidateGroup, TargetNode
+from muster.scheduling.departures import ExpectedRelease, tiebreak_of
+from muster.scheduling.fit import GangAssignment, fit
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nodes import BoolArray
-from muster.scheduling.shape import Request
-from muster.scheduling.victims import Reason, Rights, Victim, Victims
+from muster.scheduling.shape import QueueRequest
+from muster.scheduling.victims import PreemptionReason, PreemptionRights, Victim, PreemptionCandidates
 
-Chosen: TypeAlias = dict[str, tuple[Victim, Reason]]
+ChosenVictims: TypeAlias = dict[str, tuple[Victim, PreemptionReason]]
 """Who leaves or shrinks, each with the right by which it is asked, by uid."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Freed:
+class PreemptionResult:
     """Room for one gang once its victims have gone, each with the right by which it is asked."""
 
     option: int
-    fit: Fit
-    victims: tuple[tuple[Victim, Reason], ...]
+    assignment: GangAssignment
+    victims: tuple[tuple[Victim, PreemptionReason], ...]
 
     @property
     def cost(self) -> tuple[int, float, int]:
@@ -41,152 +41,152 @@ class Freed:
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class PreemptionSearch:
     """The search for one gang in one of its options. `until`: when it is gone at the latest. `refused`: somebody who
     might have been asked at first could not be asked any more, once others had been."""
 
     ledger: Ledger
-    promises: Promises
-    victims: Victims
-    request: Request
+    backfill: BackfillReservations
+    candidates: PreemptionCandidates
+    request: QueueRequest
     option: int
-    rights: Rights
+    rights: PreemptionRights
     gang: Gang
-    until: float
-    bound: Bound
-    refused: bool = False
-    _spent: set[tuple[int, tuple[int, ...]]] = field(
+    release_at: float
+    reservations: ReservationIndexes
+    guarantee_reached: bool = False
+    _exhausted: set[tuple[int, tuple[int, ...]]] = field(
         default_factory=set
     )  # queues, and of what they are at their guarantee
 
-    def freed(self, asked: Iterable[Bundle], region: BoolArray) -> Freed | None:
+    def find(self, groups: Iterable[CandidateGroup], region: BoolArray) -> PreemptionResult | None:
         """Ask one bundle after the other until the gang fits, then let off whoever is not needed after all.
 
         Leaves its changes in the ledger, for the trial around it to undo.
         """
-        chosen: Chosen = {}
-        self._spent.clear()
-        place = self._place()
-        for bundle in asked:
+        chosen: ChosenVictims = {}
+        self._exhausted.clear()
+        place = self._fit()
+        for bundle in groups:
             if place is not None:
                 break
-            if self._ask(bundle, region, chosen):
-                place = self._place()
+            if self._try_group(bundle, region, chosen):
+                place = self._fit()
         if place is None:
             return None
         for uid, (victim, reason) in reversed(list(chosen.items())):
-            self._reinstate(victim)
-            without = self._place()
+            self._unmark_releasing(victim)
+            without = self._fit()
             if without is not None:
                 place = without
                 del chosen[uid]
                 continue
-            least = self._least_shed(victim, region)
+            least = self._smallest_shrink(victim, region)
             if least is not None:
                 victim, place = least
                 chosen[uid] = victim, reason
-            self._dismiss(victim)
-        return Freed(self.option, place, tuple(chosen.values())) if chosen else None
+            self._mark_releasing(victim)
+        return PreemptionResult(self.option, place, tuple(chosen.values())) if chosen else None
 
-    def _ask(self, bundle: Bundle, region: BoolArray, chosen: Chosen) -> bool:
+    def _try_group(self, group: CandidateGroup, region: BoolArray, chosen: ChosenVictims) -> bool:
         """Everybody in a bundle, or nobody; tell whether somebody was asked. A bundle that makes no room, beside what
         is promised to others, is not asked."""
-        undo: list[tuple[str, tuple[Victim, Reason] | None]] = []
-        room = self._room_for(bundle.wanted)
-        for victim in bundle.members:
-            helps = bool(region[victim.freed.load.rows].any())
-            if not helps and self.ledger.staying.allows(self.request.queue, self.request.least[self.option]):
+        undo: list[tuple[str, tuple[Victim, PreemptionReason] | None]] = []
+        room = self._pods_that_fit(group.target)
+        for victim in group.members:
+            helps = bool(region[victim.freed.node_usage.rows].any())
+            if not helps and self.ledger.usage_later.fits(self.request.queue, self.request.min_quota[self.option]):
                 continue
             uid, cells = victim.gang.uid, (victim.freed.queue, tuple(cell for cell, _ in victim.freed.amounts))
             before = chosen.get(uid)
-            if before is not None and not before[0].kept:
+            if before is not None and not before[0].remaining:
                 continue  # it leaves already, for another node
-            if before is None and cells in self._spent:
-                return self._undo(undo, chosen)
-            if victim.kept and victim.stay is not None:
-                victim = self.victims.shrunk(victim.stay, region, None) or victim
+            if before is None and cells in self._exhausted:
+                return self._restore(undo, chosen)
+            if victim.remaining and victim.gang_usage is not None:
+                victim = self.candidates.shrink(victim.gang_usage, region, None) or victim
             undo.append((uid, before))
-            self._put(chosen, uid, None)
-            reason = self.rights.over(victim)
+            self._set_victim(chosen, uid, None)
+            reason = self.rights.reason_for(victim)
             if reason is None:
-                self.refused = True
+                self.guarantee_reached = True
                 if len(undo) == 1:  # alone: nobody is reinstated whose room would count again
-                    self._spent.add(cells)
-                return self._undo(undo, chosen)
-            self._put(chosen, uid, (victim, reason))
-        if bundle.wanted is not None and self._room_for(bundle.wanted) <= room:
-            return self._undo(undo, chosen)
+                    self._exhausted.add(cells)
+                return self._restore(undo, chosen)
+            self._set_victim(chosen, uid, (victim, reason))
+        if group.target is not None and self._pods_that_fit(group.target) <= room:
+            return self._restore(undo, chosen)
         return bool(undo)
 
-    def _undo(self, undo: Sequence[tuple[str, tuple[Victim, Reason] | None]], chosen: Chosen) -> bool:
+    def _restore(self, undo: Sequence[tuple[str, tuple[Victim, PreemptionReason] | None]], chosen: ChosenVictims) -> bool:
         """Nobody of the bundle was asked."""
         for uid, before in reversed(undo):
-            self._put(chosen, uid, before)
+            self._set_victim(chosen, uid, before)
         return False
 
-    def _room_for(self, wanted: Wanted | None) -> int:
+    def _pods_that_fit(self, target: TargetNode | None) -> int:
         """How many such pods fit the node once those asked so far have left."""
-        if wanted is None:
+        if target is None:
             return 0
-        view = self.promises.view(self.bound, later=True)
-        nothing = np.zeros((1, len(self.ledger.later.table.columns)), dtype=np.int64)
-        return int(view.node_counts(wanted.pod, np.array([wanted.row]), nothing)[0])
+        view = self.backfill.free_capacity(self.reservations, later=True)
+        nothing = np.zeros((1, len(self.ledger.free_later.table.columns)), dtype=np.int64)
+        return int(view.node_counts(target.pod, np.array([target.row]), nothing)[0])
 
-    def _put(self, chosen: Chosen, uid: str, now: tuple[Victim, Reason] | None) -> None:
+    def _set_victim(self, chosen: ChosenVictims, uid: str, now: tuple[Victim, PreemptionReason] | None) -> None:
         """Let this be what becomes of a gang."""
         before = chosen.pop(uid, None)
         if before is not None:
-            self._reinstate(before[0])
+            self._unmark_releasing(before[0])
         if now is not None:
-            self._dismiss(now[0])
+            self._mark_releasing(now[0])
             chosen[uid] = now
 
-    def _least_shed(self, victim: Victim, region: BoolArray) -> tuple[Victim, Fit] | None:
+    def _smallest_shrink(self, victim: Victim, region: BoolArray) -> tuple[Victim, GangAssignment] | None:
         """The fewest pods that a gang has to shed, which is reinstated now. None: it has to do what it was asked."""
-        if victim.stay is None:
+        if victim.gang_usage is None:
             return None
-        most = self.victims.shrunk(victim.stay, region, None)
-        found = self._instead(most) if not victim.kept else None
-        if most is None or (found is None and not victim.kept):
+        most = self.candidates.shrink(victim.gang_usage, region, None)
+        found = self._fits_with(most) if not victim.remaining else None
+        if most is None or (found is None and not victim.remaining):
             return None
-        running = victim.stay.running.placement
-        for shed in range(1, sum(p.replicas for p in running) - sum(p.replicas for p in most.kept)):
-            less = self._instead(self.victims.shrunk(victim.stay, region, shed))
+        running = victim.gang_usage.running.placement
+        for shed in range(1, sum(p.replicas for p in running) - sum(p.replicas for p in most.remaining)):
+            less = self._fits_with(self.candidates.shrink(victim.gang_usage, region, shed))
             if less is not None:
                 return less
         return found
 
-    def _instead(self, victim: Victim | None) -> tuple[Victim, Fit] | None:
+    def _fits_with(self, victim: Victim | None) -> tuple[Victim, GangAssignment] | None:
         """Whether it is enough that a gang, which is reinstated now, does this."""
         if victim is None:
             return None
-        self._dismiss(victim)
-        place = self._place()
-        self._reinstate(victim)
+        self._mark_releasing(victim)
+        place = self._fit()
+        self._unmark_releasing(victim)
         return None if place is None else (victim, place)
 
-    def _place(self) -> Fit | None:
+    def _fit(self) -> GangAssignment | None:
         """Where the gang would go if the victims so far were gone, beside what is promised to others."""
-        request, option = self.request, self.request.shape.options[self.option]
-        amounts = request.least[self.option]
-        if not self.ledger.staying.allows(request.queue, amounts):
+        request, option = self.request, self.request.gang_request.options[self.option]
+        amounts = request.min_quota[self.option]
+        if not self.ledger.usage_later.fits(request.queue, amounts):
             return None
-        view = self.promises.view(self.bound, later=True)
-        place = fit(self.ledger.later.table, option, request.shape.least, view)
+        view = self.backfill.free_capacity(self.reservations, later=True)
+        place = fit(self.ledger.free_later.table, option, request.gang_request.min_sizes, view)
         if place is None:
             return None
-        uid, now = self.gang.uid, self.victims.facts.snapshot.now
-        taken = Departure(uid, self.until, now, tie_of(uid), place.load, request.queue, amounts)
-        return place if self.promises.allow(taken) else None
+        uid, now = self.gang.uid, self.candidates.cache.snapshot.now
+        taken = ExpectedRelease(uid, self.release_at, now, tiebreak_of(uid), place.node_usage, request.queue, amounts)
+        return place if self.backfill.fits_quota(taken) else None
 
-    def _dismiss(self, victim: Victim) -> None:
-        if victim.stay is None:
-            self.ledger.give(victim.freed)
+    def _mark_releasing(self, victim: Victim) -> None:
+        if victim.gang_usage is None:
+            self.ledger.deallocate(victim.freed)
         else:
-            self.ledger.dismiss(victim.freed)
+            self.ledger.mark_releasing(victim.freed)
 
-    def _reinstate(self, victim: Victim) -> None:
-        if victim.stay is None:
-            self.ledger.take(victim.freed)
+    def _unmark_releasing(self, victim: Victim) -> None:
+        if victim.gang_usage is None:
+            self.ledger.allocate(victim.freed)
         else:
-            self.ledger.reinstate(victim.freed)
+            self.ledger.unmark_releasing(victim.freed)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from muster.model import Node
-from muster.nearest import nearest
+from muster.model import NodeInfo
+from muster.nearest import closest_match
 
-_MOST_COMPARED = 200  # of a label's values: host names are as many as nodes
-_MOST_SHOWN = 4
+_MAX_COMPARED = 200  # of a label's values: host names are as many as nodes
+_MAX_SHOWN = 4
 
 
-def unmatched(selector: Iterable[tuple[str, str]], nodes: Sequence[Node]) -> str:
+def selector_mismatch(selector: Iterable[tuple[str, str]], nodes: Sequence[NodeInfo]) -> str:
     """`no node of it has the label gpu=h20; did you mean gpu=h200?` without the beginning: what follows "has"; ""
     where a node has all labels of the selector."""
     wanted = list(selector)
     for key, value in wanted:
-        values = _some(node.labels[key] for node in nodes if key in node.labels)
+        values = _first_distinct(node.labels[key] for node in nodes if key in node.labels)
         if not values:
-            known = _some(name for node in nodes[:_MOST_COMPARED] for name in node.labels)
-            near = nearest(key, known)
+            known = _first_distinct(name for node in nodes[:_MAX_COMPARED] for name in node.labels)
+            near = closest_match(key, known)
             return f"the label {key} of its nodeSelector" + (f"; did you mean {near!r}?" if near else "")
         if not any(node.labels.get(key) == value for node in nodes):
-            near = nearest(value, values)
-            shown = ", ".join(sorted(values)[:_MOST_SHOWN]) + (", ..." if len(values) > _MOST_SHOWN else "")
+            near = closest_match(value, values)
+            shown = ", ".join(sorted(values)[:_MAX_SHOWN]) + (", ..." if len(values) > _MAX_SHOWN else "")
             right = f"did you mean {near!r}?" if near else f"nodes have {shown}"
             return f"the label {key}={value} of its nodeSelector; {right}"
     if all(any(node.labels.get(key) != value for key, value in wanted) for node in nodes):
@@ -31,11 +31,11 @@ def unmatched(selector: Iterable[tuple[str, str]], nodes: Sequence[Node]) -> str
     return ""
 
 
-def _some(names: Iterable[str]) -> list[str]:
+def _first_distinct(names: Iterable[str]) -> list[str]:
     """The first distinct names, as many as are compared."""
     found: dict[str, None] = {}
     for name in names:
         found[name] = None
-        if len(found) == _MOST_COMPARED:
+        if len(found) == _MAX_COMPARED:
             break
     return list(found)

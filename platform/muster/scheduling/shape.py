@@ -12,38 +12,38 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from muster.model import LARGEST, Flavor, Gang, Resources, Role, Topology, WaitCode
-from muster.quota import Amounts, QueueTree
+from muster.model import MAX_AMOUNT, FlavorInfo, Gang, Resources, Role, Topology, WaitReason
+from muster.quota import CellAmounts, QueueTree
 from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
-from muster.scheduling.room import PodKind
+from muster.scheduling.room import PodClass
 
 T = TypeVar("T")
 
-Sizes: TypeAlias = tuple[int, ...]
+RoleSizes: TypeAlias = tuple[int, ...]
 """Pods of each role, in the gang's order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spot:
+class PlacementGroup:
     """Roles of one gang that go to one flavor and share its domain. Tiers are indexes into the flavor's tiers."""
 
     flavor: str
     roles: tuple[int, ...]
-    pods: tuple[PodKind, ...]  # one a role
+    pods: tuple[PodClass, ...]  # one a role
     required: int | None
     preferred: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Option:
+class FlavorOption:
     """One way to give every role a flavor."""
 
-    spots: tuple[Spot, ...]
+    groups: tuple[PlacementGroup, ...]
     flavors: tuple[str, ...]  # one a role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shape:
+class GangRequest:
     """What a gang needs, apart from its queue. Compared by identity: equal shapes are the same object.
 
     A gang's size is told by its step: 0 is the minimum, each step adds one pod to the first elastic role that is not
@@ -51,172 +51,172 @@ class Shape:
     """
 
     roles: tuple[Role, ...]
-    options: tuple[Option, ...]  # in the order to try
-    trouble: tuple[WaitCode, str] | None  # why there is no option
-    steps: int  # from the minimum to the full size
-    least: Sizes
+    options: tuple[FlavorOption, ...]  # in the order to try
+    rejection: tuple[WaitReason, str] | None  # why there is no option
+    max_extra_pods: int  # from the minimum to the full size
+    min_sizes: RoleSizes
 
     @classmethod
     def of(
-        cls, roles: tuple[Role, ...], options: tuple[Option, ...], trouble: tuple[WaitCode, str] | None = None
-    ) -> Shape:
+        cls, roles: tuple[Role, ...], options: tuple[FlavorOption, ...], rejection: tuple[WaitReason, str] | None = None
+    ) -> GangRequest:
         """The shape of these roles."""
         steps = sum(role.replicas - role.min_replicas for role in roles)
-        return cls(roles, options, trouble, steps, tuple(role.min_replicas for role in roles))
+        return cls(roles, options, rejection, steps, tuple(role.min_replicas for role in roles))
 
-    def sizes(self, step: int) -> Sizes:
+    def sizes(self, extra_pods: int) -> RoleSizes:
         """Pods of each role at a step."""
-        if step == 0:
-            return self.least
+        if extra_pods == 0:
+            return self.min_sizes
         sizes = []
         for role in self.roles:
-            extra = min(step, role.replicas - role.min_replicas)
+            extra = min(extra_pods, role.replicas - role.min_replicas)
             sizes.append(role.min_replicas + extra)
-            step -= extra
+            extra_pods -= extra
         return tuple(sizes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class QueueRequest:
     """A shape asked for in one queue: the same for all gangs of that shape there."""
 
-    shape: Shape
+    gang_request: GangRequest
     queue: int  # -1: not found
-    trouble: tuple[WaitCode, str] | None
-    per_pod: tuple[tuple[Amounts, ...], ...] = ()  # [option][role] what one pod charges
-    least: tuple[Amounts, ...] = ()  # [option] what the minimum charges
-    could: tuple[int, ...] = ()  # [option] bit i: that much is guaranteed to the i-th queue of the path
+    rejection: tuple[WaitReason, str] | None
+    quota_per_pod: tuple[tuple[CellAmounts, ...], ...] = ()  # [option][role] what one pod charges
+    min_quota: tuple[CellAmounts, ...] = ()  # [option] what the minimum charges
+    coverable_guarantees: tuple[int, ...] = ()  # [option] bit i: that much is guaranteed to the i-th queue of the path
 
-    def amounts(self, option: int, sizes: Sizes) -> Amounts:
+    def quota_at(self, option: int, sizes: RoleSizes) -> CellAmounts:
         """What the gang charges to its queue at these sizes."""
         total: dict[int, int] = {}
-        for count, pod in zip(sizes, self.per_pod[option], strict=True):
+        for count, pod in zip(sizes, self.quota_per_pod[option], strict=True):
             for cell, amount in pod:
                 total[cell] = total.get(cell, 0) + count * amount
         return tuple(total.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Requests:
+class RequestArrays:
     """Requests of one option each, as arrays, in the order of their numbers."""
 
-    index: Mapping[Request, int]
+    index: Mapping[QueueRequest, int]
     queue: IntArray
     amounts: IntArray  # [requests, cells]
-    options: dict[Option, int]  # each with its number
+    options: dict[FlavorOption, int]  # each with its number
     option: IntArray  # [requests] number of the option
     sizes: tuple[tuple[int, ...], ...]  # of each option
 
     @classmethod
-    def of(cls, requests: Sequence[Request], cells: int) -> Requests:
+    def of(cls, requests: Sequence[QueueRequest], cells: int) -> RequestArrays:
         """Lay requests out."""
-        simple = [request for request in requests if len(request.least) == 1 and request.trouble is None]
+        simple = [request for request in requests if len(request.min_quota) == 1 and request.rejection is None]
         amounts = np.zeros((len(simple), cells), dtype=np.int64)
-        options: dict[Option, int] = {}
+        options: dict[FlavorOption, int] = {}
         sizes = []
         for i, request in enumerate(simple):
-            for cell, amount in request.least[0]:
-                amounts[i, cell] = min(amount, LARGEST)
-            option = request.shape.options[0]
+            for cell, amount in request.min_quota[0]:
+                amounts[i, cell] = min(amount, MAX_AMOUNT)
+            option = request.gang_request.options[0]
             if option not in options:
                 options[option] = len(options)
-                sizes.append(request.shape.least)
+                sizes.append(request.gang_request.min_sizes)
         return cls(
             index={request: i for i, request in enumerate(simple)},
             queue=np.array([request.queue for request in simple], dtype=np.int64),
             amounts=amounts,
             options=options,
-            option=np.array([options[request.shape.options[0]] for request in simple], dtype=np.int64),
+            option=np.array([options[request.gang_request.options[0]] for request in simple], dtype=np.int64),
             sizes=tuple(sizes),
         )
 
-    def plus(self, more: Requests) -> Requests:
+    def plus(self, other: RequestArrays) -> RequestArrays:
         """These, and then the others."""
         options = dict(self.options)
         sizes = list(self.sizes)
-        for option, least in zip(more.options, more.sizes, strict=True):
+        for option, least in zip(other.options, other.sizes, strict=True):
             if option not in options:
                 options[option] = len(options)
                 sizes.append(least)
-        place = np.array([options[option] for option in more.options], dtype=np.int64)
-        return Requests(
-            index={**self.index, **{request: i + len(self.index) for request, i in more.index.items()}},
-            queue=np.concatenate([self.queue, more.queue]),
-            amounts=np.concatenate([self.amounts, more.amounts]),
+        place = np.array([options[option] for option in other.options], dtype=np.int64)
+        return RequestArrays(
+            index={**self.index, **{request: i + len(self.index) for request, i in other.index.items()}},
+            queue=np.concatenate([self.queue, other.queue]),
+            amounts=np.concatenate([self.amounts, other.amounts]),
             options=options,
-            option=np.concatenate([self.option, place[more.option]]),
+            option=np.concatenate([self.option, place[other.option]]),
             sizes=tuple(sizes),
         )
 
 
 @dataclass(slots=True)
-class Shapes:
+class RequestCache:
     """Shapes, requests and pod kinds that have been worked out, each once."""
 
     table: NodeTable
     tree: QueueTree
-    flavors: Mapping[str, Flavor]
-    _kinds: dict[tuple[str, Resources, NodeRule], PodKind] = field(default_factory=dict)
-    _shapes: dict[object, Shape] = field(default_factory=dict)
-    _requests: dict[tuple[Shape, int], Request] = field(default_factory=dict)
-    _takes: dict[tuple[Option, str], IntArray] = field(default_factory=dict)
-    _lined_up: Requests | None = None
-    _lined_up_at: int = 0
+    flavors: Mapping[str, FlavorInfo]
+    _pod_classes: dict[tuple[str, Resources, NodeRule], PodClass] = field(default_factory=dict)
+    _gang_requests: dict[object, GangRequest] = field(default_factory=dict)
+    _queue_requests: dict[tuple[GangRequest, int], QueueRequest] = field(default_factory=dict)
+    _min_usage: dict[tuple[FlavorOption, str], IntArray] = field(default_factory=dict)
+    _arrays: RequestArrays | None = None
+    _arrays_cover: int = 0
 
     def __len__(self) -> int:
         """How many requests are remembered, those of gangs that are long gone included."""
-        return len(self._requests)
+        return len(self._queue_requests)
 
-    def request(self, gang: Gang) -> Request:
+    def request(self, gang: Gang) -> QueueRequest:
         """What a gang asks for in its queue."""
         queue = self.tree.index.get(gang.queue, -1)
         if queue < 0:
-            shape = Shape.of(gang.roles, ())
-            return Request(shape, -1, ("QueueNotFound", f"queue {gang.queue} does not exist"))
-        key = (gang.roles, gang.flavors, gang.topology, gang.avoid, self.tree.flavors[queue])
-        shape_known = self._shapes.get(key)
+            shape = GangRequest.of(gang.roles, ())
+            return QueueRequest(shape, -1, ("QueueNotFound", f"queue {gang.queue} does not exist"))
+        key = (gang.roles, gang.flavors, gang.topology, gang.excluded_nodes, self.tree.flavors[queue])
+        shape_known = self._gang_requests.get(key)
         if shape_known is None:
-            shape_known = self._shapes[key] = self._shape(gang, self.tree.flavors[queue])
-        request = self._requests.get((shape_known, queue))
+            shape_known = self._gang_requests[key] = self._make_gang_request(gang, self.tree.flavors[queue])
+        request = self._queue_requests.get((shape_known, queue))
         if request is None:
-            request = self._requests[shape_known, queue] = self._request(shape_known, queue)
+            request = self._queue_requests[shape_known, queue] = self._make_queue_request(shape_known, queue)
         return request
 
-    def lined_up(self) -> Requests:
+    def as_arrays(self) -> RequestArrays:
         """All requests that have been worked out, as arrays."""
-        new = tuple(islice(self._requests.values(), self._lined_up_at, None))
-        if self._lined_up is None or new:
-            more = Requests.of(new, len(self.tree.cells))
-            self._lined_up = more if self._lined_up is None else self._lined_up.plus(more)
-            self._lined_up_at = len(self._requests)
-        return self._lined_up
+        new = tuple(islice(self._queue_requests.values(), self._arrays_cover, None))
+        if self._arrays is None or new:
+            more = RequestArrays.of(new, len(self.tree.cell_index))
+            self._arrays = more if self._arrays is None else self._arrays.plus(more)
+            self._arrays_cover = len(self._queue_requests)
+        return self._arrays
 
-    def takes(self, shape: Shape, option: int, flavor: str) -> IntArray:
+    def min_usage(self, gang_request: GangRequest, option: int, flavor: str) -> IntArray:
         """What a shape's minimum takes of one flavor in one of its options, as a row of the node table."""
-        key = (shape.options[option], flavor)
-        total = self._takes.get(key)
+        key = (gang_request.options[option], flavor)
+        total = self._min_usage.get(key)
         if total is None:
-            total = self._takes[key] = np.zeros(len(self.table.columns), dtype=np.int64)
-            for role, size, where in zip(shape.roles, shape.least, key[0].flavors, strict=True):
+            total = self._min_usage[key] = np.zeros(len(self.table.columns), dtype=np.int64)
+            for role, size, where in zip(gang_request.roles, gang_request.min_sizes, key[0].flavors, strict=True):
                 if where == flavor:
-                    total += size * self.table.amounts(role.request)
+                    total += size * self.table.to_row(role.request)
         return total
 
-    def kind(self, flavor: Flavor, role: Role, avoid: frozenset[str]) -> PodKind:
+    def pod_class(self, flavor: FlavorInfo, role: Role, excluded_nodes: frozenset[str]) -> PodClass:
         """The kind of a role's pods in a flavor."""
-        rule = node_rule(role, flavor, avoid)
+        rule = node_rule(role, flavor, excluded_nodes)
         key = (flavor.name, role.request, rule)
-        kind = self._kinds.get(key)
+        kind = self._pod_classes.get(key)
         if kind is None:
-            kind = self._kinds[key] = PodKind(flavor.name, role.request.capped(), rule)
+            kind = self._pod_classes[key] = PodClass(flavor.name, role.request.capped(), rule)
         return kind
 
-    def _request(self, shape: Shape, queue: int) -> Request:
+    def _make_queue_request(self, gang_request: GangRequest, queue: int) -> QueueRequest:
         tree = self.tree
         name = tree.queues[queue].name
-        trouble = shape.trouble
-        if tree.trouble[queue]:
-            trouble = ("QueueInactive", f"queue {name} admits nothing: {tree.trouble[queue]}")
+        trouble = gang_request.rejection
+        if tree.inactive_reason[queue]:
+            trouble = ("QueueInactive", f"queue {name} admits nothing: {tree.inactive_reason[queue]}")
         elif tree.children[queue]:
             below = ", ".join(sorted(tree.queues[child].name for child in tree.children[queue]))
             trouble = ("QueueNotAllowed", f"queue {name} has queues below it, jobs go to those: {below}")
@@ -224,41 +224,41 @@ class Shapes:
             trouble = (trouble[0], f"{trouble[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})")
         per_pod = tuple(
             tuple(
-                tree.amounts(queue, flavor, role.request) for flavor, role in zip(o.flavors, shape.roles, strict=True)
+                tree.cell_amounts(queue, flavor, role.request) for flavor, role in zip(o.flavors, gang_request.roles, strict=True)
             )
-            for o in shape.options
+            for o in gang_request.options
         )
-        request = Request(shape, queue, trouble, per_pod)
-        least = tuple(request.amounts(o, shape.least) for o in range(len(shape.options)))
+        request = QueueRequest(gang_request, queue, trouble, per_pod)
+        least = tuple(request.quota_at(o, gang_request.min_sizes) for o in range(len(gang_request.options)))
         could = tuple(
             sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
             if any(n for _, n in amounts)
             else 0  # nothing that it asks for is guaranteed to anybody on its path
             for amounts in least
         )
-        return Request(shape, queue, trouble, per_pod, least, could)
+        return QueueRequest(gang_request, queue, trouble, per_pod, least, could)
 
-    def _shape(self, gang: Gang, named: tuple[str, ...]) -> Shape:
+    def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
         """Every way to give the groups of roles a flavor each, the wishes of the first group varying slowest."""
-        ways: list[tuple[Spot, ...]] = [()]
-        for roles, topology in _groups(gang):
-            spots, trouble = self._spots(gang, roles, topology, named)
+        ways: list[tuple[PlacementGroup, ...]] = [()]
+        for roles, topology in _roles_by_domain(gang):
+            spots, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
             if trouble is not None:
-                return Shape.of(gang.roles, (), trouble)
+                return GangRequest.of(gang.roles, (), trouble)
             ways = [(*way, spot) for way in ways for spot in spots]
         options = []
         for way in ways:
             flavor_of = {role: spot.flavor for spot in way for role in spot.roles}
-            options.append(Option(way, tuple(flavor_of[i] for i in range(len(gang.roles)))))
-        return Shape.of(gang.roles, tuple(options))
+            options.append(FlavorOption(way, tuple(flavor_of[i] for i in range(len(gang.roles)))))
+        return GangRequest.of(gang.roles, tuple(options))
 
-    def _spots(
-        self, gang: Gang, roles: Sequence[int], topology: Topology, named: tuple[str, ...]
-    ) -> tuple[list[Spot], tuple[WaitCode, str] | None]:
+    def _placement_groups(
+        self, gang: Gang, roles: Sequence[int], topology: Topology, queue_flavors: tuple[str, ...]
+    ) -> tuple[list[PlacementGroup], tuple[WaitReason, str] | None]:
         """The flavors that one group of roles may go to, in order, or why there are none."""
-        wishes = [gang.roles[i].flavors or gang.flavors or named for i in roles]
+        wishes = [gang.roles[i].flavors or gang.flavors or queue_flavors for i in roles]
         wanted = [flavor for flavor in wishes[0] if all(flavor in wish for wish in wishes)]
-        known = [self.flavors[flavor] for flavor in wanted if flavor in named and flavor in self.flavors]
+        known = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
         if not known:
             what = " or ".join(wanted) or "of any kind that all its roles accept"
             why = "the queue may use none of them" if set(wanted) & set(self.flavors) else "no such flavor exists"
@@ -277,12 +277,12 @@ class Shapes:
             )
             if required is not None and preferred is not None and preferred <= required:
                 preferred = None  # the required domain lies inside of it anyway
-            pods = tuple(self.kind(flavor, gang.roles[i], gang.avoid) for i in roles)
-            spots.append(Spot(flavor.name, tuple(roles), pods, required, preferred))
+            pods = tuple(self.pod_class(flavor, gang.roles[i], gang.excluded_nodes) for i in roles)
+            spots.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
         return spots, None
 
 
-def _groups(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
+def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
     """Roles that share a domain: all those without a topology of their own; each other role is by itself.
 
     Without a required level nothing has to be shared, so roles that wish for different flavors stay apart.
@@ -295,17 +295,17 @@ def _groups(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
     return [(tuple(roles), gang.roles[roles[0]].topology or shared) for roles in together.values()]
 
 
-def largest_step(steps: int, attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
+def largest_feasible(limit: int, attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
     """The largest step from 0 up to `steps` that an attempt succeeds for, and its result.
 
     What succeeds for one step has to succeed for the smaller ones too.
     """
-    found = attempt(steps)
+    found = attempt(limit)
     if found is not None:
-        return steps, found
-    if steps == 0 or (found := attempt(0)) is None:
+        return limit, found
+    if limit == 0 or (found := attempt(0)) is None:
         return None
-    low, high = 0, steps - 1
+    low, high = 0, limit - 1
     while low < high:
         middle = (low + high + 1) // 2
         better = attempt(middle)

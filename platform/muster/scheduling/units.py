@@ -11,15 +11,15 @@ _NOUNS = {GPU: ("GPU", "GPUs"), "cpu": ("core", "cores"), "pods": ("pod slot", "
 _BYTES = ("memory", "ephemeral-storage")
 
 
-def amount_of(resource: str, amount: int) -> str:
+def format_amount(resource: str, amount: int) -> str:
     """An amount with its unit: GPUs, cores, pod slots, GiB, or the resource's own name."""
     if resource in _BYTES:
-        return f"{number_of(resource, amount)} GiB of {resource}"
+        return f"{format_number(resource, amount)} GiB of {resource}"
     one, many = _NOUNS.get(resource, (resource, resource))
-    return f"{number_of(resource, amount)} {one if number_of(resource, amount) == '1' else many}"
+    return f"{format_number(resource, amount)} {one if format_number(resource, amount) == '1' else many}"
 
 
-def number_of(resource: str, amount: int) -> str:
+def format_number(resource: str, amount: int) -> str:
     """An amount without its unit, for the second and later numbers of a sentence."""
     if resource == "cpu":
         return f"{amount / 1000:g}"
@@ -29,17 +29,17 @@ def number_of(resource: str, amount: int) -> str:
     return f"{gib:.4g}" if gib < 10_000 else f"{gib:.0f}"
 
 
-def noun_of(resource: str) -> str:
+def resource_label(resource: str) -> str:
     """What a resource is called where no amount is told."""
     return _NOUNS.get(resource, (resource, resource))[1]
 
 
-def pods_of(count: int) -> str:
+def format_pods(count: int) -> str:
     """`1 pod`, `2 pods`."""
     return f"{count} pod{'' if count == 1 else 's'}"
 
 
-def headline(resources: Iterable[str]) -> str:
+def main_resource(resources: Iterable[str]) -> str:
     """The resource a person thinks of first: GPUs, other devices, cores, memory; the pod slot if there is no other."""
     names = list(resources)
     wanted = (GPU, *(name for name in names if "/" in name), "cpu", *_BYTES)

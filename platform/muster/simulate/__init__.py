@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
-from muster.simulate.result import Refusal, Result, Spread, write_placements
-from muster.simulate.rows import BadRow, JobRow, NodeRow, read_jobs, read_nodes
-from muster.simulate.run import Progress, Setup, compare, run
-from muster.simulate.work import Work
-from muster.simulate.workload import Habits, Workload, read_workload
+from muster.simulate.result import RefusedJob, SimulationResult, DurationStats, write_placements
+from muster.simulate.rows import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
+from muster.simulate.run import SimulationProgress, SimulationConfig, compare, run
+from muster.simulate.work import JobBehavior
+from muster.simulate.workload import WorkloadAssumptions, RecordedWorkload, read_workload
 
 __all__ = [
     "POLICIES",
-    "BadRow",
-    "Habits",
-    "JobRow",
-    "NodeRow",
-    "Progress",
-    "Refusal",
-    "Result",
-    "Setup",
+    "InvalidRow",
+    "WorkloadAssumptions",
+    "TraceJob",
+    "TraceNode",
+    "SimulationProgress",
+    "RefusedJob",
+    "SimulationResult",
+    "SimulationConfig",
     "SimCluster",
-    "Spread",
-    "Work",
-    "Workload",
+    "DurationStats",
+    "JobBehavior",
+    "RecordedWorkload",
     "compare",
     "read_jobs",
     "read_nodes",

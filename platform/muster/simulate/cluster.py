@@ -12,24 +12,24 @@ from itertools import count
 
 from muster import spec
 from muster.cluster import (
-    Beat,
+    Heartbeat,
     CreatePod,
     DeletePod,
     NodeView,
     PodView,
     RecordEvent,
     RemoveJob,
-    World,
+    ObservedState,
     Write,
     WriteFlavorStatus,
     WriteQueueStatus,
     WriteStatus,
 )
 from muster.errors import Conflict, NotFound
-from muster.lifecycle import LIVE_PHASES
-from muster.simulate.agenda import Agenda
-from muster.simulate.pods import Observer, Pods, SimJob, Unobserved
-from muster.simulate.work import Work
+from muster.lifecycle import ACTIVE_POD_PHASES
+from muster.simulate.agenda import EventQueue
+from muster.simulate.pods import SimulationObserver, SimulatedPods, SimJob, NullObserver
+from muster.simulate.work import JobBehavior
 
 
 class SimCluster:
@@ -46,8 +46,8 @@ class SimCluster:
         queues: Iterable[spec.Queue],
         *,
         now: float = 0.0,
-        observer: Observer | None = None,
-        shows_checkpoints: bool = True,
+        observer: SimulationObserver | None = None,
+        report_checkpoints: bool = True,
     ) -> None:
         self.nodes = {node.name: node for node in nodes}
         self.events: list[RecordEvent] = []
@@ -55,29 +55,29 @@ class SimCluster:
         self._flavors = {flavor.metadata.name: flavor for flavor in flavors}
         self._queues = {queue.metadata.name: queue for queue in queues}
         self._jobs: dict[str, SimJob] = {}
-        self._beats: dict[str, Beat] = {}
+        self._heartbeats: dict[str, Heartbeat] = {}
         self._versions = count(1)
-        self._observer: Observer = observer or Unobserved()
-        self._agenda = Agenda(now)
-        self._pods = Pods(self._agenda, self.nodes, self._observer)
-        self._shows_checkpoints = shows_checkpoints
+        self._observer: SimulationObserver = observer or NullObserver()
+        self._event_queue = EventQueue(now)
+        self._pods = SimulatedPods(self._event_queue, self.nodes, self._observer)
+        self._report_checkpoints = report_checkpoints
 
     # ---- what the engine sees and asks
 
-    def observe(self) -> World:
+    def observe(self) -> ObservedState:
         """The world now."""
         if self._node_views is None:
             self._node_views = tuple(self.nodes.values())
-        if self._shows_checkpoints:
-            self._beat()
-        return World(
+        if self._report_checkpoints:
+            self._update_heartbeats()
+        return ObservedState(
             now=self.now,
             nodes=self._node_views,
             flavors=tuple(self._flavors.values()),
             queues=tuple(self._queues.values()),
             jobs=tuple(entry.job for entry in self._jobs.values()),
             pods=self._pods.views(),
-            beats=self._beats,
+            heartbeats=self._heartbeats,
         )
 
     def apply(self, writes: Sequence[Write]) -> None:
@@ -99,7 +99,7 @@ class SimCluster:
                 self._flavors[write.flavor] = self._flavors[write.flavor].model_copy(update=told)
         elif isinstance(write, RecordEvent):
             self.events.append(write)
-            self._observer.told(write, self.now)
+            self._observer.event_recorded(write, self.now)
         elif write.job_uid in self._jobs:
             entry = self._jobs[write.job_uid]
             if isinstance(write, CreatePod):
@@ -107,13 +107,13 @@ class SimCluster:
             elif isinstance(write, DeletePod):
                 self._pods.delete(entry, write)
             elif isinstance(write, RemoveJob):
-                self._pods.forget(entry)
+                self._pods.remove_all(entry)
                 del self._jobs[write.job_uid]
-                self._beats.pop(write.job_uid, None)
+                self._heartbeats.pop(write.job_uid, None)
 
     # ---- what users do
 
-    def submit(self, job: spec.TrainingJob, work: Work) -> str:
+    def submit(self, job: spec.TrainingJob, behavior: JobBehavior) -> str:
         """A user submits a job; returns its uid. Raises Conflict when there is one of that name."""
         meta = job.metadata
         uid = meta.uid or f"uid-{meta.namespace or 'default'}-{meta.name}"
@@ -122,8 +122,8 @@ class SimCluster:
         fresh = job.model_copy(
             update={"metadata": meta.model_copy(update={"uid": uid, "creation_timestamp": self.now})}
         )
-        self._jobs[uid] = SimJob(fresh, work)
-        self._touch(uid)
+        self._jobs[uid] = SimJob(fresh, behavior)
+        self._bump_resource_version(uid)
         return uid
 
     def edit(self, uid: str, **fields: object) -> None:
@@ -132,21 +132,21 @@ class SimCluster:
         meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
         wanted = job.spec.model_copy(update=fields)
         self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": wanted})
-        self._touch(uid)
+        self._bump_resource_version(uid)
 
     def delete(self, uid: str) -> None:
         """A user deletes a job; it goes once its pods are gone."""
         job = self.job(uid)
         meta = job.metadata.model_copy(update={"deletion_timestamp": self.now})
         self._jobs[uid].job = job.model_copy(update={"metadata": meta})
-        self._touch(uid)
+        self._bump_resource_version(uid)
 
     def put_queue(self, queue: spec.Queue) -> None:
         """Create or replace a queue; its status stays."""
         old = self._queues.get(queue.metadata.name)
         self._queues[queue.metadata.name] = queue if old is None else queue.model_copy(update={"status": old.status})
 
-    def uids(self) -> tuple[str, ...]:
+    def job_uids(self) -> tuple[str, ...]:
         """All jobs that are there, in the order they came."""
         return tuple(self._jobs)
 
@@ -166,7 +166,7 @@ class SimCluster:
 
     # ---- what goes wrong
 
-    def lose_node(self, name: str, *, deleted: bool = False) -> None:
+    def fail_node(self, name: str, *, deleted: bool = False) -> None:
         """A node stops answering, or is deleted: its pods are lost."""
         node = self.nodes[name]
         if deleted:
@@ -174,18 +174,18 @@ class SimCluster:
         else:
             self.nodes[name] = replace(node, ready=False, not_ready_since=self.now)
         self._node_views = None
-        for entry, pod in self._on_node(name):
-            if pod.phase in LIVE_PHASES:
-                self._pods.lose(entry, pod)
+        for entry, pod in self._pods_on_node(name):
+            if pod.phase in ACTIVE_POD_PHASES:
+                self._pods.mark_lost(entry, pod)
 
-    def bring_back(self, node: NodeView) -> None:
+    def restore_node(self, node: NodeView) -> None:
         """A node that was lost answers again, empty; or a new one joins."""
-        for entry, pod in self._on_node(node.name):
+        for entry, pod in self._pods_on_node(node.name):
             if pod.phase == "Lost":
-                self._pods.vanish(entry, pod.name)
+                self._pods.remove(entry, pod.name)
         self.nodes[node.name] = replace(node, ready=True, not_ready_since=None)
         self._node_views = None
-        self._agenda.wake()
+        self._event_queue.schedule_now()
 
     def lose_pod(self, uid: str, index: int = 0) -> None:
         """A running pod vanishes without a trace. Raises NotFound when there is none of this index."""
@@ -193,27 +193,27 @@ class SimCluster:
         pod = next((pod for pod in entry.pods.values() if pod.index == index and pod.phase == "Running"), None)
         if pod is None:
             raise NotFound(f"job {uid} has no running pod {index}")
-        self._pods.stop_work(entry, gently=False)
-        self._pods.vanish(entry, pod.name)
+        self._pods.stop_work(entry, graceful=False)
+        self._pods.remove(entry, pod.name)
 
     # ---- time
 
     @property
     def now(self) -> float:
         """Virtual seconds."""
-        return self._agenda.now
+        return self._event_queue.now
 
-    def next_event(self) -> float | None:
+    def next_event_time(self) -> float | None:
         """When something happens next by itself."""
-        return self._agenda.next()
+        return self._event_queue.next_time()
 
     def advance(self, to: float) -> None:
         """Let time pass until `to`; all that is due by then happens, in order."""
-        self._agenda.advance(to)
+        self._event_queue.advance(to)
 
-    def at(self, when: float, act: Callable[[], None]) -> None:
+    def schedule(self, when: float, callback: Callable[[], None]) -> None:
         """Put something on the agenda."""
-        self._agenda.at(when, act)
+        self._event_queue.schedule(when, callback)
 
     # ---- the rest
 
@@ -222,25 +222,25 @@ class SimCluster:
         if entry is None or entry.job.metadata.resource_version != write.resource_version:
             raise Conflict(f"job {write.job_uid} changed meanwhile")
         entry.job = entry.job.model_copy(update={"status": write.status})
-        self._touch(write.job_uid)
-        self._observer.wrote(entry.job, self.now)
+        self._bump_resource_version(write.job_uid)
+        self._observer.status_written(entry.job, self.now)
 
-    def _touch(self, uid: str) -> None:
+    def _bump_resource_version(self, uid: str) -> None:
         """Every change of a job gives it a new version."""
         entry = self._jobs[uid]
         meta = entry.job.metadata.model_copy(update={"resource_version": str(next(self._versions))})
         entry.job = entry.job.model_copy(update={"metadata": meta})
 
-    def _on_node(self, name: str) -> list[tuple[SimJob, PodView]]:
+    def _pods_on_node(self, name: str) -> list[tuple[SimJob, PodView]]:
         return [(entry, pod) for entry in self._jobs.values() for pod in entry.pods.values() if pod.node == name]
 
-    def _beat(self) -> None:
+    def _update_heartbeats(self) -> None:
         """Newest checkpoints, as far as there are new ones."""
         for uid, entry in self._jobs.items():
             attempt = entry.attempt
-            if attempt is None or attempt.work.checkpoint_every_s is None:
+            if attempt is None or attempt.behavior.checkpoint_every_s is None:
                 continue
-            made, at = attempt.checkpoints(self.now), attempt.checkpoint_at(self.now)
-            old = self._beats.get(uid)
+            made, at = attempt.checkpoint_count(self.now), attempt.last_checkpoint_at(self.now)
+            old = self._heartbeats.get(uid)
             if at is not None and (old is None or old.checkpoint_at != at):
-                self._beats[uid] = Beat(at=at, step=made, step_at=at, checkpoint_step=made, checkpoint_at=at)
+                self._heartbeats[uid] = Heartbeat(at=at, step=made, step_changed_at=at, checkpoint_step=made, checkpoint_at=at)

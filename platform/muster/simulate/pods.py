@@ -8,40 +8,40 @@ from typing import Protocol
 
 from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
-from muster.lifecycle import LIVE_PHASES
+from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Resources
-from muster.simulate.agenda import Agenda
-from muster.simulate.work import Attempt, Work
+from muster.simulate.agenda import EventQueue
+from muster.simulate.work import Attempt, JobBehavior
 from muster.snapshot import pod_request
 
 
-class Observer(Protocol):
+class SimulationObserver(Protocol):
     """Whoever keeps the records of a simulation."""
 
-    def placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
+    def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
         """A pod took its place."""
 
-    def left(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
+    def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
         """A pod gave its place back; `pod` is how it was last seen."""
 
-    def wrote(self, job: spec.TrainingJob, now: float) -> None:
+    def status_written(self, job: spec.TrainingJob, now: float) -> None:
         """A job got a new status."""
 
-    def lost_work(self, job: spec.TrainingJob, pod_s: float) -> None:
+    def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None:
         """Pod-seconds were thrown away."""
 
-    def told(self, event: RecordEvent, now: float) -> None:
+    def event_recorded(self, event: RecordEvent, now: float) -> None:
         """Something happened to a job."""
 
 
-class Unobserved:
+class NullObserver:
     """Keeps no records."""
 
-    def placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
-    def left(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
-    def wrote(self, job: spec.TrainingJob, now: float) -> None: ...
-    def lost_work(self, job: spec.TrainingJob, pod_s: float) -> None: ...
-    def told(self, event: RecordEvent, now: float) -> None: ...
+    def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
+    def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None: ...
+    def status_written(self, job: spec.TrainingJob, now: float) -> None: ...
+    def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None: ...
+    def event_recorded(self, event: RecordEvent, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ class SimJob:
     """A job, what it does, and its pods by name."""
 
     job: spec.TrainingJob
-    work: Work
+    behavior: JobBehavior
     pods: dict[str, PodView] = field(default_factory=dict)
     attempt: Attempt | None = None  # while the whole gang works
-    done_s: float = 0.0  # of work, at full size, that a stop would leave behind
+    completed_work_s: float = 0.0  # of work, at full size, that a stop would leave behind
     _requests: tuple[spec.TrainingJobSpec, dict[str, Resources]] | None = None  # by role, of one spec
 
     @property
@@ -68,24 +68,24 @@ class SimJob:
         return self._requests[1].get(role, Resources())
 
 
-class Pods:
+class SimulatedPods:
     """All pods of a simulated cluster. `nodes` is the cluster's own, by name, and may change."""
 
-    def __init__(self, agenda: Agenda, nodes: Mapping[str, NodeView], observer: Observer) -> None:
-        self._agenda = agenda
+    def __init__(self, event_queue: EventQueue, nodes: Mapping[str, NodeView], observer: SimulationObserver) -> None:
+        self._event_queue = event_queue
         self._nodes = nodes
         self._observer = observer
         self._views: dict[str, tuple[PodView, ...]] = {}
-        self._touched: dict[str, SimJob] = {}
+        self._changed_jobs: dict[str, SimJob] = {}
 
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
         """Every job's pods by uid; the tuples of jobs whose pods did not change stay the same."""
-        for uid, entry in self._touched.items():
+        for uid, entry in self._changed_jobs.items():
             if entry.pods:
                 self._views[uid] = tuple(entry.pods.values())
             else:
                 self._views.pop(uid, None)
-        self._touched.clear()
+        self._changed_jobs.clear()
         return self._views
 
     def create(self, entry: SimJob, write: CreatePod) -> None:
@@ -102,96 +102,96 @@ class Pods:
             phase="Pending",
             request=entry.request(write.role),
         )
-        self._observer.placed(entry.job, pod, self._agenda.now)
-        self._see(entry, pod)
-        stuck = write.attempt in entry.work.stuck and write.index == write.replicas - 1
+        self._observer.pod_placed(entry.job, pod, self._event_queue.now)
+        self._update(entry, pod)
+        stuck = write.attempt in entry.behavior.stuck_attempts and write.index == write.replicas - 1
         if write.node not in self._nodes or stuck:
             return
-        if entry.work.start_delay_s > 0:
-            self._agenda.at(self._agenda.now + entry.work.start_delay_s, lambda: self._come_up(entry, write.name))
+        if entry.behavior.start_delay_s > 0:
+            self._event_queue.schedule(self._event_queue.now + entry.behavior.start_delay_s, lambda: self._become_ready(entry, write.name))
         else:
-            self._come_up(entry, write.name)
-            self._agenda.wake()
+            self._become_ready(entry, write.name)
+            self._event_queue.schedule_now()
 
     def delete(self, entry: SimJob, write: DeletePod) -> None:
         """Stop a pod: at once if nothing runs in it, else within its grace; a lost one only with its node."""
         pod = entry.pods.get(write.name)
         if pod is None:
             return
-        self.stop_work(entry, gently=not write.force)
+        self.stop_work(entry, graceful=not write.force)
         node = self._nodes.get(pod.node)
         lost_here = pod.phase == "Lost" and node is not None and node.ready
         if write.force or lost_here or pod.phase in ("Succeeded", "Failed", "Pending"):
-            self.vanish(entry, write.name)
-            self._agenda.wake()
+            self.remove(entry, write.name)
+            self._event_queue.schedule_now()
         elif not pod.deleting and pod.phase == "Running":
-            self._see(entry, replace(pod, deleting=True))
-            gone_at = self._agenda.now + min(entry.work.stop_s, write.grace_s)
-            self._agenda.at(gone_at, lambda: self.vanish(entry, write.name))
+            self._update(entry, replace(pod, deleting=True))
+            gone_at = self._event_queue.now + min(entry.behavior.stop_s, write.grace_s)
+            self._event_queue.schedule(gone_at, lambda: self.remove(entry, write.name))
 
-    def lose(self, entry: SimJob, pod: PodView) -> None:
+    def mark_lost(self, entry: SimJob, pod: PodView) -> None:
         """A pod's node is gone or silent."""
-        self.stop_work(entry, gently=False)
-        self._see(entry, replace(pod, phase="Lost", ready=False))
+        self.stop_work(entry, graceful=False)
+        self._update(entry, replace(pod, phase="Lost", ready=False))
 
-    def vanish(self, entry: SimJob, name: str) -> None:
+    def remove(self, entry: SimJob, name: str) -> None:
         """A pod is gone for good."""
         pod = entry.pods.pop(name, None)
         if pod is None:
             return
-        self._touched[entry.uid] = entry
-        if pod.phase in LIVE_PHASES:
-            self._observer.left(entry.job, pod, self._agenda.now)
+        self._changed_jobs[entry.uid] = entry
+        if pod.phase in ACTIVE_POD_PHASES:
+            self._observer.pod_released(entry.job, pod, self._event_queue.now)
 
-    def forget(self, entry: SimJob) -> None:
+    def remove_all(self, entry: SimJob) -> None:
         """A job is gone, and its pods with it."""
         for name in list(entry.pods):
-            self.vanish(entry, name)
+            self.remove(entry, name)
 
-    def stop_work(self, entry: SimJob, *, gently: bool) -> None:
+    def stop_work(self, entry: SimJob, *, graceful: bool) -> None:
         """The gang stops working: what no checkpoint kept is lost."""
         attempt, entry.attempt = entry.attempt, None
         if attempt is not None:
-            now = self._agenda.now
-            entry.done_s = attempt.saved_s(now, stopped_gently=gently)
-            self._observer.lost_work(entry.job, attempt.lost_pod_s(now, stopped_gently=gently))
+            now = self._event_queue.now
+            entry.completed_work_s = attempt.saved_s(now, graceful=graceful)
+            self._observer.work_lost(entry.job, attempt.lost_pod_s(now, graceful=graceful))
 
-    def _come_up(self, entry: SimJob, name: str) -> None:
+    def _become_ready(self, entry: SimJob, name: str) -> None:
         """A pod is ready; when it is the last of its gang, the work begins."""
         pod = entry.pods.get(name)
         if pod is None or pod.phase != "Pending" or pod.deleting:
             return
-        self._see(entry, replace(pod, phase="Running", ready=True))
+        self._update(entry, replace(pod, phase="Running", ready=True))
         status = entry.job.status
         up = sum(p.attempt == status.attempt and p.phase == "Running" for p in entry.pods.values())
         if up == status.pods_wanted and entry.attempt is None:
             full = sum(role.replicas for role in entry.job.spec.roles)
-            attempt = Attempt(entry.work, status.attempt, up, full, self._agenda.now, entry.done_s)
+            attempt = Attempt(entry.behavior, status.attempt, up, full, self._event_queue.now, entry.completed_work_s)
             entry.attempt = attempt
-            self._agenda.at(attempt.ends_at, lambda: self._exit(entry, attempt))
+            self._event_queue.schedule(attempt.ends_at, lambda: self._exit(entry, attempt))
 
     def _exit(self, entry: SimJob, attempt: Attempt) -> None:
         if entry.attempt is not attempt:
             return
-        code = attempt.work.exit_code(attempt.number)
+        code = attempt.behavior.exit_code(attempt.number)
         if code == 0:
-            entry.done_s, entry.attempt = attempt.work.runtime_s, None
-            self._end(entry, [pod for pod in entry.pods.values() if pod.role not in attempt.work.endless], 0)
+            entry.completed_work_s, entry.attempt = attempt.behavior.runtime_s, None
+            self._finish(entry, [pod for pod in entry.pods.values() if pod.role not in attempt.behavior.endless_roles], 0)
         else:
-            self.stop_work(entry, gently=False)
-            self._end(entry, [pod for pod in entry.pods.values() if pod.phase == "Running"][:1], code)
+            self.stop_work(entry, graceful=False)
+            self._finish(entry, [pod for pod in entry.pods.values() if pod.phase == "Running"][:1], code)
 
-    def _end(self, entry: SimJob, pods: Collection[PodView], code: int) -> None:
-        now = self._agenda.now
+    def _finish(self, entry: SimJob, pods: Collection[PodView], code: int) -> None:
+        now = self._event_queue.now
         for pod in pods:
             if code == 0:
                 ended = replace(pod, phase="Succeeded", ready=False, exit_code=0, reason="Completed", finished_at=now)
             else:
                 ended = replace(pod, phase="Failed", ready=False, exit_code=code, reason="Error", finished_at=now)
                 ended = replace(ended, log_tail=f"exit {code}")
-            self._see(entry, ended)
-            self._observer.left(entry.job, ended, now)
+            self._update(entry, ended)
+            self._observer.pod_released(entry.job, ended, now)
 
-    def _see(self, entry: SimJob, pod: PodView) -> None:
+    def _update(self, entry: SimJob, pod: PodView) -> None:
         entry.pods[pod.name] = pod
-        self._touched[entry.uid] = entry
+        self._changed_jobs[entry.uid] = entry

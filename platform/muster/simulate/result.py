@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from muster.simulate.records import Stay
-from muster.simulate.rows import JobRow
+from muster.simulate.records import PodRun
+from muster.simulate.rows import TraceJob
 
-COLUMNS = ("job", "pod", "node", "gpus", "cpu_milli", "memory_mib", "start_s", "end_s", "outcome")
+PLACEMENT_COLUMNS = ("job", "pod", "node", "gpus", "cpu_milli", "memory_mib", "start_s", "end_s", "outcome")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DurationStats:
     """How a duration is spread over jobs, in seconds (percentiles interpolated linearly); zeros without any job."""
 
     mean: float
@@ -26,7 +26,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def from_values(cls, values: Sequence[float]) -> DurationStats:
         """The spread of these values."""
         if not values:
             return cls(0.0, 0.0, 0.0, 0.0)
@@ -40,7 +40,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedJob:
     """A job that could not start even on the empty cluster."""
 
     job: str
@@ -49,24 +49,24 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     """One policy's figures; docs/simulation.md defines each. `notes` are for people."""
 
     policy: str
     jobs: int
     completed: int
     refused: int
-    wait_s: Spread
-    jct_s: Spread
+    wait_s: DurationStats
+    jct_s: DurationStats
     gpu_utilization: float
     fragmentation: float
     preemptions: int
     lost_work_s: float
     makespan_s: float
     wall_s: float
-    refusals: tuple[Refusal, ...] = ()
-    stays: tuple[Stay, ...] = ()
-    rows: Mapping[str, JobRow] = field(default_factory=dict)  # by job uid, as in `stays`
+    refused_jobs: tuple[RefusedJob, ...] = ()
+    pod_runs: tuple[PodRun, ...] = ()
+    job_rows: Mapping[str, TraceJob] = field(default_factory=dict)  # by job uid, as in `stays`
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -87,12 +87,12 @@ class Result:
         }
 
 
-def write_placements(path: Path, stays: Sequence[Stay], rows: Mapping[str, JobRow]) -> None:
+def write_placements(path: Path, pod_runs: Sequence[PodRun], rows: Mapping[str, TraceJob]) -> None:
     """One line for every stay of a pod on a node, by start; `rows` is by job uid (`Result.rows`). Raises OSError."""
     with path.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
-        lines.writerow(COLUMNS)
-        for stay in sorted(stays, key=lambda stay: (stay.start_s, stay.job, stay.pod)):
+        lines.writerow(PLACEMENT_COLUMNS)
+        for stay in sorted(pod_runs, key=lambda stay: (stay.start_s, stay.job, stay.pod)):
             row = rows[stay.job]
             name = row.name + stay.pod.removeprefix(stay.job)
             amounts = (row.gpus_per_pod, row.cpu_milli, row.memory_mib)

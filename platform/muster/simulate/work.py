@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobBehavior:
     """How a simulated job behaves. Times in seconds; `runtime_s` is what it takes at its full size.
 
     A gang of fewer pods works proportionally slower. What was done up to the last checkpoint survives a stop, and all
@@ -20,26 +20,26 @@ class Work:
     stop_s: float = 0.0  # from SIGTERM to exit; cut off by the grace
     checkpoint_every_s: float | None = None
     checkpoint_on_stop: bool = False
-    exits: tuple[int, ...] = ()
+    exit_codes: tuple[int, ...] = ()
     fails_after_s: float = 0.0
-    stuck: frozenset[int] = frozenset()
-    endless: frozenset[str] = frozenset()
+    stuck_attempts: frozenset[int] = frozenset()
+    endless_roles: frozenset[str] = frozenset()
 
     def exit_code(self, attempt: int) -> int:
         """How this attempt ends if nobody stops it."""
-        return self.exits[attempt] if attempt < len(self.exits) else 0
+        return self.exit_codes[attempt] if attempt < len(self.exit_codes) else 0
 
 
 @dataclass(slots=True)
 class Attempt:
     """One run of the whole gang, from when all its pods are up."""
 
-    work: Work
+    behavior: JobBehavior
     number: int
     pods: int
     full_size: int
     started_at: float
-    done_before_s: float  # seconds of work, at full size, that earlier attempts left behind
+    prior_work_s: float  # seconds of work, at full size, that earlier attempts left behind
 
     @property
     def rate(self) -> float:
@@ -49,33 +49,33 @@ class Attempt:
     @property
     def ends_at(self) -> float:
         """When it exits by itself."""
-        if self.work.exit_code(self.number) != 0:
-            return self.started_at + self.work.fails_after_s
-        return self.started_at + max(0.0, self.work.runtime_s - self.done_before_s) / self.rate
+        if self.behavior.exit_code(self.number) != 0:
+            return self.started_at + self.behavior.fails_after_s
+        return self.started_at + max(0.0, self.behavior.runtime_s - self.prior_work_s) / self.rate
 
-    def checkpoints(self, now: float) -> int:
+    def checkpoint_count(self, now: float) -> int:
         """How many checkpoints it has made."""
-        every = self.work.checkpoint_every_s
+        every = self.behavior.checkpoint_every_s
         return 0 if every is None else int(max(0.0, now - self.started_at) // every)
 
-    def checkpoint_at(self, now: float) -> float | None:
+    def last_checkpoint_at(self, now: float) -> float | None:
         """When it made its newest one."""
-        made = self.checkpoints(now)
+        made = self.checkpoint_count(now)
         return (
             None
-            if made == 0 or self.work.checkpoint_every_s is None
-            else self.started_at + made * self.work.checkpoint_every_s
+            if made == 0 or self.behavior.checkpoint_every_s is None
+            else self.started_at + made * self.behavior.checkpoint_every_s
         )
 
-    def saved_s(self, now: float, *, stopped_gently: bool) -> float:
+    def saved_s(self, now: float, *, graceful: bool) -> float:
         """Seconds of work, at full size, that survive an end at `now`."""
-        until = now if stopped_gently and self.work.checkpoint_on_stop else self.checkpoint_at(now)
+        until = now if graceful and self.behavior.checkpoint_on_stop else self.last_checkpoint_at(now)
         gained = 0.0 if until is None else (until - self.started_at) * self.rate
-        return min(self.work.runtime_s, self.done_before_s + gained)
+        return min(self.behavior.runtime_s, self.prior_work_s + gained)
 
-    def lost_pod_s(self, now: float, *, stopped_gently: bool) -> float:
+    def lost_pod_s(self, now: float, *, graceful: bool) -> float:
         """Pod-seconds of this attempt that an end at `now` throws away."""
-        if stopped_gently and self.work.checkpoint_on_stop:
+        if graceful and self.behavior.checkpoint_on_stop:
             return 0.0
-        since = self.checkpoint_at(now)
+        since = self.last_checkpoint_at(now)
         return (now - (self.started_at if since is None else since)) * self.pods

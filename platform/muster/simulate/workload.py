@@ -16,22 +16,22 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources
-from muster.simulate.rows import BadRow, JobRow, NodeRow, Table, read_jobs, read_nodes
-from muster.simulate.work import Work
+from muster.simulate.rows import InvalidRow, TraceJob, TraceNode, CsvTable, read_jobs, read_nodes
+from muster.simulate.work import JobBehavior
 
 GPU = "nvidia.com/gpu"
-TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
+GPU_TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
     "muster.dev/gpu-type",
     "muster.dev/block",
     "muster.dev/rack",
     "kubernetes.io/hostname",
 )
-ROOT = "cluster"
-_SLOTS = 1_000_000  # pods on a node: traces do not limit them
+ROOT_QUEUE = "cluster"
+_POD_SLOTS = 1_000_000  # pods on a node: traces do not limit them
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class WorkloadAssumptions:
     """How jobs of a trace behave, as far as the trace does not say. Times in seconds.
 
     `bound_factor`: jobs that declare no `max_runtime_s` declare their recorded runtime times this (None: no bound).
@@ -46,28 +46,28 @@ class Habits:
     bound_factor: float | None = None
     qos_priorities: Mapping[str, int] = field(default_factory=dict)
 
-    def priority(self, row: JobRow) -> int:
+    def priority(self, row: TraceJob) -> int:
         """The row's own priority, raised by what its QoS is worth."""
         return row.priority + self.qos_priorities.get(row.qos, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RecordedWorkload:
     """What is replayed. `bad` rows were skipped."""
 
-    nodes: tuple[NodeRow, ...]
-    jobs: tuple[JobRow, ...]
-    bad: tuple[BadRow, ...] = ()
+    nodes: tuple[TraceNode, ...]
+    jobs: tuple[TraceJob, ...]
+    invalid_rows: tuple[InvalidRow, ...] = ()
 
     @property
-    def fractions(self) -> int:
+    def fractional_jobs(self) -> int:
         """Jobs that asked for a part of a GPU and get a whole one."""
-        return sum(job.fraction for job in self.jobs)
+        return sum(job.fractional_gpu for job in self.jobs)
 
     @property
-    def never_ran(self) -> int:
+    def never_scheduled(self) -> int:
         """Jobs that the recording never scheduled."""
-        return sum(job.never_ran for job in self.jobs)
+        return sum(job.never_scheduled for job in self.jobs)
 
     @property
     def gpus(self) -> int:
@@ -75,35 +75,35 @@ class Workload:
         return sum(node.gpus for node in self.nodes)
 
 
-def read_workload(nodes: Path, jobs: Path, *, skip_bad: bool = False) -> Workload:
+def read_workload(nodes: Path, jobs: Path, *, skip_invalid: bool = False) -> RecordedWorkload:
     """Both tables. Raises InvalidTrace when a file makes no sense, or has bad rows and they are not to be skipped."""
     node_table, job_table = read_nodes(nodes), read_jobs(jobs)
-    if not skip_bad:
-        _whole(node_table, job_table)
+    if not skip_invalid:
+        _require_valid(node_table, job_table)
     for table, what in ((node_table, "nodes"), (job_table, "jobs")):
         if not table.rows:
-            raise InvalidTrace(f"{table.path}: none of its {len(table.bad)} rows can be read, so there are no {what}")
-    return Workload(node_table.rows, job_table.rows, (*node_table.bad, *job_table.bad))
+            raise InvalidTrace(f"{table.path}: none of its {len(table.invalid_rows)} rows can be read, so there are no {what}")
+    return RecordedWorkload(node_table.rows, job_table.rows, (*node_table.invalid_rows, *job_table.invalid_rows))
 
 
-def _whole(nodes: Table[NodeRow], jobs: Table[JobRow]) -> None:
+def _require_valid(nodes: CsvTable[TraceNode], jobs: CsvTable[TraceJob]) -> None:
     problems = []
     for table in (nodes, jobs):
         try:
-            table.whole()
+            table.require_valid()
         except InvalidTrace as error:
             problems.append(str(error))
     if problems:
         raise InvalidTrace("\n".join(problems))
 
 
-def node_views(rows: Iterable[NodeRow], flavors: dict[str, str]) -> Iterator[NodeView]:
+def build_nodes(rows: Iterable[TraceNode], flavors: dict[str, str]) -> Iterator[NodeView]:
     """Nodes as a cluster would show them; `flavors` is by GPU type."""
     rows = tuple(rows)
     blocks, racks = any(row.block for row in rows), any(row.rack for row in rows)
     for row in rows:
-        amounts = {GPU: row.gpus, "cpu": row.cpu_milli, "memory": row.memory_mib << 20, "pods": _SLOTS}
-        labels = {TYPE_LABEL: flavors[_kind(row)], HOST_LABEL: row.name}
+        amounts = {GPU: row.gpus, "cpu": row.cpu_milli, "memory": row.memory_mib << 20, "pods": _POD_SLOTS}
+        labels = {GPU_TYPE_LABEL: flavors[_gpu_type(row)], HOST_LABEL: row.name}
         if blocks:
             labels[BLOCK_LABEL] = row.block or "unnamed"
         if racks:
@@ -111,11 +111,11 @@ def node_views(rows: Iterable[NodeRow], flavors: dict[str, str]) -> Iterator[Nod
         yield NodeView(row.name, Resources.of(amounts), labels)
 
 
-def flavor_names(rows: Iterable[NodeRow]) -> dict[str, str]:
+def flavor_names(rows: Iterable[TraceNode]) -> dict[str, str]:
     """A flavor name for each kind of GPU: "V100M16" -> "v100m16"; nodes without GPUs are "cpu"."""
     names: dict[str, str] = {}
-    for kind in sorted({_kind(row) for row in rows}):
-        base = _plain(kind)
+    for kind in sorted({_gpu_type(row) for row in rows}):
+        base = _dns_label(kind)
         name, number = base, 2
         while name in names.values():
             name, number = f"{base}-{number}", number + 1
@@ -123,7 +123,7 @@ def flavor_names(rows: Iterable[NodeRow]) -> dict[str, str]:
     return names
 
 
-def flavors(rows: Sequence[NodeRow], names: dict[str, str]) -> list[spec.Flavor]:
+def build_flavors(rows: Sequence[TraceNode], names: dict[str, str]) -> list[spec.Flavor]:
     """One flavor for each kind of GPU, with the topology levels that the nodes tell: block, rack, host."""
     levels = []
     if any(row.block for row in rows):
@@ -133,21 +133,21 @@ def flavors(rows: Sequence[NodeRow], names: dict[str, str]) -> list[spec.Flavor]
     levels.append({"name": "host", "nodeLabel": HOST_LABEL})
     return [
         spec.Flavor.model_validate(
-            {"metadata": {"name": name}, "spec": {"nodeLabels": {TYPE_LABEL: name}, "topology": levels}}
+            {"metadata": {"name": name}, "spec": {"nodeLabels": {GPU_TYPE_LABEL: name}, "topology": levels}}
         )
         for name in names.values()
     ]
 
 
-def queues(workload: Workload, names: dict[str, str]) -> list[spec.Queue]:
+def build_queues(workload: RecordedWorkload, names: dict[str, str]) -> list[spec.Queue]:
     """One root that owns everything; the recording's queues share it equally."""
     totals = dict.fromkeys(names.values(), 0)
     for node in workload.nodes:
-        totals[names[_kind(node)]] += node.gpus
+        totals[names[_gpu_type(node)]] += node.gpus
     leaves = sorted({job.queue for job in workload.jobs})
     if len(leaves) == 1:
         return [_queue(leaves[0], None, totals)]
-    root = ROOT if ROOT not in leaves else f"{ROOT}-root"
+    root = ROOT_QUEUE if ROOT_QUEUE not in leaves else f"{ROOT_QUEUE}-root"
     share = {flavor: total // len(leaves) for flavor, total in totals.items()}
     return [_queue(root, None, totals), *(_queue(leaf, root, share) for leaf in leaves)]
 
@@ -158,25 +158,25 @@ def _queue(name: str, parent: str | None, guaranteed: dict[str, int]) -> spec.Qu
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": body})
 
 
-class Jobs:
+class JobFactory:
     """Turns rows into jobs; rows that ask for the same share one spec."""
 
-    def __init__(self, names: dict[str, str], habits: Habits) -> None:
+    def __init__(self, names: dict[str, str], assumptions: WorkloadAssumptions) -> None:
         self._names = names
-        self._habits = habits
+        self._assumptions = assumptions
         self._specs: dict[object, spec.TrainingJobSpec] = {}
 
-    def job(self, row: JobRow, number: int) -> spec.TrainingJob:
+    def job(self, row: TraceJob, number: int) -> spec.TrainingJob:
         """The job of a row. Its name is `j` and the row's number, since traces name jobs as they like."""
         name = f"j{number:07d}"
         return spec.TrainingJob.model_construct(
             metadata=spec.ObjectMeta.model_construct(name=name, uid=name), spec=self._spec(row)
         )
 
-    def work(self, row: JobRow) -> Work:
+    def behavior(self, row: TraceJob) -> JobBehavior:
         """What the job does once its pods run."""
-        habits = self._habits
-        return Work(
+        habits = self._assumptions
+        return JobBehavior(
             runtime_s=row.runtime_s,
             start_delay_s=habits.start_delay_s,
             stop_s=habits.stop_s,
@@ -184,33 +184,33 @@ class Jobs:
             checkpoint_on_stop=habits.checkpoint_on_stop,
         )
 
-    def _spec(self, row: JobRow) -> spec.TrainingJobSpec:
+    def _spec(self, row: TraceJob) -> spec.TrainingJobSpec:
         bound = row.max_runtime_s
-        if bound is None and self._habits.bound_factor is not None:
+        if bound is None and self._assumptions.bound_factor is not None:
             # What the pods take to start counts towards the bound as well.
-            bound = max(1, math.ceil(row.runtime_s * self._habits.bound_factor + self._habits.start_delay_s))
+            bound = max(1, math.ceil(row.runtime_s * self._assumptions.bound_factor + self._assumptions.start_delay_s))
         asked = (row.pods, row.min_pods, row.gpus_per_pod, row.cpu_milli, row.memory_mib)
-        priority = self._habits.priority(row)
+        priority = self._assumptions.priority(row)
         key = (asked, row.queue, priority, bound, row.gpu_types, row.topology)
         known = self._specs.get(key)
         if known is None:
-            known = self._specs[key] = self._make(row, priority, bound)
+            known = self._specs[key] = self._build_spec(row, priority, bound)
         return known
 
-    def _make(self, row: JobRow, priority: int, bound: int | None) -> spec.TrainingJobSpec:
+    def _build_spec(self, row: TraceJob, priority: int, bound: int | None) -> spec.TrainingJobSpec:
         requests = {GPU: row.gpus_per_pod, "cpu": f"{row.cpu_milli}m", "memory": f"{row.memory_mib}Mi"}
         pod = {
             "containers": [
                 {"resources": {"requests": {k: v for k, v in requests.items() if v not in (0, "0m", "0Mi")}}}
             ],
-            "terminationGracePeriodSeconds": self._habits.grace_s,
+            "terminationGracePeriodSeconds": self._assumptions.grace_s,
         }
         role = {"name": "pod", "replicas": row.pods, "minReplicas": row.min_pods, "template": {"spec": pod}}
         body = {
             "queue": row.queue,
             "priority": priority,
             "maxRuntimeSeconds": bound,
-            "flavors": [self._names.get(kind, _plain(kind)) for kind in row.gpu_types],
+            "flavors": [self._names.get(kind, _dns_label(kind)) for kind in row.gpu_types],
             "topology": {"required": row.topology} if row.topology else None,
             "roles": [role],
             "ttlSecondsAfterFinished": 0,
@@ -218,9 +218,9 @@ class Jobs:
         return spec.TrainingJobSpec.model_validate(body)
 
 
-def _plain(kind: str) -> str:
+def _dns_label(kind: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")[:200] or "gpu"
 
 
-def _kind(row: NodeRow) -> str:
+def _gpu_type(row: TraceNode) -> str:
     return row.gpu_type or ("gpu" if row.gpus else "cpu")

@@ -5,8 +5,8 @@ Pure. `build` keeps the identity of everything that did not change, which is wha
 
 from __future__ import annotations
 
-from muster.snapshot.build import Built, Cache, build
+from muster.snapshot.build import BuildResult, SnapshotCache, build_snapshot
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.spec.requests import pod_request
 
-__all__ = ["Built", "Cache", "build", "pod_request", "to_gang", "to_roles"]
+__all__ = ["BuildResult", "SnapshotCache", "build_snapshot", "pod_request", "to_gang", "to_roles"]

@@ -11,80 +11,80 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster import model, spec
-from muster.admission import fault_around
-from muster.cluster import NOTHING_UNREADABLE, PodView, Unreadable
+from muster.admission import invalid_dependency
+from muster.cluster import NO_DECODE_ERRORS, PodView, DecodeErrors
 from muster.lifecycle import (
-    LIVE_PHASES,
-    Bounds,
+    ACTIVE_POD_PHASES,
+    Timeouts,
     from_status,
     is_admitted,
     is_finished,
-    is_leaving,
-    kept_places,
-    kept_until,
-    max_grace,
+    is_evicting,
+    retained_placement,
+    retained_until,
+    max_grace_period_s,
 )
-from muster.lifecycle.conditions import SUSPENDED, is_true
-from muster.model import Gang, Hold, Placement, Resources, RolePlacement, Running, Wait
-from muster.snapshot.requests import most_of_one, node_affinity, tolerations
+from muster.lifecycle.conditions import SUSPENDED, is_condition_true
+from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
+from muster.snapshot.requests import max_amount_per_pod, node_affinity, tolerations
 from muster.spec.requests import pod_request
 
-FOREVER = float("inf")
+NEVER = float("inf")
 _SLOT = Resources.of({"pods": 1})
-_MOST_THAT_LEAVES = 2**56  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
-_BOUNDS = Bounds()  # for how long room is kept is a guess until the hold is written, whatever the engine's own are
+_MAX_TERMINATING_AMOUNT = 2**56  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
+_TIMEOUTS = Timeouts()  # for how long room is kept is a guess until the hold is written, whatever the engine's own are
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class JobProjection:
     """At most one of `waiting`, `running` and `refused` is set. `until`: when the view may change by time alone."""
 
-    waiting: Gang | None = None
-    running: Running | None = None
-    hold: Hold | None = None
-    refused: Wait | None = None
-    until: float = FOREVER
+    pending: Gang | None = None
+    running: RunningGang | None = None
+    nomination: Nomination | None = None
+    rejected: Wait | None = None
+    changes_at: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobContext:
     """What a job's view depends on beside the job: changes seldom."""
 
     flavor_of: Mapping[str, str]  # by node
     queues: Mapping[str, spec.Queue]
-    allowed: Mapping[tuple[str, str], bool]  # by (queue, namespace)
-    priorities: Mapping[str, int]  # value of priority classes
-    unreadable: Unreadable = NOTHING_UNREADABLE
+    allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
+    priority_classes: Mapping[str, int]  # value of priority classes
+    unreadable: DecodeErrors = NO_DECODE_ERRORS
 
 
-def view(job: spec.TrainingJob, pods: Sequence[PodView], now: float, around: Surroundings, gang: Gang) -> JobView:
+def project_job(job: spec.TrainingJob, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang) -> JobProjection:
     """The job now; `gang` is what `to_gang` made of it."""
     status = job.status
-    hold = _hold(job, gang, now)
-    hold_until = FOREVER if hold is None else hold.expires_at
+    hold = _nomination(job, gang, now)
+    hold_until = NEVER if hold is None else hold.expires_at
     deleted = job.metadata.deletion_timestamp is not None
     if is_admitted(status) and not (is_finished(status) or deleted):
-        return JobView(running=_running(job, pods, gang, now))
-    if any(pod.phase in LIVE_PHASES for pod in pods):
-        gang, left = _what_is_left(pods, gang, around.flavor_of)
+        return JobProjection(running=_running_gang(job, pods, gang, now))
+    if any(pod.phase in ACTIVE_POD_PHASES for pod in pods):
+        gang, left = _remaining_pods(pods, gang, context.flavor_of)
         admitted_at = status.admitted_at if status.admitted_at is not None else now
-        leaving = Running(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="leaving")
-        return JobView(running=leaving if left else None, hold=hold, until=hold_until)
-    if deleted or is_finished(status) or is_true(status, SUSPENDED) or job.spec.suspend or job.spec.cancel:
-        return JobView()
+        leaving = RunningGang(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="leaving")
+        return JobProjection(running=leaving if left else None, nomination=hold, changes_at=hold_until)
+    if deleted or is_finished(status) or is_condition_true(status, SUSPENDED) or job.spec.suspend or job.spec.cancel:
+        return JobProjection()
     expiries = [entry.until for entry in status.blamed_nodes if entry.until > now]
     if status.requeue_after is not None and now < status.requeue_after:
-        return JobView(hold=hold, until=min(status.requeue_after, hold_until))
-    refused = _refused(job, around)
+        return JobProjection(nomination=hold, changes_at=min(status.requeue_after, hold_until))
+    refused = _rejection(job, context)
     if refused is not None:
-        return JobView(refused=refused, hold=hold, until=hold_until)
-    return JobView(waiting=gang, hold=hold, until=min([*expiries, hold_until]))
+        return JobProjection(rejected=refused, nomination=hold, changes_at=hold_until)
+    return JobProjection(pending=gang, nomination=hold, changes_at=min([*expiries, hold_until]))
 
 
-def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
+def to_gang(job: spec.TrainingJob, now: float, priority_classes: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
     """The gang of a job; `roles` is what `to_roles` made of its spec."""
     meta, wanted, status = job.metadata, job.spec, job.status
-    priority = priority_of(wanted, priorities)
+    priority = priority_of(wanted, priority_classes)
     return Gang(
         uid=meta.uid,
         name=f"{namespace(job)}/{meta.name}",
@@ -95,25 +95,25 @@ def to_gang(job: spec.TrainingJob, now: float, priorities: Mapping[str, int], ro
         flavors=tuple(wanted.flavors),
         topology=_topology(wanted.topology),
         max_runtime_s=None if wanted.max_runtime_seconds is None else float(wanted.max_runtime_seconds),
-        grace_s=max_grace(job),
+        grace_s=max_grace_period_s(job),
         start_timeout_s=float(wanted.start_timeout_seconds),
-        avoid=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
+        excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
     )
 
 
-def priority_of(wanted: spec.TrainingJobSpec, classes: Mapping[str, int]) -> int | None:
+def priority_of(job_spec: spec.TrainingJobSpec, classes: Mapping[str, int]) -> int | None:
     """The priority that counts: the job's own, or the value of its PriorityClass. None: there is no such class."""
-    return wanted.priority if wanted.priority_class_name is None else classes.get(wanted.priority_class_name)
+    return job_spec.priority if job_spec.priority_class_name is None else classes.get(job_spec.priority_class_name)
 
 
-def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
+def to_roles(job_spec: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
     """The roles of a gang, each with what one of its pods asks for."""
-    requests = [pod_request(role.template.spec) for role in wanted.roles]
-    most = most_of_one((role.replicas, request) for role, request in zip(wanted.roles, requests, strict=True))
+    requests = [pod_request(role.template.spec) for role in job_spec.roles]
+    most = max_amount_per_pod((role.replicas, request) for role, request in zip(job_spec.roles, requests, strict=True))
     return tuple(
         model.Role(
             name=role.name,
-            replicas=wanted.most_replicas(role),
+            replicas=job_spec.max_replicas(role),
             min_replicas=role.replicas if role.min_replicas is None else role.min_replicas,
             request=request.capped(most),
             flavors=tuple(role.flavors),
@@ -122,7 +122,7 @@ def to_roles(wanted: spec.TrainingJobSpec) -> tuple[model.Role, ...]:
             affinity=node_affinity(role.template.spec.affinity),
             tolerations=tolerations(role.template.spec.tolerations),
         )
-        for role, request in zip(wanted.roles, requests, strict=True)
+        for role, request in zip(job_spec.roles, requests, strict=True)
     )
 
 
@@ -131,40 +131,40 @@ def namespace(job: spec.TrainingJob) -> str:
     return job.metadata.namespace or "default"
 
 
-def _running(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang, now: float) -> Running:
+def _running_gang(job: spec.TrainingJob, pods: Sequence[PodView], gang: Gang, now: float) -> RunningGang:
     status = job.status
     roles = {role.name for role in gang.roles}
     # Who edits roles away under an admitted gang has it torn down; what its pods asked for nobody knows any more.
     placement = tuple(part for part in from_status(status.placement) if part.role in roles)
-    stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in LIVE_PHASES]
-    taken = _union(placement, stale) if stale else placement
+    stale = [pod for pod in pods if pod.attempt != status.attempt and pod.phase in ACTIVE_POD_PHASES]
+    taken = _with_stale_pods(placement, stale) if stale else placement
     resizing = taken != placement
-    kept = tuple(part for part in from_status(kept_places(status, job.spec, now)) if part.role in roles)
+    kept = tuple(part for part in from_status(retained_placement(status, job.spec, now)) if part.role in roles)
     checkpoint = status.last_checkpoint
-    return Running(
+    return RunningGang(
         gang=gang,
         placement=taken,
         admitted_at=status.admitted_at if status.admitted_at is not None else gang.submitted_at,
         started_at=status.started_at,
         checkpoint_at=None if checkpoint is None else checkpoint.at,
         resized_at=status.resized_at,
-        state="evicting" if is_leaving(status) or resizing else "admitted",
-        evicted_for=None if status.eviction is None else status.eviction.beneficiary or None,
-        keeps=placement if resizing and not is_leaving(status) else kept,
-        kept_until=kept_until(job, _BOUNDS) if kept else None,
+        state="evicting" if is_evicting(status) or resizing else "admitted",
+        preemptor=None if status.eviction is None else status.eviction.beneficiary or None,
+        retained_placement=placement if resizing and not is_evicting(status) else kept,
+        retained_until=retained_until(job, _TIMEOUTS) if kept else None,
     )
 
 
-def _union(placement: Placement, stale: Iterable[PodView]) -> Placement:
+def _with_stale_pods(placement: Placement, stale: Iterable[PodView]) -> Placement:
     """The placement, larger where pods of an older attempt still sit outside of it."""
     counts: dict[str, dict[str, int]] = {}
     for pod in stale:
         nodes = counts.setdefault(pod.role, {})
         nodes[pod.node] = nodes.get(pod.node, 0) + 1
-    return tuple(_joined(part, counts.get(part.role, {})) for part in placement)
+    return tuple(_with_stale_nodes(part, counts.get(part.role, {})) for part in placement)
 
 
-def _joined(part: RolePlacement, stale: Mapping[str, int]) -> RolePlacement:
+def _with_stale_nodes(part: RolePlacement, stale: Mapping[str, int]) -> RolePlacement:
     nodes: dict[str, int] = {}
     for node, count in part.nodes:
         nodes[node] = nodes.get(node, 0) + count
@@ -175,11 +175,11 @@ def _joined(part: RolePlacement, stale: Mapping[str, int]) -> RolePlacement:
     return RolePlacement(part.role, part.flavor, tuple(nodes.items()))
 
 
-def _what_is_left(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
+def _remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
     """Pods that still take up room, by role and flavor, and the gang that they are. A node that is no more has none to
     take."""
-    here = [pod for pod in pods if pod.phase in LIVE_PHASES and pod.node in flavor_of]
-    gang, role_of = _as_asked(here, gang)
+    here = [pod for pod in pods if pod.phase in ACTIVE_POD_PHASES and pod.node in flavor_of]
+    gang, role_of = _with_actual_requests(here, gang)
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for pod in here:
         nodes = counts.setdefault((role_of[pod.name], flavor_of[pod.node]), {})
@@ -187,7 +187,7 @@ def _what_is_left(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, s
     return gang, tuple(RolePlacement(role, flavor, tuple(sorted(by.items()))) for (role, flavor), by in counts.items())
 
 
-def _as_asked(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, str]]:
+def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, str]]:
     """The gang with roles that ask for what these pods ask for, and the role of each pod, by name.
 
     A gang that is not admitted may be edited while its old pods stop: its roles are others then than those of its
@@ -195,7 +195,7 @@ def _as_asked(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, s
     """
     now = {role.name: role.request for role in gang.roles}
     asked = {pod.name: pod.request or now.get(pod.role, _SLOT) for pod in pods}
-    most = most_of_one(((1, request) for request in asked.values()), _MOST_THAT_LEAVES)
+    most = max_amount_per_pod(((1, request) for request in asked.values()), _MAX_TERMINATING_AMOUNT)
     asked = {name: request.capped(most) for name, request in asked.items()}
     if all(asked[pod.name] == now.get(pod.role) for pod in pods):
         return gang, {pod.name: pod.role for pod in pods}
@@ -208,30 +208,30 @@ def _as_asked(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Mapping[str, s
     return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, asked[pod.name]] for pod in pods}
 
 
-def _hold(job: spec.TrainingJob, gang: Gang, now: float) -> Hold | None:
-    hold = job.status.hold
+def _nomination(job: spec.TrainingJob, gang: Gang, now: float) -> Nomination | None:
+    hold = job.status.nomination
     if hold is None or now >= hold.expires_at or job.metadata.deletion_timestamp is not None:
         return None
-    return Hold(job.metadata.uid, from_status(hold.placement), tuple(hold.victims), hold.expires_at, holder=gang)
+    return Nomination(job.metadata.uid, from_status(hold.placement), tuple(hold.victims), hold.expires_at, nominated_gang=gang)
 
 
-def _refused(job: spec.TrainingJob, around: Surroundings) -> Wait | None:
+def _rejection(job: spec.TrainingJob, context: JobContext) -> Wait | None:
     queue = job.spec.queue
-    if queue not in around.queues:
-        known = ", ".join(sorted(around.queues)[:8]) or "none"
+    if queue not in context.queues:
+        known = ", ".join(sorted(context.queues)[:8]) or "none"
         message = f"queue {queue} does not exist; there are: {known}"
         return Wait(job.metadata.uid, "QueueNotFound", message)
-    fault = fault_around(job, around.queues, around.unreadable.queues, around.unreadable.flavors)
+    fault = invalid_dependency(job, context.queues, context.unreadable.queues, context.unreadable.flavors)
     if fault is not None:
         return Wait(job.metadata.uid, *fault)
-    if not around.allowed[queue, namespace(job)]:
+    if not context.allowed_namespaces[queue, namespace(job)]:
         message = f"queue {queue} does not admit jobs of namespace {namespace(job)} (its namespaceSelector)"
         return Wait(job.metadata.uid, "QueueNotAllowed", message)
-    if priority_of(job.spec, around.priorities) is None:
+    if priority_of(job.spec, context.priority_classes) is None:
         message = f"spec.priorityClassName: PriorityClass {job.spec.priority_class_name!r} does not exist"
         return Wait(job.metadata.uid, "PriorityClassNotFound", message)
     return None
 
 
-def _topology(wanted: spec.TopologyRequest | None) -> model.Topology | None:
-    return None if wanted is None else model.Topology(wanted.required, wanted.preferred)
+def _topology(request: spec.TopologyRequest | None) -> model.Topology | None:
+    return None if request is None else model.Topology(request.required, request.preferred)

@@ -13,24 +13,24 @@ from muster.cluster import NodeView
 from muster.snapshot.requests import tolerations
 
 
-def flavor_of(view: NodeView, flavors: Sequence[spec.Flavor]) -> tuple[str, ...]:
+def matching_flavors(view: NodeView, flavors: Sequence[spec.Flavor]) -> tuple[str, ...]:
     """Names of the flavors whose node labels the node has."""
     return tuple(flavor.metadata.name for flavor in flavors if _matches(view.labels, flavor.spec.node_labels))
 
 
-def to_node(view: NodeView, flavors: Sequence[spec.Flavor]) -> model.Node:
+def to_node(view: NodeView, flavors: Sequence[spec.Flavor]) -> model.NodeInfo:
     """The node as the planner sees it."""
-    names = flavor_of(view, flavors)
+    names = matching_flavors(view, flavors)
     flavor = next((f for f in flavors if f.metadata.name == names[0]), None) if len(names) == 1 else None
-    return model.Node(
+    return model.NodeInfo(
         name=view.name,
         allocatable=view.allocatable,
-        foreign=view.foreign,
+        unmanaged_usage=view.unmanaged_usage,
         flavor=None if flavor is None else flavor.metadata.name,
         domains=() if flavor is None else domains(view.labels, flavor.spec.topology),
         labels=view.labels,
         taints=view.taints,
-        schedulable=view.takes_pods,
+        schedulable=view.schedulable,
     )
 
 
@@ -45,27 +45,27 @@ def domains(labels: Mapping[str, str], levels: Sequence[spec.TopologyLevel]) -> 
     return tuple(names)
 
 
-def to_flavor(flavor: spec.Flavor) -> model.Flavor:
+def to_flavor(flavor: spec.Flavor) -> model.FlavorInfo:
     """The flavor as the planner sees it."""
-    return model.Flavor(
+    return model.FlavorInfo(
         name=flavor.metadata.name,
         levels=tuple(level.name for level in flavor.spec.topology),
         tolerations=tolerations(flavor.spec.tolerations),
     )
 
 
-def overlaps(views: Sequence[NodeView], flavors: Sequence[spec.Flavor]) -> dict[str, str]:
+def flavor_overlaps(views: Sequence[NodeView], flavors: Sequence[spec.Flavor]) -> dict[str, str]:
     """By flavor, a sentence that names the nodes it loses because another flavor matches them too."""
     found: dict[str, dict[str, list[str]]] = {}
     for view in views:
-        names = flavor_of(view, flavors)
+        names = matching_flavors(view, flavors)
         for name in names if len(names) > 1 else ():
             others = ", ".join(other for other in names if other != name)
             found.setdefault(name, {}).setdefault(others, []).append(view.name)
-    return {name: "; ".join(_sentence(others, nodes) for others, nodes in by.items()) for name, by in found.items()}
+    return {name: "; ".join(_overlap_message(others, nodes) for others, nodes in by.items()) for name, by in found.items()}
 
 
-def _sentence(others: str, nodes: list[str]) -> str:
+def _overlap_message(others: str, nodes: list[str]) -> str:
     shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     return f"{len(nodes)} node{'s' * (len(nodes) != 1)} also of {others} and hence of neither: {shown}"
 

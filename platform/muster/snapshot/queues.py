@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from muster import model, spec
-from muster.admission import QueueVerdict
+from muster.admission import QueueReadiness
 from muster.admission.tree import quotas_of
 
 
-def to_queue(queue: spec.Queue, verdict: QueueVerdict) -> model.Queue:
+def to_queue(queue: spec.Queue, verdict: QueueReadiness) -> model.QueueInfo:
     """One queue; an inactive one keeps its place in the tree, since what runs in it stays charged."""
-    return model.Queue(
+    return model.QueueInfo(
         name=queue.metadata.name,
         parent=queue.spec.parent,
         weight=queue.spec.weight,

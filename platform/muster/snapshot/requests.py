@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from muster.model import LARGEST, NodeRequirement, Resources, Toleration
+from muster.model import MAX_AMOUNT, MatchExpression, Resources, NodeToleration
 
-_NOWHERE = (NodeRequirement("kubernetes.io/hostname", "In", ()),)
+_MATCHES_NO_NODE = (MatchExpression("kubernetes.io/hostname", "In", ()),)
 
 
-def most_of_one(pods: Iterable[tuple[int, Resources]], together: int = LARGEST) -> int:
+def max_amount_per_pod(pods: Iterable[tuple[int, Resources]], total_limit: int = MAX_AMOUNT) -> int:
     """As how much of anything one pod of a gang may count, so that all its pods, given as (how many, what each asks
     for), are no more than `together`: sums over a gang can be counted, whatever its pods ask for."""
     totals: dict[str, int] = {}
@@ -18,15 +18,15 @@ def most_of_one(pods: Iterable[tuple[int, Resources]], together: int = LARGEST) 
     for count, request in pods:
         for name, amount in request:
             totals[name] = totals.get(name, 0) + count * amount
-    if all(amount <= together for amount in totals.values()):
-        return together
-    return together // sum(count for count, _ in pods)
+    if all(amount <= total_limit for amount in totals.values()):
+        return total_limit
+    return total_limit // sum(count for count, _ in pods)
 
 
-def tolerations(raw: list[dict[str, Any]]) -> tuple[Toleration, ...]:
+def tolerations(raw: list[dict[str, Any]]) -> tuple[NodeToleration, ...]:
     """Tolerations as the planner sees them; `tolerationSeconds` does not matter for placing."""
     return tuple(
-        Toleration(
+        NodeToleration(
             key=str(entry.get("key") or ""),
             operator="Exists" if entry.get("operator") == "Exists" else "Equal",
             value=str(entry.get("value") or ""),
@@ -36,7 +36,7 @@ def tolerations(raw: list[dict[str, Any]]) -> tuple[Toleration, ...]:
     )
 
 
-def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[NodeRequirement, ...], ...]:
+def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[MatchExpression, ...], ...]:
     """The required node affinity as an OR of ANDs; empty when every node will do.
 
     As in Kubernetes an empty term matches no node. Where all are empty none does, and one term that cannot be met says
@@ -49,5 +49,5 @@ def node_affinity(affinity: Mapping[str, Any]) -> tuple[tuple[NodeRequirement, .
     for term in required.get("nodeSelectorTerms") or ():
         lines = [*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ())]
         if lines:
-            terms.append(tuple(NodeRequirement(e["key"], e["operator"], tuple(e.get("values") or ())) for e in lines))
-    return tuple(terms) or (_NOWHERE,)
+            terms.append(tuple(MatchExpression(e["key"], e["operator"], tuple(e.get("values") or ())) for e in lines))
+    return tuple(terms) or (_MATCHES_NO_NODE,)

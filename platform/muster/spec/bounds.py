@@ -12,50 +12,50 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-MAX_BYTES = 256 * 1024
+MAX_ROLES_BYTES = 256 * 1024
 """Of `spec.roles` as compact JSON."""
-MAX_VALUES = 5_000
+MAX_ROLES_VALUES = 5_000
 """Of `spec.roles`: objects, lists, texts, numbers, true, false and null, at every depth."""
-_PATH = ("spec", "roles")
+_ROLES_PATH = ("spec", "roles")
 
 
-def check_roles(document: Any) -> Any:
+def check_roles_size(document: Any) -> Any:
     """The document of a job, unless its roles are too large. Raises pydantic's ValidationError, which names them."""
     wanted = document.get("spec") if isinstance(document, dict) else None
     roles = wanted.get("roles") if isinstance(wanted, dict) else None
     if isinstance(roles, list):
-        fault = too_large(_values(roles), _size(roles))
+        fault = size_error(_count_values(roles), _json_bytes(roles))
         if fault is not None:
             detail = InitErrorDetails(
-                type=PydanticCustomError("too_large", "{message}", {"message": fault}), loc=_PATH, input=None
+                type=PydanticCustomError("too_large", "{message}", {"message": fault}), loc=_ROLES_PATH, input=None
             )
             raise ValidationError.from_exception_data("bounds", [detail])
     return document
 
 
-def too_large(values: int, size: int) -> str | None:
+def size_error(values: int, size: int) -> str | None:
     """What is wrong with roles of so many values and bytes of JSON; None where nothing is."""
-    if values > MAX_VALUES:
-        return f"all roles and their pod templates must have at most {MAX_VALUES:,} values; these have more"
-    if size > MAX_BYTES:
-        return f"all roles and their pod templates must be at most {MAX_BYTES:,} bytes of JSON; got {size:,}"
+    if values > MAX_ROLES_VALUES:
+        return f"all roles and their pod templates must have at most {MAX_ROLES_VALUES:,} values; these have more"
+    if size > MAX_ROLES_BYTES:
+        return f"all roles and their pod templates must be at most {MAX_ROLES_BYTES:,} bytes of JSON; got {size:,}"
     return None
 
 
-def _values(value: Any) -> int:
+def _count_values(value: Any) -> int:
     """How many values it is, itself included, without going down by recursion."""
     count, layer = 0, [value]
     while layer:
         count += len(layer)
-        if count > MAX_VALUES:
+        if count > MAX_ROLES_VALUES:
             return count  # at least
-        layer = [inner for outer in layer for inner in _inner(outer)]
+        layer = [inner for outer in layer for inner in _nested_values(outer)]
     return count
 
 
-def _inner(value: Any) -> list[Any]:
+def _nested_values(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
-def _size(value: Any) -> int:
+def _json_bytes(value: Any) -> int:
     return len(json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":")).encode(errors="replace"))

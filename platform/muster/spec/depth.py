@@ -15,26 +15,26 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_DEPTH = 64
 """Mappings and lists inside each other, the object itself included."""
-_PATH = 10  # of so many names a field is told,
-_NAME = 64  # of each so many characters
+_MAX_PATH_PARTS = 10  # of so many names a field is told,
+_MAX_PART_LENGTH = 64  # of each so many characters
 
 Path = tuple[str | int, ...]
 
 
-def check_depth(value: Any, above: int, path: Path = ()) -> None:
+def check_depth(value: Any, parent_levels: int, path: Path = ()) -> None:
     """Raise pydantic's ValidationError, which names the field, where `value` is nested too deep; `above` are the levels
     that it lies below, `path` what its place is called."""
-    found = too_deep(value, MAX_DEPTH - above)
+    found = find_too_deep(value, MAX_DEPTH - parent_levels)
     if found is not None:
         told = f"nested more than {MAX_DEPTH} levels deep; no object of ours is: write at most {MAX_DEPTH}"
         detail = InitErrorDetails(
-            type=PydanticCustomError("too_deep", "{told}", {"told": told}), loc=_short((*path, *found)), input=None
+            type=PydanticCustomError("too_deep", "{told}", {"told": told}), loc=_truncate_path((*path, *found)), input=None
         )
         raise ValidationError.from_exception_data("depth", [detail])
 
 
-def _short(path: Path) -> Path:
-    return tuple(f"{part[:_NAME]}..." if isinstance(part, str) and len(part) > _NAME else part for part in path[:_PATH])
+def _truncate_path(path: Path) -> Path:
+    return tuple(f"{part[:_MAX_PART_LENGTH]}..." if isinstance(part, str) and len(part) > _MAX_PART_LENGTH else part for part in path[:_MAX_PATH_PARTS])
 
 
 def check_spec_depth(document: Any) -> Any:
@@ -44,20 +44,20 @@ def check_spec_depth(document: Any) -> Any:
     return document
 
 
-def too_deep(value: Any, levels: int) -> Path | None:
+def find_too_deep(value: Any, max_levels: int) -> Path | None:
     """Where `value` has more than so many levels of mappings and lists inside each other; None where it has not."""
     layer = [value] if isinstance(value, dict | list) else []
-    for _ in range(levels):
-        layer = [inner for outer in layer for _, inner in _inner(outer)]
+    for _ in range(max_levels):
+        layer = [inner for outer in layer for _, inner in _nested_collections(outer)]
         if not layer:
             return None
-    return _place(value, levels) if layer else None
+    return _path_at_depth(value, max_levels) if layer else None
 
 
-def _place(value: Any, levels: int) -> Path:
+def _path_at_depth(value: Any, levels: int) -> Path:
     """The first place so many levels down, without going down by recursion."""
     path: list[str | int] = []
-    ways: list[Iterator[tuple[str | int, Any]]] = [iter(_inner(value))]
+    ways: list[Iterator[tuple[str | int, Any]]] = [iter(_nested_collections(value))]
     while len(ways) <= levels:
         step = next(ways[-1], None)
         if step is None:
@@ -65,11 +65,11 @@ def _place(value: Any, levels: int) -> Path:
             path.pop()
         else:
             path.append(step[0])
-            ways.append(iter(_inner(step[1])))
+            ways.append(iter(_nested_collections(step[1])))
     return tuple(path)
 
 
-def _inner(value: Any) -> Iterable[tuple[str | int, Any]]:
+def _nested_collections(value: Any) -> Iterable[tuple[str | int, Any]]:
     """The mappings and lists right inside a mapping or a list."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     return [(key, inner) for key, inner in entries if isinstance(inner, dict | list)]

@@ -24,14 +24,14 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from muster.quantity import MAX_QUANTITY, check_whole
+from muster.quantity import MAX_QUANTITY, check_quantity
 
 API_VERSION = "muster.dev/v1alpha1"
 JOB_LABEL, ROLE_LABEL = "muster.dev/job", "muster.dev/role"  # of pods on Kubernetes
 MAX_REPLICAS = 100_000
 MAX_JOB_NAME = 52  # room for role, index and hash in the name of a pod
 MAX_SECONDS = 366 * 24 * 3600
-MAX_AMOUNTS = 32
+MAX_QUANTITIES = 32
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=MAX_JOB_NAME)]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)]
@@ -59,25 +59,25 @@ Time = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class InvalidField:
     """One thing that a validator finds wrong: the sentence, which begins with the field, and the field's value."""
 
-    told: str
+    message: str
     value: Any
 
     @property
     def field(self) -> str:
         """The field's name outside."""
-        return self.told.partition(": ")[0]
+        return self.message.partition(": ")[0]
 
 
-def refuse(found: Iterable[Wrong]) -> None:
+def raise_invalid_fields(errors: Iterable[InvalidField]) -> None:
     """Raise all that a validator has found, each at its own field: a ValueError would tell the first one only."""
     details = [
         InitErrorDetails(
-            type=PydanticCustomError("value_error", "{told}", {"told": one.told}), loc=(one.field,), input=one.value
+            type=PydanticCustomError("value_error", "{told}", {"told": one.message}), loc=(one.field,), input=one.value
         )
-        for one in found
+        for one in errors
     ]
     if details:
         raise ValidationError.from_exception_data("fields", details)
@@ -85,17 +85,17 @@ def refuse(found: Iterable[Wrong]) -> None:
 
 def _check_quantities(amounts: Any) -> Any:
     if isinstance(amounts, dict):
-        refuse(_no_quantities(amounts))
+        raise_invalid_fields(_invalid_quantities(amounts))
         return {name: str(value) for name, value in amounts.items()}
     return amounts
 
 
-def _no_quantities(amounts: dict[Any, Any]) -> Iterator[Wrong]:
+def _invalid_quantities(amounts: dict[Any, Any]) -> Iterator[InvalidField]:
     for name, value in amounts.items():
         try:
-            check_whole(value, str(name))
+            check_quantity(value, str(name))
         except ValueError as error:
-            yield Wrong(str(error), value)
+            yield InvalidField(str(error), value)
 
 
 _QUANTITY_SCHEMA = {
@@ -108,8 +108,8 @@ _QUANTITY_SCHEMA = {
 Quantities = Annotated[
     dict[str, str],
     BeforeValidator(_check_quantities),
-    Field(max_length=MAX_AMOUNTS),
-    WithJsonSchema({"type": "object", "maxProperties": MAX_AMOUNTS, "additionalProperties": _QUANTITY_SCHEMA}),
+    Field(max_length=MAX_QUANTITIES),
+    WithJsonSchema({"type": "object", "maxProperties": MAX_QUANTITIES, "additionalProperties": _QUANTITY_SCHEMA}),
 ]
 """Amounts by resource name, as Kubernetes writes them: 8, "500m", "16Gi". The API server takes a fraction only as a
 text: "0.5", or 500m."""
@@ -120,7 +120,7 @@ LABEL_KEY = (
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 )
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-LABEL_FORM = "a label's name: at most 63 letters, digits, '-', '_' and '.', as in gpu.model or example.com/rack"
+LABEL_SYNTAX = "a label's name: at most 63 letters, digits, '-', '_' and '.', as in gpu.model or example.com/rack"
 MAX_LABEL_KEY = 317  # a DNS name of 253 characters, a slash, a name of 63
 MAX_LABELS = 64
 
@@ -130,8 +130,8 @@ LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
 
 def _check_label_keys(labels: Any) -> Any:
     if isinstance(labels, dict):
-        refuse(
-            Wrong(f"{key}: must be {LABEL_FORM}; got {key!r}", key)
+        raise_invalid_fields(
+            InvalidField(f"{key}: must be {LABEL_SYNTAX}; got {key!r}", key)
             for key in labels
             if isinstance(key, str) and (len(key) > MAX_LABEL_KEY or not re.fullmatch(LABEL_KEY, key))
         )
@@ -143,14 +143,14 @@ Labels = Annotated[dict[str, LabelValue], Field(max_length=MAX_LABELS), BeforeVa
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class ListMapKey:
     """A list in which `key` (a field's name outside) is given once: to the API server a map, merged by that key.
 
     `advice` says what to do about a second entry.
     """
 
     key: str
-    advice: str
+    hint: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
@@ -162,6 +162,6 @@ class Keyed:
         seen = set()
         for name in (getattr(entry, self.key) for entry in entries):
             if name in seen:
-                raise ValueError(f"{self.key} {name!r} is listed twice; {self.advice}")
+                raise ValueError(f"{self.key} {name!r} is listed twice; {self.hint}")
             seen.add(name)
         return entries

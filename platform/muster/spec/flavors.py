@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from muster.spec.fields import Keyed, LabelKey, Labels, Name
-from muster.spec.meta import Condition, ObjectMeta, Observed, Strict
+from muster.spec.fields import ListMapKey, LabelKey, Labels, Name
+from muster.spec.meta import Condition, ObjectMeta, StatusModel, StrictModel
 from muster.spec.pods import Tolerations
 
 
-class TopologyLevel(Strict):
+class TopologyLevel(StrictModel):
     """One level of the topology."""
 
     name: Name
@@ -20,14 +20,14 @@ class TopologyLevel(Strict):
     """The node label that tells the domain."""
 
 
-class FlavorSpec(Strict):
+class FlavorSpec(StrictModel):
     """Which nodes are of this kind, what pods on them tolerate, how they are wired (widest level first)."""
 
     node_labels: Labels = {}
     """Nodes with all these labels are of this kind; left out: every node."""
     tolerations: Tolerations = []
     """What every pod placed here tolerates."""
-    topology: Annotated[list[TopologyLevel], Field(max_length=16), Keyed("name", "give every level its own")] = []
+    topology: Annotated[list[TopologyLevel], Field(max_length=16), ListMapKey("name", "give every level its own")] = []
     """Levels, widest first."""
 
     @model_validator(mode="after")
@@ -39,15 +39,15 @@ class FlavorSpec(Strict):
         return self
 
 
-class FlavorStatus(Observed):
+class FlavorStatus(StatusModel):
     """Conditions: Overlapping, a node that matches two flavors belongs to neither; Readable, if it ever was not."""
 
-    conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
+    conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
     """Overlapping: True while some nodes match this flavor and another; they are used for neither. Readable: False
     while the operator cannot read the flavor, which takes nothing then."""
 
 
-class Flavor(Strict):
+class Flavor(StrictModel):
     """A kind of node."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"

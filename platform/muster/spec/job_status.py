@@ -6,11 +6,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from muster.spec.fields import Keyed, Time
-from muster.spec.meta import Condition, Observed
+from muster.spec.fields import ListMapKey, Time
+from muster.spec.meta import Condition, StatusModel
 
 
-class NodeShare(Observed):
+class NodePods(StatusModel):
     """Pods of a role on one node."""
 
     node: str
@@ -19,21 +19,21 @@ class NodeShare(Observed):
     """Which pods: "0-7" or "3"."""
 
 
-class RoleStatusPlacement(Observed):
+class RolePlacementStatus(StatusModel):
     """Where the pods of one role are."""
 
     role: str
     """The role."""
     flavor: str = ""
     """The kind of node."""
-    nodes: list[NodeShare] = []
+    nodes: list[NodePods] = []
     """Node by node, indexes counting up."""
 
 
-class HoldStatus(Observed):
+class NominationStatus(StatusModel):
     """Room that is this job's: see docs/words.md."""
 
-    placement: list[RoleStatusPlacement]
+    placement: list[RolePlacementStatus]
     """The room."""
     victims: list[str] = []
     """Uids of the jobs that leave for it."""
@@ -41,7 +41,7 @@ class HoldStatus(Observed):
     """When the promise ends."""
 
 
-class EvictionStatus(Observed):
+class EvictionStatus(StatusModel):
     """For whom this job is leaving, and until when it may take."""
 
     beneficiary: str = Field(alias="for")
@@ -52,7 +52,7 @@ class EvictionStatus(Observed):
     """When the pods are killed."""
 
 
-class LastFailure(Observed):
+class LastFailure(StatusModel):
     """The earliest failing container of the attempt that failed last."""
 
     pod: str
@@ -69,7 +69,7 @@ class LastFailure(Observed):
     """When."""
 
 
-class CheckpointStatus(Observed):
+class CheckpointStatus(StatusModel):
     """The newest durable checkpoint."""
 
     step: int
@@ -78,7 +78,7 @@ class CheckpointStatus(Observed):
     """When."""
 
 
-class ProgressStatus(Observed):
+class ProgressStatus(StatusModel):
     """How far the job was when it last said so; at most once a minute, and only where it cannot be read live."""
 
     step: int
@@ -95,7 +95,7 @@ class ProgressStatus(Observed):
     """When it said so."""
 
 
-class FinishedPods(Observed):
+class FinishedPods(StatusModel):
     """Pods of a role whose work is done."""
 
     role: str
@@ -104,7 +104,7 @@ class FinishedPods(Observed):
     """Which pods: "0-3,7"."""
 
 
-class BlamedNode(Observed):
+class BlamedNode(StatusModel):
     """A node this job avoids for a time."""
 
     node: str
@@ -113,7 +113,7 @@ class BlamedNode(Observed):
     """Until when."""
 
 
-class TraceStatus(Observed):
+class TraceStatus(StatusModel):
     """Where the traces and their report lie."""
 
     report: str = ""
@@ -128,11 +128,11 @@ class TraceStatus(Observed):
 Phase: TypeAlias = Literal[
     "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
 ]
-ENDED_PHASES: tuple[Phase, ...] = ("Succeeded", "Failed", "Cancelled")
+TERMINAL_PHASES: tuple[Phase, ...] = ("Succeeded", "Failed", "Cancelled")
 """Phases that a job never leaves."""
 
 
-class TrainingJobStatus(Observed):
+class TrainingJobStatus(StatusModel):
     """Conditions are the truth, `phase` and `reason` are derived."""
 
     observed_generation: int = 0
@@ -142,7 +142,7 @@ class TrainingJobStatus(Observed):
     still run."""
     reason: str = ""
     """Why, in one word, derived from the conditions too: what one line of a table has room for."""
-    conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
+    conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
     """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the end is decided."""
     priority: int | None = None
     """The priority that counts: that of the spec, or the value of its PriorityClass."""
@@ -150,9 +150,9 @@ class TrainingJobStatus(Observed):
     """How many gangs go first in the queue, plus one."""
     estimated_start: Time | None = None
     """When it may start, as far as the runtimes of others tell."""
-    placement: list[RoleStatusPlacement] = []
+    placement: list[RolePlacementStatus] = []
     """Which pods are on which node."""
-    hold: HoldStatus | None = None
+    nomination: NominationStatus | None = None
     """Room promised to this job."""
     eviction: EvictionStatus | None = None
     """Set while the job leaves for another."""

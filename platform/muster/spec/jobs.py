@@ -7,32 +7,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from muster.model import LARGEST
+from muster.model import MAX_AMOUNT
 from muster.quantity import format_quantity, parse_quantity
-from muster.spec.bounds import check_roles
+from muster.spec.bounds import check_roles_size
 from muster.spec.depth import check_spec_depth
-from muster.spec.fields import MAX_JOB_NAME, MAX_REPLICAS, MAX_SECONDS, Keyed, Name, ObjectName, Seconds
+from muster.spec.fields import MAX_JOB_NAME, MAX_REPLICAS, MAX_SECONDS, ListMapKey, Name, ObjectName, Seconds
 from muster.spec.job_status import TrainingJobStatus
-from muster.spec.meta import ObjectMeta, Strict
+from muster.spec.meta import ObjectMeta, StrictModel
 from muster.spec.pods import PodTemplate
 from muster.spec.requests import pod_request
 
 MAX_POD_NAME = 63  # it is a host's name too
-BESIDE_NAMES = len("---") + 5  # of <job>-<role>-<index>-<hash5>
+POD_NAME_SUFFIX_LENGTH = len("---") + 5  # of <job>-<role>-<index>-<hash5>
 
 FlavorNames = Annotated[list[ObjectName], Field(max_length=32)]
 
 
-def longest_job_name(roles: Iterable[tuple[str, int]]) -> int:
+def max_job_name_length(roles: Iterable[tuple[str, int]]) -> int:
     """How long the name of a job with these roles (name, replicas) may be; 0 or less when a role's name is too long.
 
     Pods are called `<job>-<role>-<index>-<hash5>`, and that is a host's name too.
     """
     longest = max((len(name) + len(str(replicas - 1)) for name, replicas in roles), default=0)
-    return min(MAX_JOB_NAME, MAX_POD_NAME - BESIDE_NAMES - longest)
+    return min(MAX_JOB_NAME, MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH - longest)
 
 
-class TopologyRequest(Strict):
+class TopologyRequest(StrictModel):
     """Level names of the flavor: all pods in one domain of `required`, of `preferred` when there is room."""
 
     required: Annotated[str, Field(max_length=MAX_JOB_NAME)] | None = None
@@ -41,7 +41,7 @@ class TopologyRequest(Strict):
     """A narrower level of which one domain shall hold them when there is room, e.g. rack."""
 
 
-class RoleSpec(Strict):
+class RoleSpec(StrictModel):
     """Pods that are alike."""
 
     name: Name
@@ -74,13 +74,13 @@ class RoleSpec(Strict):
         pod = self.template.spec
         for resources in (*(container.resources for container in pod.containers), pod.resources):
             for name, value in {**resources.limits, **resources.requests}.items():
-                if parse_quantity(value, name) * self.replicas > LARGEST:
+                if parse_quantity(value, name) * self.replicas > MAX_AMOUNT:
                     raise ValueError(
                         f"replicas: {self.replicas} pods of {name} {value} are more than anything can have; "
                         "lower replicas or the request"
                     )
         for name, amount in pod_request(self.template.spec):
-            if amount * self.replicas > LARGEST:
+            if amount * self.replicas > MAX_AMOUNT:
                 pods = "1 pod" if self.replicas == 1 else f"{self.replicas} pods"
                 raise ValueError(
                     f"replicas: {pods} of {name} {format_quantity(amount, name)}, all containers together, are more "
@@ -94,7 +94,7 @@ class RoleSpec(Strict):
         return self.min_replicas is not None and self.min_replicas < self.replicas
 
 
-class FailureRule(Strict):
+class FailureRule(StrictModel):
     """What to do when the first failed container ended with one of these codes, or with this pod condition."""
 
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=255)] = []
@@ -111,7 +111,7 @@ class FailureRule(Strict):
         return self
 
 
-class FailurePolicy(Strict):
+class FailurePolicy(StrictModel):
     """Rules are tried in order; without a match the gang is restarted until `maxRestarts` is used up."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 3
@@ -123,7 +123,7 @@ class FailurePolicy(Strict):
     """The rules."""
 
 
-class TraceRequest(Strict):
+class TraceRequest(StrictModel):
     """Profile `steps` steps from `startStep` (1 is the first) on `ranks`; empty: all."""
 
     start_step: Annotated[int, Field(ge=1, le=10**9)]
@@ -134,7 +134,7 @@ class TraceRequest(Strict):
     """The ranks that write a trace; left out: all."""
 
 
-class TrainingJobSpec(Strict):
+class TrainingJobSpec(StrictModel):
     """One gang and how it is to be treated."""
 
     queue: ObjectName = "default"
@@ -158,7 +158,7 @@ class TrainingJobSpec(Strict):
     """Kinds of node, tried in order; left out: all that the queue names."""
     topology: TopologyRequest | None = None
     """Where all pods are to lie together."""
-    roles: Annotated[list[RoleSpec], Field(min_length=1, max_length=32), Keyed("name", "give every role its own")]
+    roles: Annotated[list[RoleSpec], Field(min_length=1, max_length=32), ListMapKey("name", "give every role its own")]
     """One gang; usually one role."""
     elastic_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """How many pods the one elastic role may have now, from its `minReplicas` to its `replicas`: what `kubectl scale`
@@ -203,7 +203,7 @@ class TrainingJobSpec(Strict):
         elastic = [role for role in self.roles if role.is_elastic]
         return elastic[0] if len(elastic) == 1 else None
 
-    def most_replicas(self, role: RoleSpec) -> int:
+    def max_replicas(self, role: RoleSpec) -> int:
         """How many pods a role of the job may have now."""
         return self.elastic_replicas if self.elastic_replicas is not None and role.is_elastic else role.replicas
 
@@ -220,7 +220,7 @@ def _was_accepted(document: Any) -> bool:
     return isinstance(status, dict) and status.get("submittedAt") is not None
 
 
-class TrainingJob(Strict):
+class TrainingJob(StrictModel):
     """One training job: one gang, whose pods start all together or not at all."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
@@ -233,9 +233,9 @@ class TrainingJob(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _can_be_followed_down(cls, document: Any) -> Any:
+    def _check_size_and_depth(cls, document: Any) -> Any:
         check_spec_depth(document)
-        return document if _was_accepted(document) else check_roles(document)
+        return document if _was_accepted(document) else check_roles_size(document)
 
     @field_validator("metadata")
     @classmethod
@@ -249,7 +249,7 @@ class TrainingJob(Strict):
 
     @model_validator(mode="after")
     def _pod_names_fit_into_host_names(self) -> TrainingJob:
-        most = longest_job_name((role.name, role.replicas) for role in self.spec.roles)
+        most = max_job_name_length((role.name, role.replicas) for role in self.spec.roles)
         if len(self.metadata.name) > most:
             raise ValueError(
                 f"metadata.name: with its role and index, {self.metadata.name!r} makes names of pods of more than "

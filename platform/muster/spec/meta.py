@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from muster.spec.fields import LabelKey, Labels, LabelValue, NamespaceName, ObjectName, Time
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Fields in camelCase outside; an unknown field is an error."""
 
     model_config = ConfigDict(
@@ -24,7 +24,7 @@ class Strict(BaseModel):
     )
 
 
-class Open(BaseModel):
+class ExtensibleModel(BaseModel):
     """A part of Kubernetes' own objects: what is declared is read or refused, everything else is kept as it is."""
 
     model_config = ConfigDict(
@@ -36,12 +36,12 @@ class Open(BaseModel):
     )
 
 
-class Observed(Open):
+class StatusModel(ExtensibleModel):
     """A part of a status. What a newer engine wrote is kept when an older one reads it; the CRDs declare it all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ValidatedAs:
     """Plain values that must be right as a `model`, and stay plain: what Kubernetes gets is what the user wrote."""
 
     model: type[BaseModel]
@@ -56,7 +56,7 @@ class Checked:
         )
 
 
-class ObjectMeta(Open):
+class ObjectMeta(ExtensibleModel):
     """The metadata of Kubernetes, as far as it is read."""
 
     name: ObjectName
@@ -71,7 +71,7 @@ class ObjectMeta(Open):
     finalizers: list[str] = []
 
 
-class Condition(Observed):
+class Condition(StatusModel):
     """A standard condition of Kubernetes."""
 
     type: Annotated[str, Field(max_length=316)]
@@ -88,7 +88,7 @@ class Condition(Observed):
     """The generation of the object that this is said of."""
 
 
-class SelectorLine(Strict):
+class LabelSelectorRequirement(StrictModel):
     """One requirement on a label."""
 
     key: LabelKey
@@ -99,17 +99,17 @@ class SelectorLine(Strict):
     """With In and NotIn: the values. With Exists and DoesNotExist: none."""
 
     @model_validator(mode="after")
-    def _values_where_they_are_compared(self) -> SelectorLine:
+    def _values_where_they_are_compared(self) -> LabelSelectorRequirement:
         if (self.operator in ("In", "NotIn")) != bool(self.values):
             wanted = "values" if self.operator in ("In", "NotIn") else "no values"
             raise ValueError(f"{self.operator} wants {wanted}")
         return self
 
 
-class LabelSelector(Strict):
+class LabelSelector(StrictModel):
     """Both fields must match; an empty selector selects everything."""
 
     match_labels: Labels = {}
     """Labels and the values they must have."""
-    match_expressions: Annotated[list[Annotated[dict[str, Any], Checked(SelectorLine)]], Field(max_length=64)] = []
+    match_expressions: Annotated[list[Annotated[dict[str, Any], ValidatedAs(LabelSelectorRequirement)]], Field(max_length=64)] = []
     """Requirements on labels, all of which must hold."""

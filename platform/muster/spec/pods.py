@@ -8,16 +8,16 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from muster.spec.depth import check_depth
 from muster.spec.fields import LABEL_KEY, MAX_LABEL_KEY, LabelKey, Labels, LabelValue, Quantities
-from muster.spec.meta import Checked, Open
+from muster.spec.meta import ValidatedAs, ExtensibleModel
 
-NO_CLAIMS = (
+RESOURCE_CLAIMS_NOT_ALLOWED = (
     "resourceClaims is not allowed: devices that a ResourceClaim allocates are not charged to a queue; request an "
     "extended resource such as nvidia.com/gpu, or leave the field out"
 )
-_ABOVE_TEMPLATES = 4  # job, spec, roles, role
+_TEMPLATE_PARENT_LEVELS = 4  # job, spec, roles, role
 
 
-class Toleration(Open):
+class PodToleration(ExtensibleModel):
     """A taint of nodes that the pod accepts."""
 
     key: Annotated[str, Field(pattern=f"^$|{LABEL_KEY}", max_length=MAX_LABEL_KEY)] = ""
@@ -30,18 +30,18 @@ class Toleration(Open):
     """The taint's effect; left out: all three."""
 
 
-def _of_a_flavor(tolerations: Any) -> Any:
-    check_depth(tolerations, above=2)
+def _check_tolerations_depth(tolerations: Any) -> Any:
+    check_depth(tolerations, parent_levels=2)
     return tolerations
 
 
 Tolerations: TypeAlias = Annotated[
-    list[Annotated[dict[str, Any], Checked(Toleration)]], Field(max_length=64), BeforeValidator(_of_a_flavor)
+    list[Annotated[dict[str, Any], ValidatedAs(PodToleration)]], Field(max_length=64), BeforeValidator(_check_tolerations_depth)
 ]
 """As in Kubernetes: key, operator, value, effect."""
 
 
-class NodeRequirement(Open):
+class NodeSelectorRequirement(ExtensibleModel):
     """One requirement on a node."""
 
     key: LabelKey
@@ -52,37 +52,37 @@ class NodeRequirement(Open):
     """What it is compared with."""
 
 
-class NodeSelectorTerm(Open):
+class NodeSelectorTerm(ExtensibleModel):
     """Requirements that must all hold."""
 
-    match_expressions: Annotated[list[NodeRequirement], Field(max_length=16)] = []
+    match_expressions: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = []
     """On labels of the node."""
-    match_fields: Annotated[list[NodeRequirement], Field(max_length=16)] = []
+    match_fields: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = []
     """On fields of the node: metadata.name."""
 
 
-class NodeSelector(Open):
+class NodeSelector(ExtensibleModel):
     """Terms of which one must hold."""
 
     node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
     """The terms."""
 
 
-class NodeAffinity(Open):
+class NodeAffinity(ExtensibleModel):
     """Which nodes the pod may run on."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
     """What a node must fulfil. The planner obeys it; preferences are kept and not read."""
 
 
-class Affinity(Open):
+class Affinity(ExtensibleModel):
     """Affinity of the pod."""
 
     node_affinity: NodeAffinity | None = None
     """To nodes."""
 
 
-class EnvVar(Open):
+class EnvVar(ExtensibleModel):
     """A literal variable, or one with `valueFrom` (kept for Kubernetes, refused on this host)."""
 
     name: str
@@ -91,7 +91,7 @@ class EnvVar(Open):
     """Its value."""
 
 
-class ContainerResources(Open):
+class ContainerResources(ExtensibleModel):
     """Requests and limits; a limit without a request is also the request."""
 
     requests: Quantities = {}
@@ -100,7 +100,7 @@ class ContainerResources(Open):
     """The most that may be used."""
 
 
-class VolumeMount(Open):
+class VolumeMount(ExtensibleModel):
     """Where a container has a volume."""
 
     name: str = ""
@@ -113,7 +113,7 @@ class VolumeMount(Open):
     """The same, with variables of the container."""
 
 
-class ContainerPort(Open):
+class ContainerPort(ExtensibleModel):
     """A port at which a container listens."""
 
     name: str = ""
@@ -122,7 +122,7 @@ class ContainerPort(Open):
     """Its number."""
 
 
-class SecurityContext(Open):
+class SecurityContext(ExtensibleModel):
     """As whom a pod or a container runs; the collector runs as the same."""
 
     run_as_user: int | None = None
@@ -133,19 +133,19 @@ class SecurityContext(Open):
     """Labels of SELinux."""
 
 
-class ClaimedVolume(Open):
+class PersistentVolumeClaimSource(ExtensibleModel):
     """A volume that outlives its pods."""
 
     claim_name: str = ""
     """The PersistentVolumeClaim."""
 
 
-class Volume(Open):
+class Volume(ExtensibleModel):
     """A volume: what keeps a run folder is looked for among those of the template."""
 
     name: str = ""
     """Its name in the pod."""
-    persistent_volume_claim: ClaimedVolume | None = None
+    persistent_volume_claim: PersistentVolumeClaimSource | None = None
     """A claim of the job's namespace."""
     empty_dir: dict[str, Any] | None = None
     """A folder that goes with the pod."""
@@ -153,7 +153,7 @@ class Volume(Open):
     """A volume that goes with the pod."""
 
 
-class Container(Open):
+class Container(ExtensibleModel):
     """A container, as far as it is read."""
 
     name: str = "main"
@@ -172,15 +172,15 @@ class Container(Open):
     """What it asks for."""
     restart_policy: str | None = None
     """Of an init container: Always makes it a sidecar that runs beside the others."""
-    ports: list[Annotated[dict[str, Any], Checked(ContainerPort)]] = []
+    ports: list[Annotated[dict[str, Any], ValidatedAs(ContainerPort)]] = []
     """Ports; one that the collector needs is refused."""
-    volume_mounts: list[Annotated[dict[str, Any], Checked(VolumeMount)]] = []
+    volume_mounts: list[Annotated[dict[str, Any], ValidatedAs(VolumeMount)]] = []
     """Where it has the pod's volumes; one of the run folder is kept."""
-    security_context: Annotated[dict[str, Any], Checked(SecurityContext)] = {}
+    security_context: Annotated[dict[str, Any], ValidatedAs(SecurityContext)] = {}
     """As whom it runs."""
 
 
-class PodSpec(Open):
+class PodSpec(ExtensibleModel):
     """A pod's spec, as far as it is read."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=32)]
@@ -189,13 +189,13 @@ class PodSpec(Open):
     """Run before the others, one after another; with restartPolicy Always beside them."""
     node_selector: Labels = {}
     """Labels that the node must have."""
-    affinity: Annotated[dict[str, Any], Checked(Affinity)] = {}
+    affinity: Annotated[dict[str, Any], ValidatedAs(Affinity)] = {}
     """Required node affinity is obeyed by the planner; the rest is Kubernetes' matter."""
     tolerations: Tolerations = []
     """Taints that the pod accepts, beside those of its flavor."""
-    volumes: list[Annotated[dict[str, Any], Checked(Volume)]] = []
+    volumes: list[Annotated[dict[str, Any], ValidatedAs(Volume)]] = []
     """Volumes."""
-    security_context: Annotated[dict[str, Any], Checked(SecurityContext)] = {}
+    security_context: Annotated[dict[str, Any], ValidatedAs(SecurityContext)] = {}
     """As whom its containers run that say nothing else."""
     host_network: bool | None = None
     """The pod is on the network of its node: then it meets others at ports of its own."""
@@ -222,11 +222,11 @@ class PodSpec(Open):
     @classmethod
     def _no_resource_claims(cls, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if claims:
-            raise ValueError(NO_CLAIMS)
+            raise ValueError(RESOURCE_CLAIMS_NOT_ALLOWED)
         return claims
 
 
-class TemplateMeta(Open):
+class TemplateMeta(ExtensibleModel):
     """Labels and annotations of the pods."""
 
     labels: Labels = {}
@@ -235,7 +235,7 @@ class TemplateMeta(Open):
     """Annotations."""
 
 
-class PodTemplate(Open):
+class PodTemplate(ExtensibleModel):
     """A PodTemplateSpec."""
 
     metadata: TemplateMeta = TemplateMeta()
@@ -245,6 +245,6 @@ class PodTemplate(Open):
 
     @model_validator(mode="before")
     @classmethod
-    def _can_be_followed_down(cls, template: Any) -> Any:
-        check_depth(template, above=_ABOVE_TEMPLATES)
+    def _check_template_depth(cls, template: Any) -> Any:
+        check_depth(template, parent_levels=_TEMPLATE_PARENT_LEVELS)
         return template

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from muster.quantity import parse_quantity
-from muster.spec.fields import Keyed, ObjectName, Quantities, Seconds, Time, Wrong, refuse
-from muster.spec.meta import Condition, LabelSelector, ObjectMeta, Observed, Strict
+from muster.spec.fields import ListMapKey, ObjectName, Quantities, Seconds, Time, InvalidField, raise_invalid_fields
+from muster.spec.meta import Condition, LabelSelector, ObjectMeta, StatusModel, StrictModel
 
 
-class QueueResources(Strict):
+class FlavorQuota(StrictModel):
     """Quota of one flavor; see docs/scheduling.md."""
 
     flavor: ObjectName
@@ -24,9 +24,9 @@ class QueueResources(Strict):
     """How much of its own others may borrow while it is idle. Left out: all."""
 
     @model_validator(mode="after")
-    def _guaranteed_within_limit(self) -> QueueResources:
-        refuse(
-            Wrong(
+    def _guaranteed_within_limit(self) -> FlavorQuota:
+        raise_invalid_fields(
+            InvalidField(
                 f"guaranteed: {name} {value} is above limit {self.limit[name]}; raise the limit or lower the guarantee",
                 value,
             )
@@ -36,7 +36,7 @@ class QueueResources(Strict):
         return self
 
 
-class QueueSpec(Strict):
+class QueueSpec(StrictModel):
     """A node of the queue tree."""
 
     parent: ObjectName | None = None
@@ -49,11 +49,11 @@ class QueueSpec(Strict):
     """After so long, past usage counts half. Read on the root."""
     namespace_selector: LabelSelector | None = None
     """Namespaces whose jobs may use the queue; left out: the parent's, and without any: none. {} selects all."""
-    resources: Annotated[list[QueueResources], Field(max_length=64), Keyed("flavor", "join the two entries")] = []
+    resources: Annotated[list[FlavorQuota], Field(max_length=64), ListMapKey("flavor", "join the two entries")] = []
     """Quota, flavor by flavor. A flavor that no queue on the path names cannot be used."""
 
 
-class FairShareUsage(Observed):
+class FairShareUsage(StatusModel):
     """Decayed resource-seconds of one resource of one flavor."""
 
     flavor: str
@@ -64,7 +64,7 @@ class FairShareUsage(Observed):
     """The decayed integral; cpu in milli-cores."""
 
 
-class FairShareStatus(Observed):
+class FairShareStatus(StatusModel):
     """Decayed usage as of `at`."""
 
     usage: list[FairShareUsage] = []
@@ -73,17 +73,17 @@ class FairShareStatus(Observed):
     """As of when."""
 
 
-class QueueStatus(Observed):
+class QueueStatus(StatusModel):
     """Conditions (Active, Overcommitted) and fair-share usage."""
 
-    conditions: Annotated[list[Condition], Field(max_length=32), Keyed("type", "write each condition once")] = []
+    conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
     """Active: False in a cycle, under a missing parent or where it cannot be read, and admits nothing. Overcommitted:
     the children's guarantees are more than the queue's, or its own are more than all nodes have."""
     fair_share: FairShareStatus | None = None
     """What the queue has used, for the order among siblings."""
 
 
-class Queue(Strict):
+class Queue(StrictModel):
     """A queue, part of a tree; jobs are submitted to its leaves."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"

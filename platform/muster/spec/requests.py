@@ -13,32 +13,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from muster.model import Resources
-from muster.quantity import HUGE_PAGES, parse_quantity
+from muster.quantity import HUGE_PAGES_PREFIX, parse_quantity
 from muster.spec.pods import Container, ContainerResources, PodSpec
 
-Read = Callable[[str, str], int]
+ParseAmount = Callable[[str, str], int]
 """From the text of an amount, and the resource it is of, to a whole number."""
 
 
-def pod_request(pod: PodSpec, read: Read = parse_quantity) -> Resources:
+def pod_request(pod: PodSpec, parse: ParseAmount = parse_quantity) -> Resources:
     """The request of one pod, `pods: 1` included. Raises as `read` does."""
     running: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in pod.init_containers:
-        request = _container_request(container, read)
+        request = _container_request(container, parse)
         if container.restart_policy == "Always":
-            running = _sum(running, request)
+            running = _add(running, request)
             peak = _max(peak, running)
         else:
-            peak = _max(peak, _sum(running, request))
+            peak = _max(peak, _add(running, request))
     for container in pod.containers:
-        running = _sum(running, _container_request(container, read))
-    total = _with_pod_level(_max(peak, running), pod.resources, read)
-    total = _sum(total, {name: read(value, name) for name, value in pod.overhead.items()})
+        running = _add(running, _container_request(container, parse))
+    total = _with_pod_level_resources(_max(peak, running), pod.resources, parse)
+    total = _add(total, {name: parse(value, name) for name, value in pod.overhead.items()})
     return Resources.of({**total, "pods": 1})
 
 
-def _with_pod_level(of_containers: dict[str, int], pod: ContainerResources | None, read: Read) -> dict[str, int]:
+def _with_pod_level_resources(of_containers: dict[str, int], pod: ContainerResources | None, parse: ParseAmount) -> dict[str, int]:
     """What the containers and the pod itself ask for. A limit of the pod is its request where neither the pod nor a
     container requests that resource; of huge pages, which cannot be overcommitted, whatever containers request.
 
@@ -49,17 +49,17 @@ def _with_pod_level(of_containers: dict[str, int], pod: ContainerResources | Non
         return of_containers
     asked = dict(pod.requests)
     for name, value in pod.limits.items():
-        if name not in of_containers or name.startswith(HUGE_PAGES):
+        if name not in of_containers or name.startswith(HUGE_PAGES_PREFIX):
             asked.setdefault(name, value)
-    return _max(of_containers, {name: read(value, name) for name, value in asked.items()})
+    return _max(of_containers, {name: parse(value, name) for name, value in asked.items()})
 
 
-def _container_request(container: Container, read: Read) -> dict[str, int]:
+def _container_request(container: Container, parse: ParseAmount) -> dict[str, int]:
     asked = {**container.resources.limits, **container.resources.requests}
-    return {name: read(value, name) for name, value in asked.items()}
+    return {name: parse(value, name) for name, value in asked.items()}
 
 
-def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+def _add(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
 

@@ -25,11 +25,11 @@ def create_local_scheduler(session_name: str, **parameters: object) -> LocalSche
 
 def create_scheduler(session_name: str, **parameters: object) -> KubernetesScheduler:
     """The factory that TorchX looks up as `muster`; ours are `muster_kubeconfig` and `muster_context`."""
-    from muster.kubernetes.access import Target
+    from muster.kubernetes.access import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 
     kubeconfig, context = (parameters.get(name) for name in ("muster_kubeconfig", "muster_context"))
     if kubeconfig is None and context is None:
         return KubernetesScheduler(session_name)
     texts = (None if value is None else str(value) for value in (kubeconfig, context))
-    return KubernetesScheduler(session_name, Target(*texts))
+    return KubernetesScheduler(session_name, KubeContext(*texts))

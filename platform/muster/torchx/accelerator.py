@@ -24,61 +24,61 @@ ROLE_KEYS = (ACCELERATOR, CORES, NPROC)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSize:
+class NodeCapacity:
     """What one node can give: milli-cores and GPUs."""
 
     cpu_milli: int
     gpus: int
 
 
-def asks_for_nodes(app: AppDef) -> bool:
+def needs_node_capacity(app: AppDef) -> bool:
     """Whether some role leaves a number to the cluster."""
-    return any(_is_open(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
+    return any(_is_auto(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
 
 
-def with_accelerators(app: AppDef, nodes: Sequence[NodeSize], oversubscribe: bool = False) -> tuple[AppDef, list[str]]:
+def resolve_auto_resources(app: AppDef, nodes: Sequence[NodeCapacity], oversubscribe: bool = False) -> tuple[AppDef, list[str]]:
     """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused, also for
     more processes than the largest node has GPUs or CPU cores unless `oversubscribe`."""
     app = copy.deepcopy(app)
     notices: list[str] = []
     for role in app.roles:
-        _refuse_unknown(role)
+        _check_metadata_keys(role)
         nproc = _nproc(role)
-        if _is_open(role, ACCELERATOR):
+        if _is_auto(role, ACCELERATOR):
             notices += _fill_in_gpus(role, nproc, nodes, oversubscribe)
         if not oversubscribe:
             _check_processes(role, nproc, nodes)
-        if _is_open(role, CORES):
+        if _is_auto(role, CORES):
             notices += _fill_in_cores(role, nproc, nodes)
     return app, notices
 
 
-def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeSize], oversubscribe: bool) -> list[str]:
+def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeCapacity], oversubscribe: bool) -> list[str]:
     most = max((node.gpus for node in nodes), default=0)
     role.resource.gpu = nproc if most >= nproc else 0
     if not 0 < most < nproc:
         return []
     if not oversubscribe:
-        raise _too_many(nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU")
+        raise _too_many_processes(nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU")
     return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
 
 
-def _check_processes(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> None:
+def _check_processes(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> None:
     gpus = role.resource.gpu
     if 0 < gpus < nproc:
-        raise _too_many(nproc, f"--gpu is {gpus}; write a GPU for each process")
+        raise _too_many_processes(nproc, f"--gpu is {gpus}; write a GPU for each process")
     cores = max((whole_cores(node.cpu_milli) for node in nodes), default=nproc)
     if gpus <= 0 and nproc > cores:
-        raise _too_many(nproc, f"the largest node has {cores} CPU cores; write at most {cores}")
+        raise _too_many_processes(nproc, f"the largest node has {cores} CPU cores; write at most {cores}")
 
 
-def _too_many(nproc: int, limit: str) -> SubmissionRefused:
+def _too_many_processes(nproc: int, limit: str) -> SubmissionRefused:
     return SubmissionRefused(
         f"-j asks for {nproc} processes a node, but {limit}, or allow more with -cfg oversubscribe=true"
     )
 
 
-def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> list[str]:
+def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> list[str]:
     gpus = role.resource.gpu
     if gpus > 0:  # their share of a node, so that the GPUs left over keep theirs
         shares = [node.cpu_milli // node.gpus for node in nodes if node.gpus >= gpus]
@@ -89,7 +89,7 @@ def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeSize]) -> list[st
     return [f"{nproc} processes share the {cores} CPU cores of a node"] if cores < nproc else []
 
 
-def _is_open(role: Role, key: str) -> bool:
+def _is_auto(role: Role, key: str) -> bool:
     return bool(role.metadata.get(key) == "auto")
 
 
@@ -100,7 +100,7 @@ def _nproc(role: Role) -> int:
     return int(text)
 
 
-def _refuse_unknown(role: Role) -> None:
+def _check_metadata_keys(role: Role) -> None:
     for key in role.metadata:
         if key.startswith(PREFIX) and key not in ROLE_KEYS:
             raise SubmissionRefused(

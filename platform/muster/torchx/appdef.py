@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
-from muster.documents.complaints import explain
-from muster.documents.located import Located
+from muster.documents.complaints import to_field_error
+from muster.documents.located import SourceMap
 from muster.spec import API_VERSION, TrainingJob
-from muster.torchx.forms import kubernetes_name
+from muster.torchx.forms import to_kubernetes_name
 from muster.torchx.refusal import SubmissionRefused
-from muster.torchx.settings import settings_of
+from muster.torchx.settings import resolve_settings
 
 RANK0_HOST = "MUSTER_RANK0_HOST"
 REPLICA = "MUSTER_REPLICA"
@@ -28,21 +28,21 @@ DEFAULT_NAMESPACE = "default"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _REPLICA_TOKEN = "\0replica\0"
 TRACE_STEPS = "trace_steps"
-_RECORDS = re.compile(r"\bmuster_components\.trainer\b")
+_TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
 
 
-def training_job(
+def to_training_job(
     app: AppDef, name: str, cfg: Mapping[str, object], img_root: str = "", namespace: str = DEFAULT_NAMESPACE
 ) -> TrainingJob:
     """The job that `app` asks for, called `name`, in `namespace` unless it asks for one. Raises SubmissionRefused."""
-    settings = settings_of(cfg, app.metadata)
+    settings = resolve_settings(cfg, app.metadata)
     namespace = settings.get(".namespace", namespace)
     values = macros.Values(
         img_root=img_root, app_id=app_id(name, namespace), replica_id=_REPLICA_TOKEN, rank0_env=RANK0_HOST
     )
     roles = [values.apply(role) for role in app.roles]
     spec = {field: value for field, value in settings.items() if not field.startswith(".")}
-    spec["roles"] = [_role(role, settings.get(".grace")) for role in roles]
+    spec["roles"] = [_role_manifest(role, settings.get(".grace")) for role in roles]
     if ".least" in settings:
         _make_elastic(spec["roles"], settings[".least"])
     spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
@@ -50,10 +50,10 @@ def training_job(
         spec["failurePolicy"]["rules"] = settings[".rules"]
     if (window := settings.get(".window")) is not None:
         if cfg.get(TRACE_STEPS):
-            _refuse_untraced(roles, cfg[TRACE_STEPS])
+            _check_traceable(roles, cfg[TRACE_STEPS])
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
-    metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: kubernetes_name(app.name)}}
-    return validated({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
+    metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: to_kubernetes_name(app.name)}}
+    return validate_job({"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata, "spec": spec})
 
 
 def app_id(name: str, namespace: str) -> str:
@@ -67,60 +67,60 @@ def split_app_id(text: str) -> tuple[str, str]:
     return (name, namespace) if colon else (text, DEFAULT_NAMESPACE)
 
 
-def _role(role: Role, grace_s: int | None) -> dict[str, Any]:
-    name = kubernetes_name(role.name)
+def _role_manifest(role: Role, grace_s: int | None) -> dict[str, Any]:
+    name = to_kubernetes_name(role.name)
     container: dict[str, Any] = {
         "name": name,
         "image": role.image or None,
-        "command": [_literal(role.entrypoint)],
-        "args": [_literal(arg) for arg in role.args],
-        "env": [{"name": variable, "value": _literal(str(value))} for variable, value in role.env.items()],
+        "command": [_escape_dollars(role.entrypoint)],
+        "args": [_escape_dollars(arg) for arg in role.args],
+        "env": [{"name": variable, "value": _escape_dollars(str(value))} for variable, value in role.env.items()],
         "resources": _resources(role),
         "ports": [
-            {"name": kubernetes_name(port, 15), "containerPort": number} for port, number in role.port_map.items()
+            {"name": to_kubernetes_name(port, 15), "containerPort": number} for port, number in role.port_map.items()
         ],
     }
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": grace_s, "nodeSelector": _node_selector(role)}
-    pod["volumes"], container["volumeMounts"] = _volumes(role.mounts)
-    pod["containers"] = [_said(container)]
+    pod["volumes"], container["volumeMounts"] = _volumes_and_mounts(role.mounts)
+    pod["containers"] = [_drop_empty(container)]
     entry = {"name": name, "replicas": role.num_replicas, "minReplicas": role.min_replicas}
     if role.min_replicas == role.num_replicas:
         del entry["minReplicas"]
-    return _said(entry) | {"template": {"spec": _said(pod)}}
+    return _drop_empty(entry) | {"template": {"spec": _drop_empty(pod)}}
 
 
-def _make_elastic(roles: list[dict[str, Any]], least: int) -> None:
+def _make_elastic(roles: list[dict[str, Any]], min_replicas: int) -> None:
     if len(roles) > 1:
         names = ", ".join(role["name"] for role in roles)
         raise SubmissionRefused(f"min_replicas: the app has several roles ({names}); say it of one in the component")
-    roles[0]["minReplicas"] = least
+    roles[0]["minReplicas"] = min_replicas
 
 
-def _refuse_untraced(roles: list[Role], steps: object) -> None:
+def _check_traceable(roles: list[Role], steps: object) -> None:
     """Traces are recorded by Muster's trainer, or beside a script by its `attach`. A component that asks for traces in
     its own metadata knows what it starts; whoever adds the option to any component must be told when nothing would be
     recorded. Raises SubmissionRefused."""
-    if any(_RECORDS.search(text) for role in roles for text in (role.entrypoint, *role.args)):
+    if any(_TRACING_MODULE.search(text) for role in roles for text in (role.entrypoint, *role.args)):
         return
     raise SubmissionRefused(
-        f"trace_steps: {steps!r} would record nothing: {_programs(roles)}; use the component muster.train.script, or "
+        f"trace_steps: {steps!r} would record nothing: {_entrypoints(roles)}; use the component muster.train.script, or "
         "start the script through `python -m muster_components.trainer.attach SCRIPT args...` "
         "(dist.ddp -m muster_components.trainer.attach -- SCRIPT args...)"
     )
 
 
-def _programs(roles: list[Role]) -> str:
+def _entrypoints(roles: list[Role]) -> str:
     starts = ", ".join(f"role {role.name!r} starts {role.entrypoint!r}" for role in roles[:3])
     more = f" and {len(roles) - 3} more" if len(roles) > 3 else ""
     return f"{starts}{more}, without Muster's trainer or attach"
 
 
-def _said(fields: dict[str, Any]) -> dict[str, Any]:
+def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     """Without the fields that say nothing, so that what is printed is what was asked for."""
     return {key: value for key, value in fields.items() if value not in (None, [], {})}
 
 
-def _literal(text: str) -> str:
+def _escape_dollars(text: str) -> str:
     """`$` before `$` or `(` doubled, so that expansion gives the text back; the replica's index in its place."""
     return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA_TOKEN, f"$({REPLICA})")
 
@@ -144,7 +144,7 @@ def _node_selector(role: Role) -> dict[str, str]:
     return {key: str(value) for key, value in capabilities.items() if "/" in key and _LABEL_VALUE.fullmatch(str(value))}
 
 
-def _volumes(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes_and_mounts(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(volumes, volumeMounts) as TorchX's own Kubernetes scheduler writes them."""
     volumes: list[dict[str, Any]] = []
     mounted: list[dict[str, Any]] = []
@@ -160,10 +160,10 @@ def _volumes(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[
     return volumes, mounted
 
 
-def validated(document: dict[str, Any]) -> TrainingJob:
+def validate_job(document: dict[str, Any]) -> TrainingJob:
     """The job that a document is. Raises SubmissionRefused that names every field that is wrong."""
     try:
         return TrainingJob.model_validate(document)
     except ValidationError as error:
-        complaints = [explain(finding, Located(document, {})) for finding in error.errors()]
+        complaints = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
         raise SubmissionRefused("; ".join(f"{item.field}: {item.message}" for item in complaints)) from error

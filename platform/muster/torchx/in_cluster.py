@@ -12,15 +12,15 @@ from typing import Any
 from torchx.specs import AppDef, DeviceMount, Role
 
 from muster.spec import TrainingJob
-from muster.torchx.appdef import validated
+from muster.torchx.appdef import validate_job
 from muster.torchx.refusal import SubmissionRefused
 
 RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
 """As the operator names them (docs/operator.md): a volume of this name takes the place of its own empty one."""
-_SHARED_MEMORY = "/dev/shm"
+_SHM_DIR = "/dev/shm"
 
 
-def for_cluster(job: TrainingJob, app: AppDef, settings: Mapping[str, Any]) -> TrainingJob:
+def with_cluster_settings(job: TrainingJob, app: AppDef, settings: Mapping[str, Any]) -> TrainingJob:
     """The job that `training_job` made of `app`, as it runs in a cluster. Raises SubmissionRefused."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     if settings.get(".priority_class"):
@@ -28,29 +28,29 @@ def for_cluster(job: TrainingJob, app: AppDef, settings: Mapping[str, Any]) -> T
     for role, entry in zip(app.roles, document["spec"]["roles"], strict=True):
         if not role.image:
             raise SubmissionRefused(f"role {role.name}: image is empty; a cluster runs images, so name one: --image")
-        _complete(entry["template"]["spec"], role, settings)
-    return validated(document)
+        _complete_pod(entry["template"]["spec"], role, settings)
+    return validate_job(document)
 
 
-def _complete(pod: dict[str, Any], role: Role, settings: Mapping[str, Any]) -> None:
+def _complete_pod(pod: dict[str, Any], role: Role, settings: Mapping[str, Any]) -> None:
     if settings.get(".service_account"):
         pod["serviceAccountName"] = settings[".service_account"]
     if settings.get(".image_pull_secrets"):
         pod["imagePullSecrets"] = [{"name": name} for name in settings[".image_pull_secrets"]]
     container = pod["containers"][0]
     mounted = {mount["mountPath"].rstrip("/") for mount in container.get("volumeMounts", ())}
-    if _SHARED_MEMORY not in mounted:  # 64 MB otherwise
-        _mount(pod, {"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"mountPath": _SHARED_MEMORY})
+    if _SHM_DIR not in mounted:  # 64 MB otherwise
+        _add_volume(pod, {"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"mountPath": _SHM_DIR})
     claim = settings.get(".run_volume")
     if claim:
         volume = {"name": RUN_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
-        _mount(
+        _add_volume(
             pod, volume, {"mountPath": RUN_DIR, "subPathExpr": "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"}
         )
     if any(isinstance(mount, DeviceMount) for mount in role.mounts):
         container["securityContext"] = {"privileged": True}
 
 
-def _mount(pod: dict[str, Any], volume: dict[str, Any], mount: dict[str, Any]) -> None:
+def _add_volume(pod: dict[str, Any], volume: dict[str, Any], mount: dict[str, Any]) -> None:
     pod.setdefault("volumes", []).append(volume)
     pod["containers"][0].setdefault("volumeMounts", []).append({"name": volume["name"], **mount})

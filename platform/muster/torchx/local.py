@@ -12,21 +12,21 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
 from muster.errors import DaemonError, MusterError
-from muster.local.capacity import measure
+from muster.local.capacity import measure_capacity
 from muster.local.client import LocalClient
-from muster.local.oversubscription import allowing, check_processes
-from muster.local.restrictions import check_runs_here
+from muster.local.oversubscription import allow_oversubscription, check_processes
+from muster.local.restrictions import check_local_support
 from muster.local.shape import host_node
-from muster.local.submitter import environment_for, noted, passing
+from muster.local.submitter import submitter_environment, annotate_submitter, pass_variables
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
-from muster.torchx.accelerator import GPU, NodeSize, asks_for_nodes, with_accelerators
-from muster.torchx.appdef import training_job
-from muster.torchx.refusal import SubmissionRefused, refusing
+from muster.torchx.accelerator import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.appdef import to_training_job
+from muster.torchx.refusal import SubmissionRefused, as_submission_refused
 from muster.torchx.run_options import run_options
-from muster.torchx.scheduler import MusterScheduler, name_of, to_yaml
-from muster.torchx.settings import settings_of
-from muster.variables import not_passed
+from muster.torchx.scheduler import MusterScheduler, unique_job_name, to_yaml
+from muster.torchx.settings import resolve_settings
+from muster.variables import not_passed_message
 
 BACKEND = "muster_local"
 logger = logging.getLogger(__name__)
@@ -38,74 +38,74 @@ class LocalScheduler(MusterScheduler):
     def __init__(self, session_name: str, home: str | None = None) -> None:
         super().__init__(BACKEND, session_name)
         self._home = home
-        self._connected: LocalClient | None = None
+        self._cached_client: LocalClient | None = None
 
     def _run_opts(self) -> runopts:
         return run_options(BACKEND)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, CfgVal]) -> AppDryRunInfo:
-        with refusing():
-            nodes = self._node_sizes() if asks_for_nodes(app) else []
-            settings = settings_of(cfg, app.metadata)
+        with as_submission_refused():
+            nodes = self._node_capacities() if needs_node_capacity(app) else []
+            settings = resolve_settings(cfg, app.metadata)
             oversubscribe = bool(settings.get(".oversubscribe"))
             passed = settings.get(".env", [])
             try:
-                sized, notices = with_accelerators(app, nodes, oversubscribe)
+                sized, notices = resolve_auto_resources(app, nodes, oversubscribe)
             except SubmissionRefused as refused:
-                sized, _ = with_accelerators(app, nodes, oversubscribe=True)
+                sized, _ = resolve_auto_resources(app, nodes, oversubscribe=True)
                 try:  # what else is wrong is told at once
-                    self._check(passing(allowing(_job_of(sized, cfg)), passed))
+                    self._dry_run_submit(pass_variables(allow_oversubscription(_job_of(sized, cfg)), passed))
                 except (MusterError, SubmissionRefused) as other:
                     raise SubmissionRefused(f"{refused}; also: {other}") from other
                 raise
             for notice in notices:
                 logger.warning(notice)
             job = _job_of(sized, cfg)
-            job = passing(allowing(job) if oversubscribe else job, passed)
-            self._check(job)
+            job = pass_variables(allow_oversubscription(job) if oversubscribe else job, passed)
+            self._dry_run_submit(job)
             return AppDryRunInfo(job, to_yaml)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        with refusing():
+        with as_submission_refused():
             client, job = self._client(), dryrun_info.request
-            submitted = self._was_submitted(client.submit(job))
+            submitted = self._record_submission(client.submit(job))
             if names := client.newly_left_out([job]):
-                logger.info(not_passed(names, "-cfg env="))
+                logger.info(not_passed_message(names, "-cfg env="))
             return submitted
 
     def _client(self, app_id: str | None = None) -> LocalClient:
-        if self._connected is None:
-            self._connected = LocalClient.connect(self._home)
-        return self._connected
+        if self._cached_client is None:
+            self._cached_client = LocalClient.connect(self._home)
+        return self._cached_client
 
-    def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
+    def _list_jobs(self, cfg: object) -> builtins.list[TrainingJob]:
         return self._client().jobs()
 
-    def _check(self, job: TrainingJob) -> None:
+    def _dry_run_submit(self, job: TrainingJob) -> None:
         """What submitting would refuse, a dry run refuses too; it starts no daemon, but looks as one would that it had
         started: without queues, for the program, the script and the data."""
         try:
             LocalClient.connect(self._home, start=False).submit(job, dry_run=True)
         except DaemonError:
-            check_runs_here(noted(job), environment_for(job))
-            check_processes(job, [host_node(measure())])
+            check_local_support(annotate_submitter(job), submitter_environment(job))
+            check_processes(job, [host_node(measure_capacity())])
 
-    def _node_sizes(self) -> Sequence[NodeSize]:
+    def _node_capacities(self) -> Sequence[NodeCapacity]:
         """The nodes of the daemon; a dry run does not start one, but looks at this host."""
         try:
             nodes = LocalClient.connect(self._home, start=False).nodes()
         except DaemonError:
-            host = measure()
-            return [NodeSize(cpu_milli=host.cpu_milli, gpus=len(host.gpus))]
+            host = measure_capacity()
+            return [NodeCapacity(cpu_milli=host.cpu_milli, gpus=len(host.gpus))]
         amounts = [node["allocatable"] for node in nodes]
         return [
-            NodeSize(parse_quantity(amount.get("cpu", "0"), "cpu"), parse_quantity(amount.get(GPU, "0"), GPU))
+            NodeCapacity(parse_quantity(amount.get("cpu", "0"), "cpu"), parse_quantity(amount.get(GPU, "0"), GPU))
             for amount in amounts
         ]
 
 
 def _job_of(app: AppDef, cfg: Mapping[str, CfgVal]) -> TrainingJob:
-    return training_job(_without_default_image(app), name_of(app), cfg, img_root=os.getcwd())
+    return to_training_job(_without_default_image(app), unique_job_name(app), cfg, img_root=os.getcwd())
 
 
 def _without_default_image(app: AppDef) -> AppDef:

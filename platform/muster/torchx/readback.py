@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
 
-from muster.lifecycle import has_ended, is_finished
+from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.places import index_range
 from muster.quantity import parse_quantity
 from muster.spec import LastFailure, RoleSpec, TrainingJob
-from muster.terminal import plain
+from muster.terminal import sanitize
 from muster.torchx.appdef import REPLICA, app_id
-from muster.torchx.story import doing
-from muster.variables import shown
+from muster.torchx.story import status_message
+from muster.variables import redact
 
 _STATES = {
     "Pending": AppState.PENDING,
@@ -29,22 +29,22 @@ _STATES = {
     "Cancelled": AppState.CANCELLED,
 }
 
-_NOT_SAID = -1  # as TorchX writes it
-_ESCAPED = re.compile(rf"\$\$|\$\({REPLICA}\)")
+_UNSET = -1  # as TorchX writes it
+_ESCAPED_DOLLAR = re.compile(rf"\$\$|\$\({REPLICA}\)")
 
 
 def app_state(job: TrainingJob) -> AppState:
     """The job's state. One that is finished is RUNNING until its last process has ended."""
-    if is_finished(job.status) and not has_ended(job.status):
+    if is_finished(job.status) and not has_terminated(job.status):
         return AppState.RUNNING
     return _STATES[job.status.phase]
 
 
-def description(job: TrainingJob, run_dir: object = None, context: str = "") -> DescribeAppResponse:
+def describe_response(job: TrainingJob, run_dir: object = None, context_name: str = "") -> DescribeAppResponse:
     """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here, `context` where
     there are several clusters."""
     where = [f"run folder {run_dir}"] if run_dir is not None else []
-    where += [f"context {context}"] if context else []
+    where += [f"context {context_name}"] if context_name else []
     state = app_state(job)
     failure = job.status.last_failure
     report = job.status.traces.report if job.status.traces else ""
@@ -52,22 +52,22 @@ def description(job: TrainingJob, run_dir: object = None, context: str = "") -> 
         app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
         state=state,
         num_restarts=job.status.restarts,
-        msg="; ".join([doing(job), *where]),
+        msg="; ".join([status_message(job), *where]),
         structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
-        ui_url=_address(report),
+        ui_url=_report_url(report),
         roles_statuses=list(_role_statuses(job, state)),
-        roles=[_role(role, job.spec.failure_policy.max_restarts, context) for role in job.spec.roles],
+        roles=[_role(role, job.spec.failure_policy.max_restarts, context_name) for role in job.spec.roles],
     )
 
 
-def _address(report: str) -> str | None:
+def _report_url(report: str) -> str | None:
     """Of a report, as a browser takes it."""
     return f"file://{report}" if report.startswith("/") else report or None
 
 
 def _elastic_error(failure: LastFailure) -> dict[str, object]:
     """The form that TorchX reads (in both versions): message, code, time."""
-    text = plain(failure.log_tail).strip() or failure.reason
+    text = sanitize(failure.log_tail).strip() or failure.reason
     details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
     return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
 
@@ -93,21 +93,21 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
         name=role.name,
         image=container.image or "",
         min_replicas=role.min_replicas,
-        entrypoint=_as_written(container.command[0]) if container.command else "",
-        args=[_as_written(arg) for arg in (*container.command[1:], *container.args)],
-        env={variable.name: shown(variable.name, _as_written(variable.value or "")) for variable in container.env},
+        entrypoint=_unescape_dollars(container.command[0]) if container.command else "",
+        args=[_unescape_dollars(arg) for arg in (*container.command[1:], *container.args)],
+        env={variable.name: redact(variable.name, _unescape_dollars(variable.value or "")) for variable in container.env},
         num_replicas=role.replicas,
         max_retries=max_restarts,
         metadata={"context": context} if context else {},
         resource=Resource(
-            cpu=-(-whole.pop("cpu") // 1000) if "cpu" in whole else _NOT_SAID,
+            cpu=-(-whole.pop("cpu") // 1000) if "cpu" in whole else _UNSET,
             gpu=whole.pop("nvidia.com/gpu", 0),
-            memMB=whole.pop("memory") // 2**20 if "memory" in whole else _NOT_SAID,
+            memMB=whole.pop("memory") // 2**20 if "memory" in whole else _UNSET,
             devices=whole,
         ),
     )
 
 
-def _as_written(text: str) -> str:
+def _unescape_dollars(text: str) -> str:
     """The text as the AppDef had it."""
-    return _ESCAPED.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)
+    return _ESCAPED_DOLLAR.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)

@@ -21,11 +21,11 @@ class SubmissionRefused(ComponentValidationException, ValueError):  # type: igno
     """The app, its options or this cluster forbid the submission; the text names the field, the value and a remedy."""
 
 
-class WatchEnded(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
+class WatchInterrupted(ComponentValidationException, ClusterError):  # type: ignore[misc]  # TorchX is not typed
     """The cluster went away while a job was watched, which goes on or not as the text says."""
 
 
-class CommandRefused(MusterError, SystemExit):
+class TorchxCommandError(MusterError, SystemExit):
     """Ends a `torchx` command with the text alone on stderr and exit code 1."""
 
     def __init__(self, text: str) -> None:
@@ -34,20 +34,20 @@ class CommandRefused(MusterError, SystemExit):
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def print_errors_without_traceback() -> Iterator[None]:
     """What Muster refuses to the commands `torchx list`, `log` and their like, which catch nothing, ends them with a
     line instead of a traceback; whoever calls TorchX from Python gets the error itself."""
     try:
         yield
     except MusterError as error:
         if is_torchx_command():
-            threading.excepthook = _quietly  # `torchx log` reads in threads, and raises what they did once more
-            raise CommandRefused(str(error)) from None
+            threading.excepthook = _ignore_command_errors  # `torchx log` reads in threads, and raises what they did once more
+            raise TorchxCommandError(str(error)) from None
         raise
 
 
-def _quietly(args: threading.ExceptHookArgs) -> None:
-    if not issubclass(args.exc_type, CommandRefused):
+def _ignore_command_errors(args: threading.ExceptHookArgs) -> None:
+    if not issubclass(args.exc_type, TorchxCommandError):
         threading.__excepthook__(args)
 
 
@@ -58,7 +58,7 @@ def is_torchx_command() -> bool:
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def as_submission_refused() -> Iterator[None]:
     """Turn what Muster refuses into what TorchX prints."""
     try:
         yield

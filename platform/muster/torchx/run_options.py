@@ -8,20 +8,20 @@ from typing import Any
 from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
-from muster.nearest import meant
+from muster.nearest import did_you_mean
 from muster.torchx.settings import SETTINGS
 
 
-class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
+class StrictRunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
     """Options that know their names: TorchX 0.7.0 drops an unknown one without a word.
 
     Both versions print what `resolve` raises; what `cfg_from_str` raises ends in a traceback. So reading keeps what it
     does not understand, and resolving refuses it.
     """
 
-    def __init__(self, of: str) -> None:
+    def __init__(self, scheduler: str) -> None:
         super().__init__()
-        self._of = of
+        self._scheduler = scheduler
 
     def cfg_from_str(self, cfg_str: str) -> dict[str, CfgVal]:
         """The options in a `-cfg` text; those that cannot be read stay texts."""
@@ -39,17 +39,17 @@ class RunOptions(runopts):  # type: ignore[misc]  # TorchX is not typed
         names = [name for name, _ in self]
         for key in cfg:
             if self.get(key) is None:
-                right = meant(key, names, f"there are {', '.join(names)}")
-                raise InvalidRunConfigException(f"`{key}` is no option of {self._of}; {right}", key, cfg)
+                right = did_you_mean(key, names, f"there are {', '.join(names)}")
+                raise InvalidRunConfigException(f"`{key}` is no option of {self._scheduler}; {right}", key, cfg)
         resolved: dict[str, CfgVal] = super().resolve(cfg, **how)
         return resolved
 
 
-def run_options(of: str) -> RunOptions:
+def run_options(scheduler: str) -> StrictRunOptions:
     """All options of a scheduler, from the one table of settings."""
-    options = RunOptions(of)
+    options = StrictRunOptions(scheduler)
     for setting in SETTINGS:
-        if setting.type is None or (setting.only is not None and setting.only != of):
+        if setting.option_type is None or (setting.backend is not None and setting.backend != scheduler):
             continue
-        options.add(setting.key, type_=setting.type, default=None, help=setting.help)
+        options.add(setting.key, type_=setting.option_type, default=None, help=setting.help)
     return options

@@ -24,17 +24,17 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.excerpt import WHOLE, Excerpt
-from muster.kubernetes.connection import PATIENCE_S
-from muster.spec import TrainingJob, longest_job_name
-from muster.terminal import coloured
+from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.kubernetes.connection import UNREACHABLE_TIMEOUT_S
+from muster.spec import TrainingJob, max_job_name_length
+from muster.terminal import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id
-from muster.torchx.follow import Pod, Told, follow
-from muster.torchx.forms import kubernetes_name, unique_name
-from muster.torchx.readback import app_state, description
-from muster.torchx.refusal import WatchEnded, is_torchx_command, told_plainly
-from muster.torchx.waiting import Waiting
-from muster.variables import shown, without_secrets
+from muster.torchx.follow import FollowedPod, StatusReporter, follow
+from muster.torchx.forms import to_kubernetes_name, with_suffix
+from muster.torchx.readback import app_state, describe_response
+from muster.torchx.refusal import WatchInterrupted, is_torchx_command, print_errors_without_traceback
+from muster.torchx.waiting import ProgressReporter
+from muster.variables import redact, redact_secrets
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
@@ -46,11 +46,11 @@ class JobClient(Protocol):
     def job(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]: ...
     def run_dir(self, name: str, namespace: str = "default") -> Path | None: ...
-    def beats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
+    def heartbeats(self, name: str, namespace: str = "default") -> builtins.list[dict[str, Any]]: ...
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob: ...
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]: ...
     def log_lines(
-        self, name: str, namespace: str, role: str, index: int, excerpt: Excerpt = WHOLE
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
     ) -> Iterator[str]: ...
 
 
@@ -60,19 +60,19 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
-        self._told = Told()
-        self._followed: set[str] = set()  # whose log is shown
-        self._waiting = Waiting()
+        self._status_reporter = StatusReporter()
+        self._followed_apps: set[str] = set()  # whose log is shown
+        self._progress_reporter = ProgressReporter()
 
     @abstractmethod
     def _client(self, app_id: str | None = None) -> JobClient:
         """The cluster of a job; without one, the usual cluster."""
 
     @abstractmethod
-    def _listed(self, cfg: object) -> builtins.list[TrainingJob]:
+    def _list_jobs(self, cfg: object) -> builtins.list[TrainingJob]:
         """The jobs that `torchx list` shows."""
 
-    def _context(self, app_id: str) -> str:
+    def _context_name(self, app_id: str) -> str:
         """Which cluster a job is looked for in; "" where there is only one."""
         return ""
 
@@ -86,7 +86,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             info._app = _without_secrets(app)
         return info
 
-    def _was_submitted(self, job: TrainingJob) -> str:
+    def _record_submission(self, job: TrainingJob) -> str:
         """Its app id, noted: its whole story is told to whoever follows it from here."""
         submitted = app_id(job.metadata.name, job.metadata.namespace or "default")
         self._submitted.add(submitted)
@@ -97,36 +97,36 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
     def describe(self, app_id: str) -> DescribeAppResponse | None:
         """As of TorchX's interface. Of a job that this session has submitted `torchx run --wait` asks, every second: an
         API server that does not answer is given the time of its upgrade, then `WatchEnded` is raised."""
-        with told_plainly():
+        with print_errors_without_traceback():
             client = self._client(app_id)
-        patience = time.monotonic() + PATIENCE_S
+        patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
         while True:
             try:
-                return self._described(app_id, client)
+                return self._describe_once(app_id, client)
             except NotFound as error:
                 elsewhere = "; a handle does not name its cluster: MUSTER_CONTEXT chooses another one"
-                logger.warning("%s%s", error, elsewhere if self._context(app_id) else "")  # `torchx cancel` is silent
+                logger.warning("%s%s", error, elsewhere if self._context_name(app_id) else "")  # `torchx cancel` is silent
                 return None
             except ClusterError as error:
                 if app_id not in self._submitted:
-                    with told_plainly():
+                    with print_errors_without_traceback():
                         raise
                 if isinstance(error, DaemonError) or time.monotonic() > patience:
-                    raise WatchEnded(f"{app_id} cannot be watched any more: {error}") from error
+                    raise WatchInterrupted(f"{app_id} cannot be watched any more: {error}") from error
             time.sleep(_PAUSE_S)
 
-    def _described(self, app_id: str, client: JobClient) -> DescribeAppResponse:
+    def _describe_once(self, app_id: str, client: JobClient) -> DescribeAppResponse:
         job = client.job(*split_app_id(app_id))
         run_dir = client.run_dir(*split_app_id(app_id))
         if app_id in self._submitted:  # `torchx run --wait` shows nothing of it
-            self._tell(app_id, job, client)
-        return description(job, run_dir, self._context(app_id))
+            self._log_news(app_id, job, client)
+        return describe_response(job, run_dir, self._context_name(app_id))
 
-    def _tell(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
-        if sentence := self._told.tell(app_id, job):
+    def _log_news(self, app_id: str, job: TrainingJob, client: JobClient) -> None:
+        if sentence := self._status_reporter.next_message(app_id, job):
             logger.info(sentence)
-        if app_id not in self._followed:
-            for line in self._waiting.news(app_id, job, client):
+        if app_id not in self._followed_apps:
+            for line in self._progress_reporter.next_lines(app_id, job, client):
                 logger.info(line)
 
     def describe_native(self, app_id: str) -> AppDryRunInfo | None:
@@ -136,8 +136,8 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             return None
 
     def list(self, cfg: object = None) -> builtins.list[ListAppResponse]:
-        with told_plainly():
-            jobs = self._listed(cfg)
+        with print_errors_without_traceback():
+            jobs = self._list_jobs(cfg)
         return [
             ListAppResponse(app_id=app_id(job.metadata.name, job.metadata.namespace or "default"), state=app_state(job))
             for job in jobs
@@ -157,22 +157,22 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         if streams not in (None, Stream.COMBINED):
             raise ValueError(f"streams {streams.value}: stdout and stderr are one log here; leave it out, or combined")
         name, namespace = split_app_id(app_id)
-        with told_plainly():
+        with print_errors_without_traceback():
             client = self._client(app_id)
             job = client.job(name, namespace)
-            role = kubernetes_name(role_name)
+            role = to_kubernetes_name(role_name)
             if should_tail:
                 _check_replica(job, role, k)
         if should_tail and since is None and until is None:
-            self._followed.add(app_id)
-            pod = Pod(name, namespace, role, k, speaks=k == 0 and role == job.spec.roles[0].name)
+            self._followed_apps.add(app_id)
+            pod = FollowedPod(name, namespace, role, k, is_primary=k == 0 and role == job.spec.roles[0].name)
             first_attempt = 0 if app_id in self._submitted else None
-            lines = follow(client, pod, first_attempt, app_id, self._told)
+            lines = follow(client, pod, first_attempt, app_id, self._status_reporter)
         else:
-            excerpt = Excerpt(since=_seconds(since), until=_seconds(until), follow=should_tail)
-            with told_plainly():
+            excerpt = LogOptions(since=_unix_seconds(since), until=_unix_seconds(until), follow=should_tail)
+            with print_errors_without_traceback():
                 lines = client.log_lines(name, namespace, role, k, excerpt)
-        ended = _ended(lines)
+        ended = _with_newlines(lines)
         return filter_regex(regex, ended) if regex else ended
 
     # ---- ending
@@ -192,26 +192,26 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         self._client(app_id).delete("TrainingJob", *split_app_id(app_id))
 
 
-def name_of(app: AppDef) -> str:
+def unique_job_name(app: AppDef) -> str:
     """A name for a job of this app that no other run of it has."""
-    longest = longest_job_name((kubernetes_name(role.name), role.num_replicas) for role in app.roles)
-    return unique_name(app.name, secrets.token_hex(3), longest)
+    longest = max_job_name_length((to_kubernetes_name(role.name), role.num_replicas) for role in app.roles)
+    return with_suffix(app.name, secrets.token_hex(3), longest)
 
 
 def to_yaml(job: TrainingJob) -> str:
     """What `muster submit` would take for the same job, but for secrets in its variables, which are hidden."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return str(yaml.safe_dump(without_secrets(document), sort_keys=False, width=120))
+    return str(yaml.safe_dump(redact_secrets(document), sort_keys=False, width=120))
 
 
 def _without_secrets(app: AppDef) -> AppDef:
     roles = [
-        replace(role, env={name: shown(name, str(value)) for name, value in role.env.items()}) for role in app.roles
+        replace(role, env={name: redact(name, str(value)) for name, value in role.env.items()}) for role in app.roles
     ]
     return replace(app, roles=roles)
 
 
-def cfg_of(cfg: object) -> Mapping[str, object]:
+def cfg_mapping(cfg: object) -> Mapping[str, object]:
     """The options that a verb was given, if any."""
     return cfg if isinstance(cfg, Mapping) else {}
 
@@ -224,14 +224,14 @@ def _check_replica(job: TrainingJob, role: str, index: int) -> None:
         raise NotFound(f"job {job.metadata.name!r} has no replica {role}/{index}; it has {had}")
 
 
-def _ended(lines: Iterator[str]) -> Iterator[str]:
+def _with_newlines(lines: Iterator[str]) -> Iterator[str]:
     """With the ends of lines that TorchX prints. A terminal is given text and colours; a pipe, and a program, what was
     written."""
-    shown = coloured if is_torchx_command() and sys.stdout.isatty() else str
-    with told_plainly():
+    shown = sanitize_keep_colors if is_torchx_command() and sys.stdout.isatty() else str
+    with print_errors_without_traceback():
         for line in lines:
             yield shown(line) + "\n"
 
 
-def _seconds(moment: datetime | None) -> float | None:
+def _unix_seconds(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()

@@ -7,46 +7,46 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from muster.lifecycle import has_ended
-from muster.progress import Lines, present
+from muster.lifecycle import has_terminated
+from muster.progress import ProgressLines, current_heartbeat
 from muster.spec import TrainingJob
-from muster.torchx.story import doing
+from muster.torchx.story import status_message
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient
 
-PROGRESS_EVERY_S = 10.0
+PROGRESS_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True)
-class _Job:
+class _JobProgress:
     """What was told of one job."""
 
-    lines: Lines = field(default_factory=lambda: Lines(PROGRESS_EVERY_S))
-    started: int | None = None  # the attempt of which it was told that it runs
+    progress_lines: ProgressLines = field(default_factory=lambda: ProgressLines(PROGRESS_INTERVAL_S))
+    started_attempt: int | None = None  # the attempt of which it was told that it runs
     ended: bool = False
 
 
 @dataclass(slots=True)
-class Waiting:
+class ProgressReporter:
     """What was told of the jobs that somebody waits for. `clock` gives Unix seconds, as beats do."""
 
     clock: Callable[[], float] = time.time
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _progress_by_app: dict[str, _JobProgress] = field(default_factory=dict)
 
-    def news(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
+    def next_lines(self, app: str, job: TrainingJob, client: JobClient) -> Iterator[str]:
         """Sentences from the start on that nobody was told yet; what comes before it, everybody is told."""
-        told, status = self._jobs.setdefault(app, _Job()), job.status
+        told, status = self._progress_by_app.setdefault(app, _JobProgress()), job.status
         name, namespace = job.metadata.name, job.metadata.namespace or "default"
         if status.phase == "Running":
-            if told.started != status.attempt:
-                told.started = status.attempt
-                yield doing(job)
-            line = told.lines.due(present(client.beats(name, namespace), status.attempt), self.clock())
+            if told.started_attempt != status.attempt:
+                told.started_attempt = status.attempt
+                yield status_message(job)
+            line = told.progress_lines.next_line(current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock())
             if line is not None:
                 yield line
-        elif has_ended(status) and not told.ended:
+        elif has_terminated(status) and not told.ended:
             told.ended = True
             run_dir = client.run_dir(name, namespace)
             where = "" if run_dir is None or status.started_at is None else f"; run folder {run_dir}"
-            yield f"{status.phase.lower()}: {doing(job)}{where}"
+            yield f"{status.phase.lower()}: {status_message(job)}{where}"

@@ -15,30 +15,30 @@ from pathlib import Path
 from muster.errors import InvalidTrace
 from muster.tracing.events import Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
-from muster.tracing.operators import Operator, kernels_by_time, operators_by_self_time
+from muster.tracing.operators import OperatorStats, kernels_by_time, operators_by_self_time
 from muster.tracing.overlap import overlap
-from muster.tracing.reader import read
-from muster.tracing.scan import DEFAULT_LIMITS, Limits
+from muster.tracing.reader import read_trace
+from muster.tracing.scan import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.spans import clip
-from muster.tracing.steps import steps_of
-from muster.tracing.temporal import KernelType, kernel_types, selected, temporal, whole_microseconds
-from muster.tracing.timeline import StepPicture, step_pictures
+from muster.tracing.steps import profiled_steps
+from muster.tracing.temporal import KernelType, kernel_types, select_device_work, temporal_breakdown, round_to_microseconds
+from muster.tracing.timeline import StepTimeline, step_timelines
 from muster.tracing.work import (
-    Exposed,
-    Work,
+    ExposedCollective,
+    TimeCategory,
     communication_events,
     exposed_collectives,
     exposed_communication,
-    lanes_of,
-    shares,
+    category_spans,
+    time_breakdown,
     traced_window,
 )
 
-TOP = 30
+MAX_OPERATORS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class HtaNumbers:
+class HtaMetrics:
     """What HolisticTraceAnalysis prints for this trace with its defaults: whole microseconds, last step left out."""
 
     idle_us: int
@@ -63,21 +63,21 @@ class TraceSummary:
     device: str | None
     job: str | None
     events: int
-    unusable: int
+    invalid_events: int
     on_device: bool
     window_s: float
-    work_s: dict[str, float]
+    time_by_category_s: dict[str, float]
     communication_s: float
     overlapped_s: float
-    collectives: tuple[Exposed, ...]
+    collectives: tuple[ExposedCollective, ...]
     steps: tuple[tuple[int, float], ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorStats, ...]
     operators_s: float
-    kernels: tuple[Operator, ...]
+    kernels: tuple[OperatorStats, ...]
     kernels_s: float
-    idle: tuple[StreamIdle, ...]
-    pictures: tuple[StepPicture, ...]
-    hta: HtaNumbers | None
+    stream_idle: tuple[StreamIdle, ...]
+    timelines: tuple[StepTimeline, ...]
+    hta: HtaMetrics | None
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -87,29 +87,29 @@ class TraceSummary:
     @property
     def step_s(self) -> dict[int, float]:
         """Seconds of each step: on a device from its first kernel to its last, since there the CPU runs ahead."""
-        return {step.step: step.duration_s for step in self.pictures} if self.on_device else dict(self.steps)
+        return {step.step: step.duration_s for step in self.timelines} if self.on_device else dict(self.steps)
 
-    def share(self, kind: Work) -> float:
+    def share(self, category: TimeCategory) -> float:
         """The part of the window that went to a kind of work, 0 to 1."""
-        return self.work_s[kind.name.lower()] / self.window_s if self.window_s > 0 else 0.0
+        return self.time_by_category_s[category.name.lower()] / self.window_s if self.window_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableTrace:
     """A file that could not be analysed, and why; `trace` is False if it simply is no trace."""
 
     source: str
     reason: str
-    trace: bool = True
+    is_trace: bool = True
 
 
-def summarise(trace: Trace) -> TraceSummary:
+def summarise_trace(trace: Trace) -> TraceSummary:
     """Everything the report tells about one trace. Every profiled step counts, the last one included."""
-    steps = steps_of(trace)
-    work = selected(trace, last_step=True)
-    lanes = lanes_of(trace, work)
+    steps = profiled_steps(trace)
+    work = select_device_work(trace, include_last_step=True)
+    lanes = category_spans(trace, work)
     start, end = traced_window(trace, work, steps)
-    both = overlap(clip(lanes[Work.COMMUNICATION], start, end), lanes.computing)
+    both = overlap(clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing)
     exposed = exposed_communication(lanes, start, end)
     operators, kernels = operators_by_self_time(trace), kernels_by_time(trace, work)
     return TraceSummary(
@@ -119,33 +119,33 @@ def summarise(trace: Trace) -> TraceSummary:
         backend=trace.backend,
         device=trace.device if len(work) else None,
         job=trace.job,
-        events=trace.decoded,
-        unusable=trace.unusable,
+        events=trace.decoded_events,
+        invalid_events=trace.invalid_events,
         on_device=len(work) > 0,
         window_s=(end - start) / 1e9,
-        work_s={kind.name.lower(): ns / 1e9 for kind, ns in shares(lanes, start, end).items()},
+        time_by_category_s={kind.name.lower(): ns / 1e9 for kind, ns in time_breakdown(lanes, start, end).items()},
         communication_s=both.communication_ns / 1e9,
         overlapped_s=both.overlapped_ns / 1e9,
-        collectives=exposed_collectives(trace, communication_events(trace, work), exposed)[:TOP],
+        collectives=exposed_collectives(trace, communication_events(trace, work), exposed)[:MAX_OPERATORS],
         steps=tuple((step.number, step.duration_ns / 1e9) for step in steps),
-        operators=operators[:TOP],
+        operators=operators[:MAX_OPERATORS],
         operators_s=sum(op.total_ns for op in operators) / 1e9,
-        kernels=kernels[:TOP],
+        kernels=kernels[:MAX_OPERATORS],
         kernels_s=sum(op.total_ns for op in kernels) / 1e9,
-        idle=idle_by_stream(trace, work),
-        pictures=step_pictures(trace, work, lanes, steps),
-        hta=hta_numbers(trace) if len(work) else None,
+        stream_idle=idle_by_stream(trace, work),
+        timelines=step_timelines(trace, work, lanes, steps),
+        hta=hta_metrics(trace) if len(work) else None,
     )
 
 
-def hta_numbers(trace: Trace) -> HtaNumbers:
+def hta_metrics(trace: Trace) -> HtaMetrics:
     """The temporal breakdown and overlap by HTA's rules, to compare with it."""
-    rounded = whole_microseconds(trace)
-    work = selected(rounded, last_step=False)
+    rounded = round_to_microseconds(trace)
+    work = select_device_work(rounded, include_last_step=False)
     types = kernel_types(rounded, work)
-    parts = temporal(types, work.spans)
+    parts = temporal_breakdown(types, work.spans)
     both = overlap(work.spans[types == KernelType.COMMUNICATION], work.spans[types == KernelType.COMPUTE])
-    return HtaNumbers(
+    return HtaMetrics(
         idle_us=parts.idle_ns // 1000,
         compute_us=parts.compute_ns // 1000,
         non_compute_us=parts.non_compute_ns // 1000,
@@ -154,31 +154,31 @@ def hta_numbers(trace: Trace) -> HtaNumbers:
     )
 
 
-def summarise_file(path: Path, limits: Limits = DEFAULT_LIMITS) -> TraceSummary | Unreadable:
+def summarise_trace_file(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> TraceSummary | UnreadableTrace:
     """Read and analyse one file; what is wrong with it comes back as a value, since the other ranks still count."""
     try:
-        return summarise(read(path, limits))
+        return summarise_trace(read_trace(path, limits))
     except InvalidTrace as error:
-        return Unreadable(str(path), str(error).removeprefix(f"{path}: "), trace=error.reason != "NotATrace")
+        return UnreadableTrace(str(path), str(error).removeprefix(f"{path}: "), is_trace=error.reason != "NotATrace")
     except OSError as error:
-        return Unreadable(str(path), str(error))
+        return UnreadableTrace(str(path), str(error))
 
 
-def summarise_files(
-    paths: Sequence[Path], *, workers: int = 1, limits: Limits = DEFAULT_LIMITS
-) -> tuple[TraceSummary | Unreadable, ...]:
+def summarise_trace_files(
+    paths: Sequence[Path], *, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
+) -> tuple[TraceSummary | UnreadableTrace, ...]:
     """The same for many files, in their order; with several workers each file is one process's, one at a time.
 
     Raises InvalidTrace if one of these processes is killed.
     """
     if workers <= 1 or len(paths) <= 1:
-        return tuple(summarise_file(path, limits) for path in paths)
+        return tuple(summarise_trace_file(path, limits) for path in paths)
     # Not fork: the caller may have threads.
     with ProcessPoolExecutor(
-        min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_end_with_parent
+        min(workers, len(paths)), mp_context=get_context("spawn"), initializer=_exit_with_parent
     ) as pool:
         try:
-            return tuple(pool.map(summarise_file, paths, repeat(limits)))
+            return tuple(pool.map(summarise_trace_file, paths, repeat(limits)))
         except BrokenProcessPool as error:
             raise InvalidTrace(
                 f"{paths[0].parent}: a process that read the traces was killed, perhaps for want of memory; "
@@ -186,7 +186,7 @@ def summarise_files(
             ) from error
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """A worker would wait for work for ever if its parent were killed."""
     parent = parent_process()
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-LEAST = 1e-100  # of an axis: what is shorter has no marks that could be told apart
+MIN_RANGE = 1e-100  # of an axis: what is shorter has no marks that could be told apart
 
 
-def ticks(lo: float, hi: float, about: int, *, whole: bool = False) -> list[float]:
+def tick_values(lo: float, hi: float, target_count: int, *, integer: bool = False) -> list[float]:
     """Round numbers that span [lo, hi], about so many; at least two."""
-    if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < LEAST:
+    if not (math.isfinite(lo) and math.isfinite(hi)) or hi - lo < MIN_RANGE:
         return [lo, lo + 1]
-    rough = (hi - lo) / max(about - 1, 1)
+    rough = (hi - lo) / max(target_count - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    step = max(step, 1.0) if whole else step
-    step = round(step) if whole else step
+    step = max(step, 1.0) if integer else step
+    step = round(step) if integer else step
     first, last = math.floor(lo / step + 1e-9), math.ceil(hi / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
 
 
-def tick_names(values: Sequence[float], *, time: bool = False) -> list[str]:
+def tick_labels(values: Sequence[float], *, as_time: bool = False) -> list[str]:
     """The labels of ticks: as few decimals as tell them apart, one unit for all."""
     largest = max((abs(v) for v in values), default=0.0)
     factor, unit = 1.0, ""
-    if time:
+    if as_time:
         factor, unit = next(((f, u) for f, u in ((1.0, " s"), (1e3, " ms")) if largest * f >= 1), (1e6, " µs"))
     scaled = [v * factor for v in values]
     decimals = next(

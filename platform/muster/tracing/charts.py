@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.axes import tick_names, ticks
-from muster.tracing.figures import percent
+from muster.tracing.axes import tick_labels, tick_values
+from muster.tracing.figures import format_percent
 
 _Scale = Callable[[float], float]
 GLYPH_PX = 7.3  # an average letter of 12 px DejaVu Sans, the widest of the page's fonts
 
-INSET = 6  # between the axis and the first point, so that marks there do not touch the labels
+AXIS_PADDING_PX = 6  # between the axis and the first point, so that marks there do not touch the labels
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class LineSeries:
     """A line of a chart. `style` is the class that colours it; points are (x, y), x rising."""
 
     label: str
@@ -28,7 +28,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
+class Outlier:
     """A point above the cut: a small circle at its place where the axis reaches it, else a triangle at the top.
 
     The highest one says its `name`.
@@ -37,11 +37,11 @@ class Beyond:
     x: float
     y: float
     style: str
-    name: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class LinePlot:
     """How to draw curves: sizes in pixels, `shade` the x bounds of a shaded band and what it means.
 
     `top` cuts the y axis at the next round number, `beyond` are points above `top`. `time` labels y in time units.
@@ -50,33 +50,33 @@ class Plot:
     title: str
     width: int = 520
     height: int = 240
-    from_zero: bool = False
-    time: bool = False
-    top: float | None = None
-    beyond: tuple[Beyond, ...] = ()
-    shade: tuple[float, float, str] | None = None
+    y_from_zero: bool = False
+    y_is_time: bool = False
+    y_limit: float | None = None
+    outliers: tuple[Outlier, ...] = ()
+    shaded_range: tuple[float, float, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """A part of a bar: 0 to 1, and what a reader sees on pointing at it."""
 
     style: str
-    part: float
-    tip: str
+    fraction: float
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class StackedBar:
     """One labelled bar of stacked segments; `note` stands behind it."""
 
     label: str
-    segments: tuple[Segment, ...]
+    segments: tuple[BarSegment, ...]
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class TimelineLane:
     """One row of a timeline: (style, digits 0..4 per slot) drawn over each other, and a name."""
 
     name: str
@@ -84,38 +84,38 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class TimelineTrack:
     """The lanes of one rank, `duration_s` wide; `note` stands behind the first lane."""
 
     label: str
     duration_s: float
-    lanes: tuple[Lane, ...]
+    lanes: tuple[TimelineLane, ...]
     note: str = ""
 
 
-def line_chart(curves: Sequence[Curve], plot: Plot) -> str:
+def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
     """Curves over steps, with axes; empty without points."""
     points = [p for curve in curves for p in curve.points]
     if not points:
         return ""
     x_lo, x_hi = min(p[0] for p in points), max(p[0] for p in points)
-    shown = [p[1] for p in points if plot.top is None or p[1] <= plot.top] or [p[1] for p in points]
-    y_lo, y_hi = (0.0 if plot.from_zero else min(shown)), max(shown)
-    y_ticks = ticks(y_lo, y_hi if y_hi > y_lo else y_lo + 1, 5)
+    shown = [p[1] for p in points if plot.y_limit is None or p[1] <= plot.y_limit] or [p[1] for p in points]
+    y_lo, y_hi = (0.0 if plot.y_from_zero else min(shown)), max(shown)
+    y_ticks = tick_values(y_lo, y_hi if y_hi > y_lo else y_lo + 1, 5)
     y_lo, y_hi = min(y_lo, y_ticks[0]), max(y_hi, y_ticks[-1])
-    names = tick_names(y_ticks, time=plot.time)
+    names = tick_labels(y_ticks, as_time=plot.y_is_time)
     left, right, top, bottom = 12 + GLYPH_PX * max(map(len, names)), 16, 12, 34
     wide, high = plot.width - left - right, plot.height - top - bottom
 
     def x(value: float) -> float:
-        return left + INSET + (wide - 2 * INSET) * ((value - x_lo) / (x_hi - x_lo) if x_hi > x_lo else 0.5)
+        return left + AXIS_PADDING_PX + (wide - 2 * AXIS_PADDING_PX) * ((value - x_lo) / (x_hi - x_lo) if x_hi > x_lo else 0.5)
 
     def y(value: float) -> float:
         return top + high * (1 - (min(value, y_hi) - y_lo) / (y_hi - y_lo))
 
     out = []
-    if plot.shade is not None:
-        lo, hi, meaning = plot.shade
+    if plot.shaded_range is not None:
+        lo, hi, meaning = plot.shaded_range
         x1, x2 = x(max(lo, x_lo)), x(min(hi, x_hi))
         if x2 > x1:
             band = max(x2 - x1, 3.0)  # of few steps among thousands something must still be seen
@@ -128,19 +128,19 @@ def line_chart(curves: Sequence[Curve], plot: Plot) -> str:
         at = y(tick)
         out.append(f'<line class="grid" x1="{left:.1f}" x2="{left + wide:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         out.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{name}</text>')
-    inside = [tick for tick in ticks(x_lo, x_hi, 6, whole=True) if x_lo <= tick <= x_hi]
+    inside = [tick for tick in tick_values(x_lo, x_hi, 6, integer=True) if x_lo <= tick <= x_hi]
     if inside and x(inside[0]) - x(x_lo) > 5 * GLYPH_PX:  # where the curve begins, unless a label stands there already
         inside = [x_lo, *inside]
     for tick in inside:
         out.append(f'<text x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{tick:,.0f}</text>')
     out.append(f'<text class="quiet" x="{left + wide / 2:.1f}" y="{plot.height - 4}" text-anchor="middle">step</text>')
     for curve in curves:
-        out.append(_curve(curve, x, y))
-    out += _beyond(plot.beyond, y_hi, x, y, left + wide)
+        out.append(_series_path(curve, x, y))
+    out += _outlier_marks(plot.outliers, y_hi, x, y, left + wide)
     return _svg(plot.width, plot.height, plot.title, out)
 
 
-def _curve(curve: Curve, x: _Scale, y: _Scale) -> str:
+def _series_path(curve: LineSeries, x: _Scale, y: _Scale) -> str:
     title = f"<title>{escape(curve.label)}</title>"
     if len(curve.points) == 1:
         px, py = curve.points[0]
@@ -149,28 +149,28 @@ def _curve(curve: Curve, x: _Scale, y: _Scale) -> str:
     return f'<path class="curve {curve.style}" d="{path}">{title}</path>'
 
 
-def _beyond(points: Sequence[Beyond], y_hi: float, x: _Scale, y: _Scale, edge: float) -> list[str]:
+def _outlier_marks(points: Sequence[Outlier], y_hi: float, x: _Scale, y: _Scale, edge: float) -> list[str]:
     """Marks up to `y_hi` stand at their place: a thinned curve may pass it by."""
     out = []
     for p in points:
-        title = f"<title>{escape(p.name)}</title>"
+        title = f"<title>{escape(p.label)}</title>"
         if p.y <= y_hi:
             out.append(f'<circle class="dot {p.style}" cx="{x(p.x):.1f}" cy="{y(p.y):.1f}" r="2.5">{title}</circle>')
         else:
             triangle = f"M{x(p.x) - 4:.1f} {y(p.y) + 3:.1f}h8l-4 -7z"
             out.append(f'<path class="dot {p.style}" d="{triangle}">{title}</path>')
     if points:
-        highest = max(points, key=lambda p: (p.y, p.x, p.name))
-        before = x(highest.x) + 8 + GLYPH_PX * len(highest.name) > edge
+        highest = max(points, key=lambda p: (p.y, p.x, p.label))
+        before = x(highest.x) + 8 + GLYPH_PX * len(highest.label) > edge
         anchor, at = ("end", x(highest.x) - 8) if before else ("start", x(highest.x) + 8)
-        name = escape(highest.name)
+        name = escape(highest.label)
         out.append(
             f'<text class="quiet halo" x="{at:.1f}" y="{y(highest.y) + 4:.1f}" text-anchor="{anchor}">{name}</text>'
         )
     return out
 
 
-def stacked_bars(bars: Sequence[Bar], title: str, *, width: int = 1040) -> str:
+def stacked_bar_chart(bars: Sequence[StackedBar], title: str, *, width: int = 1040) -> str:
     """Horizontal bars from 0 to 100%; segments wide enough carry their percentage."""
     if not bars:
         return ""
@@ -181,19 +181,19 @@ def stacked_bars(bars: Sequence[Bar], title: str, *, width: int = 1040) -> str:
     out = []
     for row, bar in enumerate(bars):
         top = row * (high + gap)
-        out.append(_label(bar.label, left - 10, top + high / 2 + 4, left - 12))
+        out.append(_truncated_label(bar.label, left - 10, top + high / 2 + 4, left - 12))
         at = left
         for segment in bar.segments:
-            part = wide * segment.part
+            part = wide * segment.fraction
             if part > 0:
                 out.append(
                     f'<rect class="{segment.style}" x="{at:.1f}" y="{top}" width="{part:.2f}" height="{high}">'
-                    f"<title>{escape(bar.label)}: {escape(segment.tip)}</title></rect>"
+                    f"<title>{escape(bar.label)}: {escape(segment.tooltip)}</title></rect>"
                 )
             if part > 46 and high > 16:
                 out.append(
                     f'<text class="on-{segment.style}" x="{at + part / 2:.1f}" y="{top + high / 2 + 4}" '
-                    f'text-anchor="middle">{percent(segment.part)}</text>'
+                    f'text-anchor="middle">{format_percent(segment.fraction)}</text>'
                 )
             at += part
         out.append(f'<text class="quiet" x="{left + wide + 8:.1f}" y="{top + high / 2 + 4}">{escape(bar.note)}</text>')
@@ -204,7 +204,7 @@ def stacked_bars(bars: Sequence[Bar], title: str, *, width: int = 1040) -> str:
     return _svg(width, bottom + 18, title, out)
 
 
-def timeline(tracks: Sequence[Track], title: str, *, width: int = 1040) -> str:
+def timeline_chart(tracks: Sequence[TimelineTrack], title: str, *, width: int = 1040) -> str:
     """Lanes of every rank against time since the beginning of its step; fuller slots are stronger in colour."""
     if not tracks:
         return ""
@@ -227,19 +227,19 @@ def timeline(tracks: Sequence[Track], title: str, *, width: int = 1040) -> str:
                 f'<text class="quiet" x="{left - 8:.1f}" y="{top + 12:.1f}" text-anchor="end">{lane.name}</text>'
             )
             for style, levels in lane.layers:
-                out.append(_slots(style, levels, left, top, here, high))
+                out.append(_level_paths(style, levels, left, top, here, high))
             top += high + gap
         top += between
     bottom = top - between
-    marks = [tick for tick in ticks(0, longest, 8) if tick <= longest]
-    for tick, name in zip(marks, tick_names(marks, time=True), strict=True):
+    marks = [tick for tick in tick_values(0, longest, 8) if tick <= longest]
+    for tick, name in zip(marks, tick_labels(marks, as_time=True), strict=True):
         at = left + wide * tick / longest
         out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
         out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{name}</text>')
     return _svg(width, bottom + 22, title, out)
 
 
-def _slots(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
+def _level_paths(style: str, levels: str, left: float, top: float, wide: float, high: float) -> str:
     """Runs of equally full slots as one path per level."""
     paths: dict[str, list[str]] = {}
     slot = wide / len(levels)
@@ -256,9 +256,9 @@ def _slots(style: str, levels: str, left: float, top: float, wide: float, high: 
     return "".join(f'<path class="{style} l{level}" d="{"".join(parts)}"/>' for level, parts in sorted(paths.items()))
 
 
-def _label(text: str, x: float, y: float, room: float) -> str:
+def _truncated_label(text: str, x: float, y: float, max_width: float) -> str:
     """Right-aligned at x, cut to `room` pixels; the whole text shows on pointing at it."""
-    most = max(4, int(room / GLYPH_PX))
+    most = max(4, int(max_width / GLYPH_PX))
     shown = text if len(text) <= most else text[: most - 1] + "…"
     title = f"<title>{escape(text)}</title>"
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(shown)}{title}</text>'

@@ -17,35 +17,35 @@ from pathlib import Path
 from typing import IO
 
 from muster.errors import InvalidTrace
-from muster.tracing.claims import TRACES, Claims, only_one, owners, remove_leftovers
+from muster.tracing.claims import TRACES, SpoolClaims, collector_lock, claim_owners, remove_temporary_files
 from muster.tracing.manifest import (
-    LARGEST_BYTES,
+    MAX_MANIFEST_BYTES,
     Manifest,
     TraceEntry,
-    Waiting,
-    encoded,
-    manifests,
+    WaitingTrace,
+    encode_manifest,
+    read_manifests,
     parse_manifest,
     read_manifest,
     write_manifest,
 )
-from muster.tracing.names import TraceName, parse_name
-from muster.tracing.publish import Published, compress, fingerprint
-from muster.tracing.reader import check
+from muster.tracing.names import TraceName, parse_trace_name
+from muster.tracing.publish import ContentDigest, compress, content_digest
+from muster.tracing.reader import validate_trace
 from muster.tracing.sharedfolder import IrregularFile, SharedFolder
-from muster.tracing.store import Store
+from muster.tracing.store import TraceStore
 
-LONGEST_BACKOFF_S = 30.0
-MOST_BYTES = 16 << 30
+MAX_BACKOFF_S = 30.0
+MAX_TRACE_BYTES = 16 << 30
 """Of the text of a trace, unpacked. To check one takes time in proportion, not memory."""
-MOST_TRIES = 5
+MAX_READ_ATTEMPTS = 5
 """A trace whose reader was killed over it so often is set aside."""
-LOOK_AROUND_S = 30.0
+TAKE_OVER_INTERVAL_S = 30.0
 """How often a collector looks for what dead collectors of other pods had claimed; at its own end it always does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class CollectorOptions:
     """What one collector looks after. `ranks` None: all; `store` None: the run folder is where traces stay.
 
     `keeps_metrics`: metrics, beats and events of the run folder go to the store as well. `mount`: the part of `run_dir`
@@ -58,12 +58,12 @@ class Duty:
     index: int
     ranks: frozenset[int] | None = None
     store: str | None = None
-    keeps_metrics: bool = False
+    sync_metrics: bool = False
     mount: Path | None = None
-    most_bytes: int = MOST_BYTES
+    max_trace_bytes: int = MAX_TRACE_BYTES
 
     @property
-    def run(self) -> SharedFolder:
+    def run_folder(self) -> SharedFolder:
         """The run folder, which the job writes to. ValueError if it does not lie below `mount`."""
         if self.mount is None:
             return SharedFolder(self.run_dir)
@@ -78,198 +78,198 @@ class Duty:
 class Collector:
     """The state between two looks at the spool: the manifest as written, and what is to be tried again when."""
 
-    duty: Duty
-    run: SharedFolder
-    claims: Claims
+    options: CollectorOptions
+    run_folder: SharedFolder
+    claims: SpoolClaims
     manifest: Manifest
-    look_around_at: float = 0.0
-    store: Store | None = None
-    caught_up: bool = False  # with what earlier pods of ours have listed in the store
-    waiting: dict[str, Waiting] = field(default_factory=dict)
-    retry: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
-    trouble: str = ""  # why the spool could not be listed, as said
+    next_take_over_at: float = 0.0
+    store: TraceStore | None = None
+    remote_manifest_loaded: bool = False  # with what earlier pods of ours have listed in the store
+    waiting: dict[str, WaitingTrace] = field(default_factory=dict)
+    backoff: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (not before, seconds waited)
+    last_list_error: str = ""  # why the spool could not be listed, as said
 
-    def sweep(self, now: float, *, patient: bool = True) -> int:
+    def collect_finished(self, now: float, *, respect_backoff: bool = True) -> int:
         """Collect every finished trace; returns how many. When not `patient`, also those that wait for a later try."""
-        if not patient or now >= self.look_around_at:
-            self._take_over()
-            self.look_around_at = now + LOOK_AROUND_S
+        if not respect_backoff or now >= self.next_take_over_at:
+            self._take_over_stale()
+            self.next_take_over_at = now + TAKE_OVER_INTERVAL_S
         collected = 0
         for name in sorted(
-            self.finished(), key=self.claims.tries
+            self.finished_traces(), key=self.claims.read_attempts
         ):  # what has killed a reader does not hold up the rest
-            if patient and now < self.retry.get(name.spooled, (0.0, 0.0))[0]:
+            if respect_backoff and now < self.backoff.get(name.spool_name, (0.0, 0.0))[0]:
                 continue
             try:
                 if not self.claims.claim(name):
                     continue
                 self._collect(name, now)
             except FileNotFoundError as error:
-                if self._is_held(name):
-                    self._postpone(name, now, error)
+                if self._is_claimed(name):
+                    self._defer(name, now, error)
             except Exception as error:  # whatever goes wrong with one trace must not end the collector
-                self._postpone(name, now, error)
+                self._defer(name, now, error)
             else:
                 collected += 1
-                self._settle(name)
+                self._clear_waiting(name)
         return collected
 
-    def finished(self) -> list[TraceName]:
+    def finished_traces(self) -> list[TraceName]:
         """Complete traces that are claimed already, or in the spool and of this pod's ranks; oldest steps first."""
-        ranks = self.duty.ranks
+        ranks = self.options.ranks
         try:
-            free = [name for name in self.claims.free() if ranks is None or name.rank in ranks]
-            found = sorted({*self.claims.held(), *free})
+            free = [name for name in self.claims.unclaimed() if ranks is None or name.rank in ranks]
+            found = sorted({*self.claims.claimed(), *free})
         except OSError as error:  # as where a link stands for a folder: the collector goes on
-            if self.trouble != str(error):
-                self.trouble = str(error)
-                say(self.duty, f"cannot list the finished traces: {error}")
+            if self.last_list_error != str(error):
+                self.last_list_error = str(error)
+                log(self.options, f"cannot list the finished traces: {error}")
             return []
-        self.trouble = ""
+        self.last_list_error = ""
         return found
 
-    def _is_held(self, name: TraceName) -> bool:
+    def _is_claimed(self, name: TraceName) -> bool:
         with suppress(OSError):
-            return self.run.exists(self.claims.path(name))
+            return self.run_folder.exists(self.claims.path(name))
         return False
 
-    def _take_over(self) -> None:
+    def _take_over_stale(self) -> None:
         try:
-            taken = self.claims.take_over(self.duty.ranks)
+            taken = self.claims.take_over_stale(self.options.ranks)
         except OSError as error:
-            say(self.duty, f"cannot look for what others left: {error}")
+            log(self.options, f"cannot look for what others left: {error}")
             return
         if taken:
-            say(self.duty, f"takes over what another pod's collector left: {', '.join(n.spooled for n in taken)}")
+            log(self.options, f"takes over what another pod's collector left: {', '.join(n.spool_name for n in taken)}")
 
     def _collect(self, name: TraceName, now: float) -> None:
         """Open the trace once: what is checked, compressed and uploaded is this file, whatever gets its name."""
         try:
-            source = self.run.open(self.claims.path(name))
+            source = self.run_folder.open(self.claims.path(name))
         except IrregularFile as error:
-            self._set_aside(name, Published(0, ""), str(error.strerror), now)
+            self._quarantine(name, ContentDigest(0, ""), str(error.strerror), now)
             return
         with source:
             size = os.fstat(source.fileno()).st_size
-            if size > self.duty.most_bytes:
-                reason = f"has {size} bytes, more than the limit of --max-trace-bytes: {self.duty.most_bytes}"
-                self._set_aside(name, Published(size, ""), reason, now)
+            if size > self.options.max_trace_bytes:
+                reason = f"has {size} bytes, more than the limit of --max-trace-bytes: {self.options.max_trace_bytes}"
+                self._quarantine(name, ContentDigest(size, ""), reason, now)
                 return
             try:
-                self._check(name, source)
+                self._validate(name, source)
             except InvalidTrace as error:
-                reason = str(error).removeprefix(f"{self._shown(name)}: ")
-                self._set_aside(name, fingerprint(source, size), reason, now)
+                reason = str(error).removeprefix(f"{self._display_path(name)}: ")
+                self._quarantine(name, content_digest(source, size), reason, now)
                 return
-            with self.run.new_file(f"{TRACES}/{name.collected}", owner=self.duty.owner) as packed:
+            with self.run_folder.new_file(f"{TRACES}/{name.archive_name}", owner=self.options.owner) as packed:
                 published = compress(source, packed.file, size)
                 packed.publish()
-                self._record(_entry(name, name.collected, published, size, None, now), upload=packed.file)
-        self.run.remove(self.claims.path(name))
-        say(self.duty, f"collected {name.collected}: {size} bytes as {published.bytes}")
+                self._record(_trace_entry(name, name.archive_name, published, size, None, now), upload=packed.file)
+        self.run_folder.remove(self.claims.path(name))
+        log(self.options, f"collected {name.archive_name}: {size} bytes as {published.bytes}")
 
-    def _shown(self, name: TraceName) -> Path:
-        return self.run.path / self.claims.path(name)
+    def _display_path(self, name: TraceName) -> Path:
+        return self.run_folder.path / self.claims.path(name)
 
-    def _check(self, name: TraceName, source: IO[bytes]) -> None:
+    def _validate(self, name: TraceName, source: IO[bytes]) -> None:
         """Read it once. Raises InvalidTrace, also where that has killed or failed its reader too often before."""
-        tries = self.claims.tries(name)
-        if tries >= MOST_TRIES:
-            raise InvalidTrace(f"{self._shown(name)}: whoever read it was killed or failed, {tries} times")
-        self.claims.begin_try(name)
+        tries = self.claims.read_attempts(name)
+        if tries >= MAX_READ_ATTEMPTS:
+            raise InvalidTrace(f"{self._display_path(name)}: whoever read it was killed or failed, {tries} times")
+        self.claims.begin_read(name)
         try:
-            check(source, self._shown(name), self.duty.most_bytes)
+            validate_trace(source, self._display_path(name), self.options.max_trace_bytes)
         except (InvalidTrace, OSError):
-            self.claims.end_try(name)
+            self.claims.end_read(name)
             raise
-        self.claims.end_try(name)
+        self.claims.end_read(name)
 
-    def _set_aside(self, name: TraceName, found: Published, reason: str, now: float) -> None:
+    def _quarantine(self, name: TraceName, digest: ContentDigest, reason: str, now: float) -> None:
         """Keep what is broken, out of the way and on record."""
-        aside = f"{TRACES}/corrupt/{name.spooled}"
-        self.run.make(f"{TRACES}/corrupt")
-        self._record(_entry(name, f"corrupt/{name.spooled}", found, found.bytes, reason, now), upload=None)
-        self.run.rename(self.claims.path(name), aside)
-        self.claims.end_try(name)
-        say(self.duty, f"{name.spooled} is corrupt, kept as {self.run.path / aside}: {reason}")
+        aside = f"{TRACES}/corrupt/{name.spool_name}"
+        self.run_folder.make_folder(f"{TRACES}/corrupt")
+        self._record(_trace_entry(name, f"corrupt/{name.spool_name}", digest, digest.bytes, reason, now), upload=None)
+        self.run_folder.rename(self.claims.path(name), aside)
+        self.claims.end_read(name)
+        log(self.options, f"{name.spool_name} is corrupt, kept as {self.run_folder.path / aside}: {reason}")
 
     def _record(self, entry: TraceEntry, *, upload: IO[bytes] | None) -> None:
         """Manifest after upload: what it lists is there."""
-        store = self._store() if self.duty.store else None
+        store = self._open_store() if self.options.store else None
         if store is not None:
-            self._catch_up(store)
+            self._load_remote_manifest(store)
         if store is not None and upload is not None:
-            store.put(upload, f"{TRACES}/{entry.file}")
+            store.put_file(upload, f"{TRACES}/{entry.file}")
         # The same content again means that we, or the dead one whose claim this was, were killed after writing it
         # down: the first record stands.
-        listed_in = self._listed_in(entry)
+        listed_in = self._find_manifest(entry)
         if listed_in is None:
             changed = self.manifest.with_entry(entry)
-            write_manifest(self.run, changed, owner=self.duty.owner)
+            write_manifest(self.run_folder, changed, owner=self.options.owner)
             self.manifest = listed_in = changed
         if store is not None:
-            store.write(f"{TRACES}/{listed_in.name}", encoded(listed_in))
+            store.put_bytes(f"{TRACES}/{listed_in.name}", encode_manifest(listed_in))
 
-    def _catch_up(self, store: Store) -> None:
+    def _load_remote_manifest(self, store: TraceStore) -> None:
         """What a pod of an earlier attempt has listed there stands, though its folder may have gone with it."""
-        if self.caught_up:
+        if self.remote_manifest_loaded:
             return
         try:
             with store.open(f"{TRACES}/{self.manifest.name}") as file:
-                earlier = parse_manifest(file.read(LARGEST_BYTES), f"{store.url}/{TRACES}/{self.manifest.name}")
+                earlier = parse_manifest(file.read(MAX_MANIFEST_BYTES), f"{store.url}/{TRACES}/{self.manifest.name}")
         except FileNotFoundError:
             earlier = None
         except InvalidTrace as error:
-            say(self.duty, f"{error}; it is written anew")
+            log(self.options, f"{error}; it is written anew")
             earlier = None
         for entry in earlier.traces if earlier is not None else ():
             if entry.status == "ok" and self.manifest.entry(entry.file) is None:
                 self.manifest = self.manifest.with_entry(entry)
-        self.caught_up = True
+        self.remote_manifest_loaded = True
 
-    def keep(self, name: str, content: bytes) -> None:
+    def upload(self, name: str, content: bytes) -> None:
         """Put a file of the run folder into the store. Raises what the store raises."""
-        self._store().write(name, content)
+        self._open_store().put_bytes(name, content)
 
-    def _listed_in(self, entry: TraceEntry) -> Manifest | None:
+    def _find_manifest(self, entry: TraceEntry) -> Manifest | None:
         """The manifest that has this file with this content already."""
-        others = (other for other in manifests(self.run) if other.name != self.manifest.name)
+        others = (other for other in read_manifests(self.run_folder) if other.name != self.manifest.name)
         for manifest in (self.manifest, *others):
             known = manifest.entry(entry.file)
             if known is not None and known.sha256 == entry.sha256:
                 return manifest
         return None
 
-    def _store(self) -> Store:
+    def _open_store(self) -> TraceStore:
         if self.store is None:
-            self.store = Store(self.duty.store or "")
+            self.store = TraceStore(self.options.store or "")
         return self.store
 
-    def _postpone(self, name: TraceName, now: float, error: Exception) -> None:
-        file, reason = name.spooled, f"{type(error).__name__}: {error}"
+    def _defer(self, name: TraceName, now: float, error: Exception) -> None:
+        file, reason = name.spool_name, f"{type(error).__name__}: {error}"
         before = self.waiting.get(file)
-        waited = min(max(1.0, 2 * self.retry.get(file, (0.0, 0.0))[1]), LONGEST_BACKOFF_S)
-        self.retry[file] = (now + waited, waited)
+        waited = min(max(1.0, 2 * self.backoff.get(file, (0.0, 0.0))[1]), MAX_BACKOFF_S)
+        self.backoff[file] = (now + waited, waited)
         if before is None or before.reason != reason:
-            self.waiting[file] = Waiting(file, reason, before.since if before else now)
-            say(self.duty, f"{file} stays as it is and is tried again: {reason}")
-            self._note_waiting()
+            self.waiting[file] = WaitingTrace(file, reason, before.since if before else now)
+            log(self.options, f"{file} stays as it is and is tried again: {reason}")
+            self._write_waiting()
 
-    def _settle(self, name: TraceName) -> None:
-        self.retry.pop(name.spooled, None)
-        if self.waiting.pop(name.spooled, None) is not None:
-            self._note_waiting()
+    def _clear_waiting(self, name: TraceName) -> None:
+        self.backoff.pop(name.spool_name, None)
+        if self.waiting.pop(name.spool_name, None) is not None:
+            self._write_waiting()
 
-    def _note_waiting(self) -> None:
+    def _write_waiting(self) -> None:
         """Best effort: on a full disk the log has to do."""
         changed = self.manifest.with_waiting(list(self.waiting.values()))
         with suppress(OSError):
-            write_manifest(self.run, changed, owner=self.duty.owner)
+            write_manifest(self.run_folder, changed, owner=self.options.owner)
             self.manifest = changed
 
 
-def _entry(
-    name: TraceName, file: str, published: Published, raw_bytes: int, reason: str | None, now: float
+def _trace_entry(
+    name: TraceName, file: str, digest: ContentDigest, raw_bytes: int, reason: str | None, now: float
 ) -> TraceEntry:
     return TraceEntry(
         file=file,
@@ -277,28 +277,28 @@ def _entry(
         attempt=name.attempt,
         start_step=name.start_step,
         end_step=name.end_step,
-        bytes=published.bytes,
+        bytes=digest.bytes,
         raw_bytes=raw_bytes,
-        sha256=published.sha256,
+        sha256=digest.sha256,
         status="ok" if reason is None else "corrupt",
         reason=reason,
         collected_at=now,
     )
 
 
-def say(duty: Duty, message: str) -> None:
+def log(options: CollectorOptions, message: str) -> None:
     """One line on stderr; a log that cannot be written is no reason to stop."""
     with suppress(OSError, ValueError):
-        print(f"collector {duty.owner}: {message}", file=sys.stderr, flush=True)
+        print(f"collector {options.owner}: {message}", file=sys.stderr, flush=True)
 
 
-def start(duty: Duty, now: float) -> Collector:
+def start_collector(options: CollectorOptions, now: float) -> Collector:
     """A collector that knows what its predecessor had done; half-written files of a killed one are removed."""
-    run = duty.run
-    claims = Claims(run, duty.owner)
+    run = options.run_folder
+    claims = SpoolClaims(run, options.owner)
     claims.prepare()
-    remove_leftovers(run, duty.owner)
-    manifest = Manifest(duty.role, duty.index)
+    remove_temporary_files(run, options.owner)
+    manifest = Manifest(options.role, options.index)
     try:
         manifest = read_manifest(run, manifest.name).with_waiting([])
     except FileNotFoundError:
@@ -307,22 +307,22 @@ def start(duty: Duty, now: float) -> Collector:
         path = f"{TRACES}/{manifest.name}"
         kept = f"{path.removesuffix('.json')}.broken"
         run.rename(path, kept)
-        say(duty, f"{error}; kept as {run.path / kept}, listing the traces anew")
-        manifest = _relisted(duty, manifest, now)
-        write_manifest(run, manifest, owner=duty.owner)
-    return Collector(duty, run, claims, manifest)
+        log(options, f"{error}; kept as {run.path / kept}, listing the traces anew")
+        manifest = _rebuild_manifest(options, manifest, now)
+        write_manifest(run, manifest, owner=options.owner)
+    return Collector(options, run, claims, manifest)
 
 
-def _relisted(duty: Duty, manifest: Manifest, now: float) -> Manifest:
+def _rebuild_manifest(options: CollectorOptions, manifest: Manifest, now: float) -> Manifest:
     """What lies in the traces folder, written down again."""
-    run = duty.run
-    for file_name in run.names(TRACES):
-        name = parse_name(file_name)
-        if name is None or file_name != name.collected or (duty.ranks is not None and name.rank not in duty.ranks):
+    run = options.run_folder
+    for file_name in run.file_names(TRACES):
+        name = parse_trace_name(file_name)
+        if name is None or file_name != name.archive_name or (options.ranks is not None and name.rank not in options.ranks):
             continue
         with suppress(OSError), run.open(f"{TRACES}/{file_name}") as file:
-            found, unpacked = fingerprint(file, os.fstat(file.fileno()).st_size), _unpacked_bytes(file)
-            manifest = manifest.with_entry(_entry(name, file_name, found, unpacked, None, now))
+            found, unpacked = content_digest(file, os.fstat(file.fileno()).st_size), _unpacked_bytes(file)
+            manifest = manifest.with_entry(_trace_entry(name, file_name, found, unpacked, None, now))
     return manifest
 
 
@@ -332,21 +332,21 @@ def _unpacked_bytes(file: IO[bytes]) -> int:
     return int.from_bytes(file.read(4), "little")
 
 
-def collect_leftovers(run_dir: Path, now: float) -> int:
+def collect_abandoned(run_dir: Path, now: float) -> int:
     """Do the work of collectors that died over it, when no pod runs any more; returns how many traces were collected.
 
     Whatever a living collector holds is left to it. Raises OSError if the folder cannot be written.
     """
     run = SharedFolder(run_dir)
     collected = 0
-    for owner in owners(run):
+    for owner in claim_owners(run):
         role, dash, index = owner.rpartition("-")
         if not dash or not index.isdecimal():
             continue
-        with only_one(run, owner) as locked:
+        with collector_lock(run, owner) as locked:
             if locked is False:
                 continue
-            collector = start(Duty(run_dir, role, int(index)), now)
-            while found := collector.sweep(now, patient=False):
+            collector = start_collector(CollectorOptions(run_dir, role, int(index)), now)
+            while found := collector.collect_finished(now, respect_backoff=False):
                 collected += found
     return collected

@@ -20,32 +20,32 @@ from pathlib import Path
 from types import FrameType
 
 from muster.quantity import parse_quantity
-from muster.tracing.claims import LOCK_PATIENCE_S, SPOOL, TRACES, only_one
-from muster.tracing.collect import MOST_BYTES, Collector, Duty, say, start
-from muster.tracing.credentials import load_store_credentials, read_token, refuse_inspection
-from muster.tracing.ending import good, write_ending
-from muster.tracing.endpoint import SHORTEST_TOKEN, Address, Endpoint, Subject
-from muster.tracing.keeping import Keeping
+from muster.tracing.claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
+from muster.tracing.collect import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
+from muster.tracing.credentials import load_store_credentials, read_token, disable_process_inspection
+from muster.tracing.ending import readable_trace_count, write_termination_message
+from muster.tracing.endpoint import MIN_TOKEN_LENGTH, ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.keeping import RunSync
 
 
 @dataclass(slots=True)
-class Watch:
+class CollectorState:
     """What others may want to know of a collector that runs, or has."""
 
     collector: Collector | None = None
-    ending: Path | None = None  # where to say it at the end
+    termination_message_path: Path | None = None  # where to say it at the end
 
-    def traces(self) -> int:
+    def collected_count(self) -> int:
         """How many traces this pod's collector has brought to safety."""
-        return 0 if self.collector is None else good(self.collector.manifest)
+        return 0 if self.collector is None else readable_trace_count(self.collector.manifest)
 
-    def tell(self, duty: Duty) -> None:
+    def write_message(self, options: CollectorOptions) -> None:
         """Leave last words; again and again while there is more to do, since the end may be a SIGKILL."""
-        if self.ending is not None:
-            write_ending(self.ending, duty.run, self.traces())
+        if self.termination_message_path is not None:
+            write_termination_message(self.termination_message_path, options.run_folder, self.collected_count())
 
 
-def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
+def run_collector(options: CollectorOptions, state: CollectorState, *, follow: bool, poll_s: float) -> int:
     """Collect until told to stop (`follow`) or until nothing finished is left; the exit code."""
     stop = threading.Event()
 
@@ -60,44 +60,44 @@ def run(duty: Duty, watch: Watch, *, follow: bool, poll_s: float) -> int:
         while collector is None:
             try:
                 with ExitStack() as trying:
-                    if not _lock(duty, trying):
+                    if not _acquire_lock(options, trying):
                         return 1
-                    collector = start(duty, time.time())
+                    collector = start_collector(options, time.time())
                     held.push(trying.pop_all())
             except OSError as error:
-                say(duty, f"cannot start yet: {error}")
+                log(options, f"cannot start yet: {error}")
                 if not follow or stop.wait(5.0):
                     return 0 if follow else 1
-        watch.collector = collector
-        return _collect(watch, collector, stop, follow=follow, poll_s=poll_s)
+        state.collector = collector
+        return _collect_until_stopped(state, collector, stop, follow=follow, poll_s=poll_s)
 
 
-def _collect(watch: Watch, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
-    duty, keeping = collector.duty, None
-    if duty.store and duty.keeps_metrics:
-        keeping = Keeping(duty.run, collector.keep, lambda message: say(duty, message))
+def _collect_until_stopped(state: CollectorState, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
+    duty, keeping = collector.options, None
+    if duty.store and duty.sync_metrics:
+        keeping = RunSync(duty.run_folder, collector.upload, lambda message: log(duty, message))
     while follow and not stop.is_set():
-        collector.sweep(time.time())
+        collector.collect_finished(time.time())
         if keeping is not None:
-            keeping.look()
+            keeping.sync()
         stop.wait(poll_s)
     # Told to stop, or only asked for what is there: take all of it, the postponed ones once more too.
-    watch.tell(duty)
-    while collector.sweep(time.time(), patient=False):
-        watch.tell(duty)
+    state.write_message(duty)
+    while collector.collect_finished(time.time(), respect_backoff=False):
+        state.write_message(duty)
     if keeping is not None:
-        keeping.look(last=True)
-    left = collector.finished()
+        keeping.sync(final=True)
+    left = collector.finished_traces()
     if left:
-        say(collector.duty, f"leaves {len(left)} behind: {', '.join(name.spooled for name in left)}")
+        log(collector.options, f"leaves {len(left)} behind: {', '.join(name.spool_name for name in left)}")
     return 1 if left and not follow else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m muster.tracing.collector`; 0 when done, 1 when something is left or another one runs, 2 for usage."""
-    parser = _parser()
+    parser = _argument_parser()
     args = parser.parse_args(argv)
-    duty = Duty(
+    duty = CollectorOptions(
         args.run_dir.absolute(),
         args.role,
         args.index,
@@ -107,25 +107,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.mount,
         args.max_trace_bytes,
     )
-    token = _secrets(parser, args)
+    token = _load_secrets(parser, args)
     if args.open_spool:
-        _open_spool(duty)
+        _create_spool(duty)
     with suppress(OSError):
         os.nice(10)  # the job's own processes come first
-    watch = Watch(ending=args.ending)
+    watch = CollectorState(termination_message_path=args.ending)
     try:
-        with _answering(duty, watch, None if args.port is None else Address(args.address, args.port), token):
-            return run(duty, watch, follow=not args.until_idle, poll_s=args.poll_seconds)
+        with _heartbeat_server(duty, watch, None if args.port is None else ListenAddress(args.address, args.port), token):
+            return run_collector(duty, watch, follow=not args.until_idle, poll_s=args.poll_seconds)
     finally:
-        watch.tell(duty)
+        watch.write_message(duty)
 
 
-def _secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
     """Read what is secret from its files; the token ("" without a port). Ends with 2 where that cannot be right."""
     if args.mount is not None and not args.run_dir.absolute().is_relative_to(args.mount):
         parser.error(f"--run-dir must lie below --mount {args.mount}; got {args.run_dir}")
     if args.token_file is not None or args.store_credentials is not None:
-        refuse_inspection()
+        disable_process_inspection()
     token = ""
     try:
         if args.token_file is not None:
@@ -134,21 +134,21 @@ def _secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
             load_store_credentials(args.store_credentials)
     except (OSError, ValueError) as error:
         parser.error(f"a secret cannot be read: {type(error).__name__}: {getattr(error, 'strerror', '')}")
-    if args.port is not None and len(token) < SHORTEST_TOKEN:
+    if args.port is not None and len(token) < MIN_TOKEN_LENGTH:
         parser.error(
-            f"--port {args.port}: --token-file must name a file with a token of {SHORTEST_TOKEN} characters or more"
+            f"--port {args.port}: --token-file must name a file with a token of {MIN_TOKEN_LENGTH} characters or more"
         )
     return token
 
 
 @contextmanager
-def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) -> Iterator[None]:
+def _heartbeat_server(options: CollectorOptions, state: CollectorState, address: ListenAddress | None, token: str) -> Iterator[None]:
     """Say over HTTP how far the job is, if an address is given."""
     if address is None:
         yield
         return
-    subject = Subject(duty.run, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), watch.traces)
-    endpoint = Endpoint(address, token, subject, lambda message: say(duty, message))
+    subject = HeartbeatSource(options.run_folder, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), state.collected_count)
+    endpoint = HeartbeatServer(address, token, subject, lambda message: log(options, message))
     endpoint.start()
     try:
         yield
@@ -156,26 +156,26 @@ def _answering(duty: Duty, watch: Watch, address: Address | None, token: str) ->
         endpoint.stop()
 
 
-def _open_spool(duty: Duty) -> None:
+def _create_spool(options: CollectorOptions) -> None:
     """Make the spool before the ranks do, for ranks of any user; what lies in a folder of ours we may take."""
     try:
-        duty.run.make(SPOOL, 0o1777)
+        options.run_folder.make_folder(SPOOL, 0o1777)
     except OSError as error:
-        say(duty, f"cannot open the spool for ranks of other users: {error}")
+        log(options, f"cannot open the spool for ranks of other users: {error}")
 
 
-def _lock(duty: Duty, held: ExitStack) -> bool:
+def _acquire_lock(options: CollectorOptions, stack: ExitStack) -> bool:
     """One collector per pod: False if there is one. Raises OSError if it cannot be found out yet."""
-    duty.run.make(TRACES)
-    locked = held.enter_context(only_one(duty.run, duty.owner, patience_s=LOCK_PATIENCE_S))
+    options.run_folder.make_folder(TRACES)
+    locked = stack.enter_context(collector_lock(options.run_folder, options.owner, timeout_s=LOCK_TIMEOUT_S))
     if locked is None:
-        say(duty, "this file system has no locks, going on without")
+        log(options, "this file system has no locks, going on without")
     if locked is False:
-        say(duty, "another collector already serves this pod")
+        log(options, "another collector already serves this pod")
     return locked is not False
 
 
-def _parser() -> argparse.ArgumentParser:
+def _argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m muster.tracing.collector", description=__doc__.split("\n")[0])
     parser.add_argument("--run-dir", type=Path, required=True, help="the job's run folder (MUSTER_RUN_DIR)")
     parser.add_argument(
@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--role", required=True, help="the pod's role (MUSTER_ROLE)")
     parser.add_argument("--index", type=int, required=True, help="the pod's index in its role (MUSTER_REPLICA)")
-    parser.add_argument("--ranks", type=ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all")
+    parser.add_argument("--ranks", type=parse_ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all")
     parser.add_argument("--store", default=None, metavar="URL", help="also keep traces there, such as s3://bucket/run")
     parser.add_argument(
         "--store-metrics", action="store_true", help="metrics, beats and events there too, now and then and at the end"
@@ -196,19 +196,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-trace-bytes",
-        type=_bytes,
-        default=MOST_BYTES,
+        type=_parse_size,
+        default=MAX_TRACE_BYTES,
         metavar="SIZE",
         help="set traces aside that unpack to more; default 16Gi",
     )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between two looks; default 1")
-    parser.add_argument("--port", type=_port, default=None, help="answer GET /beat there; needs --token-file")
+    parser.add_argument("--port", type=_parse_port, default=None, help="answer GET /beat there; needs --token-file")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token that requests are signed with")
     parser.add_argument(
         "--store-credentials", type=Path, metavar="DIR", help="files whose names and contents become variables"
     )
     parser.add_argument(
-        "--address", type=_ip, default="127.0.0.1", metavar="IP", help="where to listen; default %(default)s"
+        "--address", type=_parse_ip, default="127.0.0.1", metavar="IP", help="where to listen; default %(default)s"
     )
     parser.add_argument(
         "--open-spool", action="store_true", help="let ranks of any user write traces: in a folder of the pod's own"
@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def ranks(text: str) -> frozenset[int]:
+def parse_ranks(text: str) -> frozenset[int]:
     """`0-1,4` means ranks 0, 1 and 4; an argparse error names what is wrong."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
@@ -232,13 +232,13 @@ def ranks(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _port(text: str) -> int:
+def _parse_port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; right is 29480")
     return int(text)
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     try:
         size = parse_quantity(text, "memory")
     except ValueError as error:
@@ -248,7 +248,7 @@ def _bytes(text: str) -> int:
     return size
 
 
-def _ip(text: str) -> str:
+def _parse_ip(text: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:

@@ -12,15 +12,15 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-LARGEST_BYTES = 1 << 20  # of a Secret
+MAX_SECRET_BYTES = 1 << 20  # of a Secret
 _PR_SET_DUMPABLE = 4
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def read_token(path: Path) -> str:
     """The token in a file. Raises OSError, ValueError."""
     with path.open("rb") as file:
-        return file.read(LARGEST_BYTES).decode().strip()
+        return file.read(MAX_SECRET_BYTES).decode().strip()
 
 
 def load_store_credentials(folder: Path) -> tuple[str, ...]:
@@ -30,15 +30,15 @@ def load_store_credentials(folder: Path) -> tuple[str, ...]:
     exist is an empty folder, or none. Raises OSError, ValueError.
     """
     with suppress(FileNotFoundError):
-        names = sorted(name for name in os.listdir(folder) if _VARIABLE.fullmatch(name))
+        names = sorted(name for name in os.listdir(folder) if _VARIABLE_NAME.fullmatch(name))
         for name in names:
             with (folder / name).open("rb") as file:
-                os.environ[name] = file.read(LARGEST_BYTES).decode()
+                os.environ[name] = file.read(MAX_SECRET_BYTES).decode()
         return tuple(names)
     return ()
 
 
-def refuse_inspection() -> None:
+def disable_process_inspection() -> None:
     """From here on no other process, of the same user either, may read this one's memory, variables or open files.
 
     Linux only; elsewhere nothing happens.

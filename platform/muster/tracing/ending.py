@@ -9,24 +9,24 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from muster.beats import number
-from muster.tracing.endpoint import document
+from muster.beats import finite_number
+from muster.tracing.endpoint import read_json_object
 from muster.tracing.manifest import Manifest
 from muster.tracing.sharedfolder import SharedFolder
 
 
-def good(manifest: Manifest) -> int:
+def readable_trace_count(manifest: Manifest) -> int:
     """How many traces a manifest lists that can be read."""
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_ending(path: Path, run: SharedFolder, traces: int) -> None:
+def write_termination_message(path: Path, run_folder: SharedFolder, traces: int) -> None:
     """Write {"traces", "checkpoint": {"step", "at"} | null} into a file that is there already, or may be made.
 
     In place, since the file may be a mount. What cannot be written is left: then nobody is told.
     """
-    latest = document(run, "checkpoints/latest", [])
-    checkpoint = None if latest is None else {name: number(latest.get(name)) for name in ("step", "at")}
+    latest = read_json_object(run_folder, "checkpoints/latest", [])
+    checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
     told = {"traces": traces, "checkpoint": checkpoint}
     with suppress(OSError):
         path.write_text(json.dumps(told, allow_nan=False))

@@ -14,7 +14,7 @@ Int32 = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What an event is, from its category."""
 
     CPU_OP = 0
@@ -28,11 +28,11 @@ class Kind(IntEnum):
     OTHER = 8
 
 
-DEVICE_WORK = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+DEVICE_WORK = (EventKind.KERNEL, EventKind.MEMCPY, EventKind.MEMSET)
 
 
 @dataclass(frozen=True, slots=True)
-class Thread:
+class TraceThread:
     """A row of the trace: a CPU thread, or a stream of a device. `name` is what the profiler called it, if anything."""
 
     pid: str
@@ -91,42 +91,42 @@ class Trace:
     job: str | None
     base_ns: int | None
     origin_us: float
-    decoded: int
-    unusable: int
+    decoded_events: int
+    invalid_events: int
     names: tuple[str, ...]
-    threads: tuple[Thread, ...]
+    threads: tuple[TraceThread, ...]
     events: Events
 
-    def of(self, *kinds: Kind) -> Events:
+    def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""
         return self.events[np.isin(self.events.kind, kinds)]
 
     @property
     def cpu_ops(self) -> Events:
-        return self.of(Kind.CPU_OP)
+        return self.of_kind(EventKind.CPU_OP)
 
     @property
     def kernels(self) -> Events:
-        return self.of(Kind.KERNEL)
+        return self.of_kind(EventKind.KERNEL)
 
     @property
     def memory_copies(self) -> Events:
         """Copies and sets on the device."""
-        return self.of(Kind.MEMCPY, Kind.MEMSET)
+        return self.of_kind(EventKind.MEMCPY, EventKind.MEMSET)
 
     @property
     def launches(self) -> Events:
         """Runtime calls that launched something: the CPU side of `correlation`."""
-        return self.events[(self.events.kind == Kind.RUNTIME) & (self.events.correlation >= 0)]
+        return self.events[(self.events.kind == EventKind.RUNTIME) & (self.events.correlation >= 0)]
 
     @property
     def annotations(self) -> Events:
-        return self.of(Kind.ANNOTATION)
+        return self.of_kind(EventKind.ANNOTATION)
 
     @property
     def device_work(self) -> Events:
         """What a device did: kernels, copies, sets."""
-        return self.of(*DEVICE_WORK)
+        return self.of_kind(*DEVICE_WORK)
 
     @property
     def on_device(self) -> bool:

@@ -14,20 +14,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from muster.errors import ClusterError, InvalidSpec, Refused
-from muster.tracing.keeping import EVENTS
-from muster.tracing.names import parse_name
+from muster.tracing.keeping import EVENTS_FILE
+from muster.tracing.names import parse_trace_name
 from muster.tracing.recording import HOW_TO_TRACE
-from muster.tracing.store import Store
+from muster.tracing.store import TraceStore
 
-_RECORDS = re.compile(rf"metrics/rank-\d+\.jsonl|beats/rank-\d+\.json|{re.escape(EVENTS)}")
-_MANIFEST = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
-MOST_BYTES = 16 << 30
-_MOST_FILES = 20_000
-_PATIENCE = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
+_RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|beats/rank-\d+\.json|{re.escape(EVENTS_FILE)}")
+_MANIFEST_NAME = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
+MAX_FETCH_BYTES = 16 << 30
+_MAX_FILES = 20_000
+_CLIENT_OPTIONS = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}}
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedRun:
     """What the folder holds now, in files; `traces` of the newest window of steps."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Fetched:
     records: int
 
 
-def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetched:
+def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) -> FetchedRun:
     """Copy a run's newest window from its folder in a store; what is here already, of the same size, is not copied
     again.
 
@@ -43,10 +43,10 @@ def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetch
     is more than `most_bytes`, before anything is written (TooLarge),
     `InvalidSpec` for what is no store, `ClusterError` where the store is out of reach, OSError if it cannot be written.
     """
-    with _reaching(location):
-        store = Store(location, **_PATIENCE.get(urlsplit(location).scheme, {}))
+    with _store_errors(location):
+        store = TraceStore(location, **_CLIENT_OPTIONS.get(urlsplit(location).scheme, {}))
         sizes = store.sizes()
-    traces, records = wanted(sizes)
+    traces, records = select_files(sizes)
     if not traces and not any(name.startswith("metrics/") for name in records):
         raise Refused(
             f"nothing has been collected yet: {location} holds no trace and no metrics; {HOW_TO_TRACE}",
@@ -54,10 +54,10 @@ def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetch
         )
     names = (*traces, *records)
     total = sum(sizes[name] for name in names)
-    if total > most_bytes or len(names) > _MOST_FILES:
+    if total > max_bytes or len(names) > _MAX_FILES:
         raise Refused(
             f"the run is too large to be fetched: {len(names)} files with {total} bytes in {location}; the limit is "
-            f"{_MOST_FILES} files, and {most_bytes} bytes, which --max-fetch-bytes raises",
+            f"{_MAX_FILES} files, and {max_bytes} bytes, which --max-fetch-bytes raises",
             reason="TooLarge",
         )
     for name in names:
@@ -65,27 +65,27 @@ def fetch(location: str, folder: Path, *, most_bytes: int = MOST_BYTES) -> Fetch
         if name in traces and local.is_file() and local.stat().st_size == sizes[name]:
             continue
         local.parent.mkdir(parents=True, exist_ok=True)
-        with _reaching(location):
+        with _store_errors(location):
             store.fetch(name, local, sizes[name])
-    return Fetched(folder, len(traces), len(records))
+    return FetchedRun(folder, len(traces), len(records))
 
 
-def wanted(names: Iterable[str]) -> tuple[list[str], list[str]]:
+def select_files(names: Iterable[str]) -> tuple[list[str], list[str]]:
     """Of the names in a run's folder: the traces of the newest window, and all else that a report reads."""
     windows: dict[tuple[int, int, int], list[str]] = {}
     records = []
     for name in sorted(names):
         parent, _, last = name.rpartition("/")
-        trace = parse_name(last) if parent == "traces" and last.endswith(".gz") else None
+        trace = parse_trace_name(last) if parent == "traces" and last.endswith(".gz") else None
         if trace is not None:
             windows.setdefault((trace.attempt, trace.end_step, trace.start_step), []).append(name)
-        elif _RECORDS.fullmatch(name) or _MANIFEST.fullmatch(name):
+        elif _RECORD_NAME.fullmatch(name) or _MANIFEST_NAME.fullmatch(name):
             records.append(name)
     return (windows[max(windows)] if windows else []), records
 
 
 @contextmanager
-def _reaching(location: str) -> Iterator[None]:
+def _store_errors(location: str) -> Iterator[None]:
     """A store's own errors in words; those of this machine's disk as they are."""
     scheme = urlsplit(location).scheme
     try:

@@ -7,60 +7,60 @@ from collections.abc import Sequence
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
-from muster.tracing.figures import digits, listed, percent, seconds
-from muster.tracing.operators import Operator, merged, short_name
-from muster.tracing.pauses import Pause, told, usual
-from muster.tracing.rows import Row
-from muster.tracing.runfolder import RunFolder, Skipped, finite
-from muster.tracing.steps import Skew
-from muster.tracing.untraced import untraced
-from muster.tracing.work import Work
+from muster.tracing.figures import format_number, format_list, format_percent, format_seconds
+from muster.tracing.operators import OperatorStats, merge_operators, short_name
+from muster.tracing.pauses import ProfilerOverhead, overhead_sentences, steady_median
+from muster.tracing.rows import LabelledTrace
+from muster.tracing.runfolder import RunFolder, SkippedFile, finite_values
+from muster.tracing.steps import StepSkew
+from muster.tracing.untraced import missing_trace_reasons
+from muster.tracing.work import TimeCategory
 
 # A difference between ranks worth a sentence: this part of the step. Smaller ones change from run to run.
-TELLING = 0.05
-SLOW_STEP = 2.0  # times the median
-NEGLIGIBLE = 0.005
+NOTABLE_SHARE = 0.05
+SLOW_STEP_FACTOR = 2.0  # times the median
+NEGLIGIBLE_SHARE = 0.005
 
-SPENT = {
-    Work.COMPUTE: "computing",
-    Work.OPTIMIZER: "in the optimizer",
-    Work.COMMUNICATION: "waiting for communication",
-    Work.MEMORY: "copying memory",
-    Work.DATA: "waiting for data",
-    Work.OTHER: "outside of any operator (Python, or waiting)",
+CATEGORY_PHRASES = {
+    TimeCategory.COMPUTE: "computing",
+    TimeCategory.OPTIMIZER: "in the optimizer",
+    TimeCategory.COMMUNICATION: "waiting for communication",
+    TimeCategory.MEMORY: "copying memory",
+    TimeCategory.DATA: "waiting for data",
+    TimeCategory.OTHER: "outside of any operator (Python, or waiting)",
 }
 
 
-def findings_of(
+def derive_findings(
     folder: RunFolder,
-    rows: Sequence[Row],
-    skews: Sequence[Skew],
-    pauses: Sequence[Pause],
-    skipped: Sequence[Skipped],
+    rows: Sequence[LabelledTrace],
+    skews: Sequence[StepSkew],
+    overheads: Sequence[ProfilerOverhead],
+    skipped: Sequence[SkippedFile],
 ) -> tuple[str, ...]:
     """All sentences, the most general first."""
     traces = [row.trace for row in rows]
-    sentences = [*_loss(folder), *_slow_steps(folder, pauses), *_pauses(folder, pauses), *_slow_rank(folder, pauses)]
-    sentences += untraced(folder)
-    if of_one_job(folder, traces):
+    sentences = [*_loss(folder), *_slow_steps(folder, overheads), *_profiler_overhead(folder, overheads), *_slow_rank(folder, overheads)]
+    sentences += missing_trace_reasons(folder)
+    if is_single_job(folder, traces):
         sentences += [
-            *_where_time_goes(traces),
+            *_time_breakdown(traces),
             *_overlap(traces),
-            *_waiting_ranks(rows),
-            *_idle_device(rows),
-            *_data(rows),
-            *_top(traces),
+            *_communication_waits(rows),
+            *_idle_devices(rows),
+            *_data_waits(rows),
+            *_top_operator(traces),
             *_skew(skews),
-            *_missing(traces),
+            *_missing_ranks(traces),
         ]
     else:
-        sentences += [_alone(row) for row in rows]
+        sentences += [_describe_trace(row) for row in rows]
     return (*sentences, *_skipped(skipped))
 
 
-def of_one_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
+def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
     """A bare folder may hold traces of different jobs: there each speaks for itself."""
-    return bool(traces) and (folder.ours or len({(t.world_size, t.device, t.on_device) for t in traces}) == 1)
+    return bool(traces) and (folder.is_muster_run or len({(t.world_size, t.device, t.on_device) for t in traces}) == 1)
 
 
 def _loss(folder: RunFolder) -> list[str]:
@@ -72,7 +72,7 @@ def _loss(folder: RunFolder) -> list[str]:
         told = []
         if len(known) > 1:
             verb = "fell" if last < first else "rose" if last > first else "went"
-            told.append(f"The loss {verb} from {digits(first)} to {digits(last)} over {len(metrics):,} steps.")
+            told.append(f"The loss {verb} from {format_number(first)} to {format_number(last)} over {len(metrics):,} steps.")
         # The trainer writes null for nan; before the first and after the last number nothing may have been written.
         holes = np.flatnonzero(~np.isfinite(metrics.loss[known[0] : known[-1] + 1])) + known[0]
         if len(holes):
@@ -82,45 +82,45 @@ def _loss(folder: RunFolder) -> list[str]:
     return []
 
 
-def _slow_steps(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
+def _slow_steps(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
     for metrics in folder.metrics:
-        if len(finite(metrics.step_time_s)) < 10:
+        if len(finite_values(metrics.step_time_s)) < 10:
             continue
-        median = usual(metrics, metrics.step_time_s, pauses) or 0.0
-        slow = np.flatnonzero(metrics.step_time_s > SLOW_STEP * median)
+        median = steady_median(metrics, metrics.step_time_s, overheads) or 0.0
+        slow = np.flatnonzero(metrics.step_time_s > SLOW_STEP_FACTOR * median)
         if len(slow) == 1:
             step, took = metrics.step[slow[0]], metrics.step_time_s[slow[0]]
-            why = " (it compiles)" if int(step) in _compiling(folder) else ""
-            return [f"Step {step} took {seconds(took)}{why}, the median is {seconds(median)}."]
+            why = " (it compiles)" if int(step) in _compiling_steps(folder) else ""
+            return [f"Step {step} took {format_seconds(took)}{why}, the median is {format_seconds(median)}."]
         if len(slow):
-            named = listed([str(int(metrics.step[i])) for i in slow], most=5)
+            named = format_list([str(int(metrics.step[i])) for i in slow], max_items=5)
             extra = float((metrics.step_time_s[slow] - median).sum())
-            several = f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {seconds(median)}"
-            return [f"{several}: steps {named}, together {seconds(extra)} longer."]
+            several = f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {format_seconds(median)}"
+            return [f"{several}: steps {named}, together {format_seconds(extra)} longer."]
         return []
     return []
 
 
-def _compiling(folder: RunFolder) -> set[int]:
+def _compiling_steps(folder: RunFolder) -> set[int]:
     """The steps of which the trainer told that they compile: the first one of an attempt."""
-    return {told.step + 1 for told in folder.happenings if told.kind == "compiling" and told.step is not None}
+    return {told.step + 1 for told in folder.events if told.kind == "compiling" and told.step is not None}
 
 
-def _pauses(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
+def _profiler_overhead(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
     """What tracing took, where that is more than a small part of a step."""
-    medians = [median for m in folder.metrics if (median := usual(m, m.step_time_s, pauses)) is not None]
-    return told(pauses, TELLING * min(medians, default=0.0))
+    medians = [median for m in folder.metrics if (median := steady_median(m, m.step_time_s, overheads)) is not None]
+    return overhead_sentences(overheads, NOTABLE_SHARE * min(medians, default=0.0))
 
 
-def _where_time_goes(traces: Sequence[TraceSummary]) -> list[str]:
+def _time_breakdown(traces: Sequence[TraceSummary]) -> list[str]:
     whole = sum(t.window_s for t in traces)
     if whole <= 0:
         return []
-    parts = {kind: sum(t.work_s[kind.name.lower()] for t in traces) / whole for kind in Work}
-    spent = {**SPENT, Work.OTHER: "idle"} if any(t.on_device for t in traces) else SPENT
-    ordered = sorted(Work, key=lambda kind: (-parts[kind], kind))
-    named = [f"{percent(parts[kind])} {spent[kind]}" for kind in ordered if parts[kind] >= NEGLIGIBLE]
-    return [f"Of the traced time{', averaged over ranks' if len(traces) > 1 else ''}: {listed(named)}."]
+    parts = {kind: sum(t.time_by_category_s[kind.name.lower()] for t in traces) / whole for kind in TimeCategory}
+    spent = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if any(t.on_device for t in traces) else CATEGORY_PHRASES
+    ordered = sorted(TimeCategory, key=lambda kind: (-parts[kind], kind))
+    named = [f"{format_percent(parts[kind])} {spent[kind]}" for kind in ordered if parts[kind] >= NEGLIGIBLE_SHARE]
+    return [f"Of the traced time{', averaged over ranks' if len(traces) > 1 else ''}: {format_list(named)}."]
 
 
 def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
@@ -128,109 +128,109 @@ def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
     if running <= 0 or whole <= 0:
         return []
     hidden = sum(t.overlapped_s for t in traces) / running
-    how = f"computation hides {percent(hidden)} of it" if hidden >= NEGLIGIBLE else "computation hides none of it"
-    return [f"Communication runs {percent(running / whole)} of the time; {how}."]
+    how = f"computation hides {format_percent(hidden)} of it" if hidden >= NEGLIGIBLE_SHARE else "computation hides none of it"
+    return [f"Communication runs {format_percent(running / whole)} of the time; {how}."]
 
 
-def _waiting_ranks(rows: Sequence[Row]) -> list[str]:
-    ordered = sorted(rows, key=lambda row: (row.trace.share(Work.COMMUNICATION), row.label))
+def _communication_waits(rows: Sequence[LabelledTrace]) -> list[str]:
+    ordered = sorted(rows, key=lambda row: (row.trace.share(TimeCategory.COMMUNICATION), row.label))
     least, most = ordered[0], ordered[-1]
-    if most.trace.share(Work.COMMUNICATION) - least.trace.share(Work.COMMUNICATION) < TELLING:
-        return _waits(most, _capital(most.label))
-    share = percent(least.trace.share(Work.COMMUNICATION))
-    own = [row.trace.window_s * (1 - row.trace.share(Work.COMMUNICATION)) for row in (least, most)]
-    sentence = f"{_capital(least.label)} waits least for communication, {share} of the time"
-    if own[1] > 0 and own[0] / own[1] > 1 + TELLING:
+    if most.trace.share(TimeCategory.COMMUNICATION) - least.trace.share(TimeCategory.COMMUNICATION) < NOTABLE_SHARE:
+        return _longest_wait(most, _capitalize(most.label))
+    share = format_percent(least.trace.share(TimeCategory.COMMUNICATION))
+    own = [row.trace.window_s * (1 - row.trace.share(TimeCategory.COMMUNICATION)) for row in (least, most)]
+    sentence = f"{_capitalize(least.label)} waits least for communication, {share} of the time"
+    if own[1] > 0 and own[0] / own[1] > 1 + NOTABLE_SHARE:
         ratio = own[0] / own[1]
-        longer = f"{percent(ratio - 1)} longer than" if ratio < 2 else f"{ratio:.1f} times as long as"
+        longer = f"{format_percent(ratio - 1)} longer than" if ratio < 2 else f"{ratio:.1f} times as long as"
         waiting = "the other waits" if len(rows) == 2 else "the others wait"
         sentence += f": all else takes it {longer} it takes {most.label}, so {waiting} for it"
-    return [*_waits(most, _capital(most.label)), f"{sentence}."]
+    return [*_longest_wait(most, _capitalize(most.label)), f"{sentence}."]
 
 
-def _waits(row: Row, who: str) -> list[str]:
-    share = row.trace.share(Work.COMMUNICATION)
+def _longest_wait(row: LabelledTrace, who: str) -> list[str]:
+    share = row.trace.share(TimeCategory.COMMUNICATION)
     exposed_ns = sum(collective.exposed_ns for collective in row.trace.collectives)
-    if share < TELLING or not exposed_ns:
+    if share < NOTABLE_SHARE or not exposed_ns:
         return []
     first = row.trace.collectives[0]
-    part = percent(first.exposed_ns / exposed_ns)
-    return [f"{who} waits {percent(share)} of the time for communication, {part} of that in {first.name}."]
+    part = format_percent(first.exposed_ns / exposed_ns)
+    return [f"{who} waits {format_percent(share)} of the time for communication, {part} of that in {first.name}."]
 
 
-def _idle_device(rows: Sequence[Row]) -> list[str]:
-    ordered = sorted(rows, key=lambda row: (row.trace.share(Work.OTHER), row.label))
-    worst, idle = ordered[-1], ordered[-1].trace.share(Work.OTHER)
-    if not worst.trace.on_device or idle < 2 * TELLING:
+def _idle_devices(rows: Sequence[LabelledTrace]) -> list[str]:
+    ordered = sorted(rows, key=lambda row: (row.trace.share(TimeCategory.OTHER), row.label))
+    worst, idle = ordered[-1], ordered[-1].trace.share(TimeCategory.OTHER)
+    if not worst.trace.on_device or idle < 2 * NOTABLE_SHARE:
         return []
-    alike = len(rows) > 1 and idle - ordered[0].trace.share(Work.OTHER) < TELLING
+    alike = len(rows) > 1 and idle - ordered[0].trace.share(TimeCategory.OTHER) < NOTABLE_SHARE
     told = (
-        f"Each device is idle about {percent(idle)}"
+        f"Each device is idle about {format_percent(idle)}"
         if alike
-        else f"The device of {worst.label} is idle {percent(idle)}"
+        else f"The device of {worst.label} is idle {format_percent(idle)}"
     )
     told += " of the traced time"
-    busiest = min(worst.trace.idle, key=lambda stream: (stream.total_ns, stream.stream), default=None)
+    busiest = min(worst.trace.stream_idle, key=lambda stream: (stream.total_ns, stream.stream), default=None)
     if busiest is not None and busiest.host_wait_ns > 0.5 * busiest.total_ns:
-        late = percent(busiest.host_wait_ns / busiest.total_ns)
+        late = format_percent(busiest.host_wait_ns / busiest.total_ns)
         told += f"; {late} of the gaps on the busiest stream ({busiest.stream}) are there because the CPU launched late"
     return [f"{told}."]
 
 
-def _data(rows: Sequence[Row]) -> list[str]:
-    worst = max(rows, key=lambda row: (row.trace.share(Work.DATA), row.label))
-    share = worst.trace.share(Work.DATA)
-    return [f"{_capital(worst.label)} waits {percent(share)} of the time for data."] if share >= TELLING else []
+def _data_waits(rows: Sequence[LabelledTrace]) -> list[str]:
+    worst = max(rows, key=lambda row: (row.trace.share(TimeCategory.DATA), row.label))
+    share = worst.trace.share(TimeCategory.DATA)
+    return [f"{_capitalize(worst.label)} waits {format_percent(share)} of the time for data."] if share >= NOTABLE_SHARE else []
 
 
-def _top(traces: Sequence[TraceSummary]) -> list[str]:
+def _top_operator(traces: Sequence[TraceSummary]) -> list[str]:
     kernels = sum(t.kernels_s for t in traces)
     if kernels > 0:
-        return _first("kernel", merged([t.kernels for t in traces]), kernels)
-    return _first("operator", merged([t.operators for t in traces]), sum(t.operators_s for t in traces))
+        return _top_entry("kernel", merge_operators([t.kernels for t in traces]), kernels)
+    return _top_entry("operator", merge_operators([t.operators for t in traces]), sum(t.operators_s for t in traces))
 
 
-def _first(what: str, operators: Sequence[Operator], total_s: float) -> list[str]:
+def _top_entry(what: str, operators: Sequence[OperatorStats], total_s: float) -> list[str]:
     if not operators or total_s <= 0:
         return []
     op = operators[0]
-    part = percent(op.total_ns / 1e9 / total_s)
-    calls = f"{op.calls:,} calls of {seconds(op.mean_ns / 1e9)}"
+    part = format_percent(op.total_ns / 1e9 / total_s)
+    calls = f"{op.calls:,} calls of {format_seconds(op.mean_ns / 1e9)}"
     return [f"Most {what} time goes to {short_name(op.name)}: {part}, in {calls}."]
 
 
-def _alone(row: Row) -> str:
+def _describe_trace(row: LabelledTrace) -> str:
     trace = row.trace
-    spent = {**SPENT, Work.OTHER: "idle"} if trace.on_device else SPENT
-    ordered = sorted(Work, key=lambda kind: (-trace.share(kind), kind))
-    parts = [f"{percent(trace.share(kind))} {spent[kind]}" for kind in ordered if trace.share(kind) >= NEGLIGIBLE]
+    spent = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if trace.on_device else CATEGORY_PHRASES
+    ordered = sorted(TimeCategory, key=lambda kind: (-trace.share(kind), kind))
+    parts = [f"{format_percent(trace.share(kind))} {spent[kind]}" for kind in ordered if trace.share(kind) >= NEGLIGIBLE_SHARE]
     ratio = trace.overlap_ratio
-    hidden = "" if ratio is None else f"; computation hides {percent(ratio)} of the communication"
-    return f"{_capital(row.label)}: {listed(parts)}{hidden}."
+    hidden = "" if ratio is None else f"; computation hides {format_percent(ratio)} of the communication"
+    return f"{_capitalize(row.label)}: {format_list(parts)}{hidden}."
 
 
-def _slow_rank(folder: RunFolder, pauses: Sequence[Pause]) -> list[str]:
+def _slow_rank(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
     """A rank whose steps take longer all through the run; collectives usually even this out."""
-    measured = [m for m in folder.metrics if len(finite(m.step_time_s)) >= 10]
-    medians = [(usual(m, m.step_time_s, pauses) or 0.0, m.rank) for m in measured]
+    measured = [m for m in folder.metrics if len(finite_values(m.step_time_s)) >= 10]
+    medians = [(steady_median(m, m.step_time_s, overheads) or 0.0, m.rank) for m in measured]
     if len(medians) < 2:
         return []
     median, (slowest, rank) = float(np.median([m for m, _ in medians])), max(medians)
-    if slowest < (1 + TELLING) * median:
+    if slowest < (1 + NOTABLE_SHARE) * median:
         return []
-    return [f"Steps of rank {rank} take {seconds(slowest)}, those of the median rank {seconds(median)}."]
+    return [f"Steps of rank {rank} take {format_seconds(slowest)}, those of the median rank {format_seconds(median)}."]
 
 
-def _skew(skews: Sequence[Skew]) -> list[str]:
-    wide = [s for s in skews if s.spread > TELLING]
+def _skew(skews: Sequence[StepSkew]) -> list[str]:
+    wide = [s for s in skews if s.spread > NOTABLE_SHARE]
     if not wide:
         return []
     worst = max(wide, key=lambda s: (s.spread, s.step))
-    range_s = f"{seconds(worst.fastest_s)} to {seconds(worst.slowest_s)}"
+    range_s = f"{format_seconds(worst.fastest_s)} to {format_seconds(worst.slowest_s)}"
     return [f"In step {worst.step} the ranks took {range_s}; rank {worst.slowest_rank} was the slowest."]
 
 
-def _missing(traces: Sequence[TraceSummary]) -> list[str]:
+def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
     worlds = {t.world_size for t in traces if t.world_size}
     ranks = {t.rank for t in traces if t.rank is not None}
     if len(worlds) != 1 or len(ranks) >= (world := worlds.pop()):
@@ -238,12 +238,12 @@ def _missing(traces: Sequence[TraceSummary]) -> list[str]:
     return [f"There are traces of {len(ranks)} of {world} ranks; what is said of ranks is said of those."]
 
 
-def _skipped(skipped: Sequence[Skipped]) -> list[str]:
+def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:
     if not skipped:
         return []
     files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    return [f"{files} could not be used: {listed([s.file for s in skipped], most=4)}."]
+    return [f"{files} could not be used: {format_list([s.file for s in skipped], max_items=4)}."]
 
 
-def _capital(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:]

@@ -8,58 +8,58 @@ from __future__ import annotations
 from html import escape
 from importlib.resources import files
 
-from muster.tracing.figures import count, digits, percent, seconds, size
+from muster.tracing.figures import format_count, format_number, format_percent, format_seconds, format_bytes
 from muster.tracing.job import Report
-from muster.tracing.pictures import curves, kinds_of_work, one_step
-from muster.tracing.tables import hta, operators
+from muster.tracing.pictures import metric_charts, time_breakdown_section, timeline_section
+from muster.tracing.tables import hta_table, operator_tables
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """The whole HTML document."""
     style = files("muster.tracing").joinpath("style.css").read_text(encoding="utf-8")
     body = "".join(
         (
             _header(report),
             _findings(report),
-            curves(report),
-            kinds_of_work(report),
-            one_step(report),
-            operators(report),
+            metric_charts(report),
+            time_breakdown_section(report),
+            timeline_section(report),
+            operator_tables(report),
             _skipped(report),
-            hta(report),
+            hta_table(report),
             _footer(),
         )
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.facts.name)} · Muster report</title><style>{style}</style></head>"
+        f"<title>{escape(report.summary.name)} · Muster report</title><style>{style}</style></head>"
         f"<body><main>{body}</main></body></html>\n"
     )
 
 
 def _header(report: Report) -> str:
-    facts = report.facts
+    facts = report.summary
     cards: list[tuple[str, str, str]] = []
     if facts.steps is not None:
         cards.append(("steps", f"{facts.steps:,}", ""))
-    if facts.loss_from is not None and facts.loss_to is not None:
-        cards.append(("loss", f"{digits(facts.loss_from)} → {digits(facts.loss_to)}", ""))
+    if facts.first_loss is not None and facts.last_loss is not None:
+        cards.append(("loss", f"{format_number(facts.first_loss)} → {format_number(facts.last_loss)}", ""))
     if facts.step_time_s is not None:
-        cards.append(("step time, median", seconds(facts.step_time_s), ""))
+        cards.append(("step time, median", format_seconds(facts.step_time_s), ""))
     if facts.tokens_per_s is not None:
-        cards.append(("tokens per second", count(facts.tokens_per_s), ""))
+        cards.append(("tokens per second", format_count(facts.tokens_per_s), ""))
     if facts.mfu is not None:
-        cards.append(("MFU", percent(facts.mfu), ""))
+        cards.append(("MFU", format_percent(facts.mfu), ""))
     if facts.peak_memory_bytes is not None:
-        cards.append(("peak memory", size(facts.peak_memory_bytes), "per rank"))
+        cards.append(("peak memory", format_bytes(facts.peak_memory_bytes), "per rank"))
     on = ", ".join(filter(None, (facts.device, facts.backend)))
     if facts.world_size is not None:
         cards.append(("ranks", f"{facts.world_size:,}", on))
     elif facts.device is not None:
         cards.append(("device", facts.device, ""))
-    if report.rows:
-        cards.append(("traces", f"{len(report.rows):,}", _traced_steps(report)))
+    if report.traces:
+        cards.append(("traces", f"{len(report.traces):,}", _traced_steps(report)))
     if facts.attempts > 1:
         cards.append(("attempts", str(facts.attempts), ""))
     shown = "".join(
@@ -74,8 +74,8 @@ def _header(report: Report) -> str:
 
 
 def _traced_steps(report: Report) -> str:
-    if report.traced is not None:
-        return f"steps {report.traced[0]}–{report.traced[1] - 1}"
+    if report.traced_steps is not None:
+        return f"steps {report.traced_steps[0]}–{report.traced_steps[1] - 1}"
     return ""
 
 

@@ -13,8 +13,8 @@ from muster.errors import InvalidTrace
 from muster.tracing.claims import TRACES
 from muster.tracing.sharedfolder import IrregularFile, SharedFolder
 
-MANIFEST = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
-LARGEST_BYTES = 16 << 20
+MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
+MAX_MANIFEST_BYTES = 16 << 20
 """Of a manifest that is read."""
 
 
@@ -38,7 +38,7 @@ class TraceEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingTrace:
     """A finished trace that could not be collected yet; it stays claimed and is tried again. `file` as in the spool."""
 
     file: str
@@ -53,7 +53,7 @@ class Manifest:
     role: str
     index: int
     traces: tuple[TraceEntry, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingTrace, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Manifest:
         others = [e for e in self.traces if e.file != entry.file]
         return replace(self, traces=tuple(sorted([*others, entry], key=lambda e: e.file)))
 
-    def with_waiting(self, waiting: list[Waiting]) -> Manifest:
+    def with_waiting(self, waiting: list[WaitingTrace]) -> Manifest:
         """With this list of what waits."""
         return replace(self, waiting=tuple(sorted(waiting, key=lambda w: w.file)))
 
@@ -78,7 +78,7 @@ def read_manifest(run: SharedFolder, name: str) -> Manifest:
     is none."""
     path = f"{TRACES}/{name}"
     try:
-        manifest = parse_manifest(run.read(path, LARGEST_BYTES), str(run.path / path))
+        manifest = parse_manifest(run.read(path, MAX_MANIFEST_BYTES), str(run.path / path))
     except IrregularFile as error:
         raise InvalidTrace(f"{run.path / path}: {error.strerror}") from error
     if manifest.name != name:  # from it follow names of files
@@ -86,20 +86,20 @@ def read_manifest(run: SharedFolder, name: str) -> Manifest:
     return manifest
 
 
-def parse_manifest(content: bytes, where: str) -> Manifest:
+def parse_manifest(content: bytes, source: str) -> Manifest:
     """Raises InvalidTrace, which names `where`, if this is no manifest."""
     try:
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidTrace(f"{where}: is no manifest: {error}") from error
+        raise InvalidTrace(f"{source}: is no manifest: {error}") from error
 
 
 def manifest_names(run: SharedFolder) -> list[str]:
     """The files in the traces folder that are manifests by their name."""
-    return [name for name in run.names(TRACES) if MANIFEST.fullmatch(name)]
+    return [name for name in run.file_names(TRACES) if MANIFEST_NAME.fullmatch(name)]
 
 
-def manifests(run: SharedFolder) -> list[Manifest]:
+def read_manifests(run: SharedFolder) -> list[Manifest]:
     """The readable manifests of all pods in a run folder."""
     found = []
     for name in manifest_names(run):
@@ -108,11 +108,11 @@ def manifests(run: SharedFolder) -> list[Manifest]:
     return found
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest as it is written."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def write_manifest(run: SharedFolder, manifest: Manifest, *, owner: str) -> None:
     """Replace the manifest in the traces folder."""
-    run.write(f"{TRACES}/{manifest.name}", encoded(manifest), owner=owner)
+    run.write(f"{TRACES}/{manifest.name}", encode_manifest(manifest), owner=owner)

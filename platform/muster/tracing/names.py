@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\.gz)?")
+TRACE_NAME = re.compile(r"rank-(\d+)\.attempt-(\d+)\.steps-(\d+)-(\d+)\.json(?:\.gz)?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,19 +18,19 @@ class TraceName:
     rank: int
 
     @property
-    def spooled(self) -> str:
+    def spool_name(self) -> str:
         """The name under which the profile hook finishes it."""
         return f"rank-{self.rank}.attempt-{self.attempt}.steps-{self.start_step}-{self.end_step}.json"
 
     @property
-    def collected(self) -> str:
+    def archive_name(self) -> str:
         """The name under which the collector publishes it."""
-        return self.spooled + ".gz"
+        return self.spool_name + ".gz"
 
 
-def parse_name(name: str) -> TraceName | None:
+def parse_trace_name(name: str) -> TraceName | None:
     """None for anything that is not exactly such a name, a file still being written (.tmp) included."""
-    match = NAME.fullmatch(name)
+    match = TRACE_NAME.fullmatch(name)
     if match is None:
         return None
     rank, attempt, start, end = (int(group) for group in match.groups())

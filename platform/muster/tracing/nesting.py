@@ -11,7 +11,7 @@ from muster.tracing.spans import Int64, Spans
 
 
 @dataclass(frozen=True, slots=True)
-class Nesting:
+class CallTree:
     """The events of one thread as a tree.
 
     `order` are positions in the events given, by start; `parent` positions in `order` (-1: none). A child that ends
@@ -21,17 +21,17 @@ class Nesting:
 
     order: Int64
     parent: Int64
-    stretches: Spans
-    owner: Int64
+    segments: Spans
+    innermost: Int64
 
     def self_time(self) -> Int64:
         """Nanoseconds in which each event (in `order`) was the innermost."""
         sums = np.zeros(len(self.order) + 1, dtype=np.int64)
-        np.add.at(sums, self.owner, self.stretches.end - self.stretches.start)
+        np.add.at(sums, self.innermost, self.segments.end - self.segments.start)
         return sums[:-1]
 
 
-def nest(events: Events) -> Nesting:
+def build_call_tree(events: Events) -> CallTree:
     """The tree of one thread's events; events without duration take no part."""
     lasting = np.flatnonzero(events.end > events.start)
     start, end = events.start[lasting], events.end[lasting]
@@ -50,14 +50,14 @@ def nest(events: Events) -> Nesting:
             if ends[i] > ends[outer]:
                 ends[i] = ends[outer]
         open_events.append(i)
-    return _stretches(order, np.array(parent, dtype=np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
+    return _segments(order, np.array(parent, dtype=np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
 
 
-def _stretches(order: Int64, parent: Int64, start: Int64, end: Int64) -> Nesting:
+def _segments(order: Int64, parent: Int64, start: Int64, end: Int64) -> CallTree:
     count = len(order)
     if not count:
         none = np.empty(0, dtype=np.int64)
-        return Nesting(order, parent, Spans(none, none), none)
+        return CallTree(order, parent, Spans(none, none), none)
     index = np.arange(count)
     times = np.concatenate((end, start))
     owner_after = np.concatenate((parent, index))
@@ -65,4 +65,4 @@ def _stretches(order: Int64, parent: Int64, start: Int64, end: Int64) -> Nesting
     tie = np.concatenate((-1 - index, index))
     edges = np.lexsort((tie, times))
     times, owner_after = times[edges], owner_after[edges]
-    return Nesting(order, parent, Spans(times[:-1], times[1:]), owner_after[:-1])
+    return CallTree(order, parent, Spans(times[:-1], times[1:]), owner_after[:-1])

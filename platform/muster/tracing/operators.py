@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import Events, Kind, Trace
-from muster.tracing.nesting import nest
+from muster.tracing.events import Events, EventKind, Trace
+from muster.tracing.nesting import build_call_tree
 from muster.tracing.spans import Int64
-from muster.tracing.work import COMPILED_GRAPH, FRAME
+from muster.tracing.work import COMPILED_GRAPH, FRAME_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorStats:
     """One name, all calls taken together. `total_ns` and `mean_ns` are self time: callees are not counted."""
 
     name: str
@@ -26,42 +26,42 @@ class Operator:
         return self.total_ns / self.calls if self.calls else 0.0
 
 
-def operators_by_self_time(trace: Trace) -> tuple[Operator, ...]:
+def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     """CPU operators, longest self time first. Annotations and torch's own frames around Python code nest with them but
     are not listed, compiled graphs aside: what they do themselves is Python."""
-    nested = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
+    nested = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
     self_ns = np.zeros(len(nested), dtype=np.int64)
     for row in np.unique(nested.thread):
         here = np.flatnonzero(nested.thread == row)
-        tree = nest(nested[here])
+        tree = build_call_tree(nested[here])
         self_ns[here[tree.order]] = tree.self_time()
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)
-    frames = np.array([FRAME.match(name) is not None for name in trace.names], dtype=bool)
-    ops = ((nested.kind == Kind.CPU_OP) & ~frames[nested.name]) | compiled[nested.name]
+    frames = np.array([FRAME_NAME.match(name) is not None for name in trace.names], dtype=bool)
+    ops = ((nested.kind == EventKind.CPU_OP) & ~frames[nested.name]) | compiled[nested.name]
     return _by_name(trace, nested[ops], self_ns[ops])
 
 
-def kernels_by_time(trace: Trace, work: Events) -> tuple[Operator, ...]:
+def kernels_by_time(trace: Trace, work: Events) -> tuple[OperatorStats, ...]:
     """Device work, longest total first; kernels do not nest, so their time is their duration."""
     return _by_name(trace, work, work.duration)
 
 
-def _by_name(trace: Trace, events: Events, ns: Int64) -> tuple[Operator, ...]:
+def _by_name(trace: Trace, events: Events, ns: Int64) -> tuple[OperatorStats, ...]:
     calls = np.bincount(events.name, minlength=len(trace.names))
     totals = np.zeros(len(trace.names), dtype=np.int64)
     np.add.at(totals, events.name, ns)
-    found = [Operator(trace.names[i], int(calls[i]), int(totals[i])) for i in np.flatnonzero(calls)]
+    found = [OperatorStats(trace.names[i], int(calls[i]), int(totals[i])) for i in np.flatnonzero(calls)]
     return tuple(sorted(found, key=lambda op: (-op.total_ns, op.name)))
 
 
-def merged(lists: list[tuple[Operator, ...]]) -> tuple[Operator, ...]:
+def merge_operators(lists: list[tuple[OperatorStats, ...]]) -> tuple[OperatorStats, ...]:
     """The same over several traces."""
     sums: dict[str, tuple[int, int]] = {}
     for operators in lists:
         for op in operators:
             calls, total = sums.get(op.name, (0, 0))
             sums[op.name] = (calls + op.calls, total + op.total_ns)
-    found = [Operator(name, calls, total) for name, (calls, total) in sums.items()]
+    found = [OperatorStats(name, calls, total) for name, (calls, total) in sums.items()]
     return tuple(sorted(found, key=lambda op: (-op.total_ns, op.name)))
 
 
@@ -80,7 +80,7 @@ GenericPackedTensorAccessor CatArrInputTensorMetadata nullptr DepthwiseArgs
 _FILLERS = frozenset(_FILLER_WORDS.split())
 
 
-def short_name(name: str, most: int = 64) -> str:
+def short_name(name: str, max_length: int = 64) -> str:
     """A kernel's name without return type and arguments; of its template, the first word that tells it from others.
 
     >>> short_name("void at::native::elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)")
@@ -89,21 +89,21 @@ def short_name(name: str, most: int = 64) -> str:
     if graph := COMPILED_GRAPH.match(name):
         return f"compiled graph {graph[1][:8]}"
     if name.startswith(("Memcpy", "Memset")) or ("<" not in name and "(" not in name):
-        return _cut(name, most)
+        return _truncate(name, max_length)
     plain = name.replace("(anonymous namespace)::", "").replace("->", " to ")
     bare = plain
     while (shorter := _BRACKETS.sub("", bare)) != bare:
         bare = shorter
     words = bare.split()
     if not words:
-        return _cut(name, most)
+        return _truncate(name, max_length)
     base = words[-1].rsplit("::", 1)[-1] or words[-1]
     base = words[-1] if base in _FILLERS else base
-    telling = next((w for w in _WORDS.findall(_template_of(plain)) if w not in _FILLERS and w != base), "")
-    return _cut(f"{_cut(base, most // 2)}<{telling}>" if telling else base, most)
+    telling = next((w for w in _WORDS.findall(_template_arguments(plain)) if w not in _FILLERS and w != base), "")
+    return _truncate(f"{_truncate(base, max_length // 2)}<{telling}>" if telling else base, max_length)
 
 
-def _template_of(name: str) -> str:
+def _template_arguments(name: str) -> str:
     """What stands between the first `<` and its `>`."""
     opening = name.find("<")
     if opening < 0:
@@ -116,5 +116,5 @@ def _template_of(name: str) -> str:
     return ""
 
 
-def _cut(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[len(name) - (most - most // 2) :]
+def _truncate(name: str, max_length: int) -> str:
+    return name if len(name) <= max_length else name[: max_length // 2 - 1] + "…" + name[len(name) - (max_length - max_length // 2) :]

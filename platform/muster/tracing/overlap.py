@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.tracing.spans import Spans, intersect, total
+from muster.tracing.spans import Spans, intersect, total_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,4 +22,4 @@ class Overlap:
 
 def overlap(communication: Spans, computation: Spans) -> Overlap:
     """Both sides are unions: two collectives at once count once."""
-    return Overlap(total(communication), total(intersect(communication, computation)))
+    return Overlap(total_ns(communication), total_ns(intersect(communication, computation)))

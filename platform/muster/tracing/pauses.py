@@ -8,81 +8,81 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from muster.tracing.figures import seconds
-from muster.tracing.runfolder import Float64, Metrics, finite
+from muster.tracing.figures import format_seconds
+from muster.tracing.runfolder import Float64, RankMetrics, finite_values
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class ProfilerOverhead:
     """To start the profiler took `started_s` and to write the trace `written_s` before `step`, on the rank where it
     took longest, which is `rank`; 0 for what was not done there. On the rank that was done first (perhaps with
     nothing to do) it took `spread_s` less."""
 
     step: int
     rank: int
-    started_s: float = 0.0
-    written_s: float = 0.0
+    start_s: float = 0.0
+    write_s: float = 0.0
     spread_s: float = 0.0
 
 
-def pauses_of(metrics: Sequence[Metrics]) -> tuple[Pause, ...]:
+def profiler_overheads(metrics: Sequence[RankMetrics]) -> tuple[ProfilerOverhead, ...]:
     """One for each step before which any rank started its profiler or wrote its trace, in order of steps."""
     took = [np.nan_to_num(m.trace_start_s) + np.nan_to_num(m.trace_write_s) for m in metrics]
     steps = sorted({int(step) for m, seconds_ in zip(metrics, took, strict=True) for step in m.step[seconds_ > 0]})
-    return tuple(_longest([pause for m in metrics for pause in _at(m, step)]) for step in steps)
+    return tuple(_slowest_rank([pause for m in metrics for pause in _overheads_at(m, step)]) for step in steps)
 
 
-def _at(metrics: Metrics, step: int) -> list[Pause]:
+def _overheads_at(metrics: RankMetrics, step: int) -> list[ProfilerOverhead]:
     """The rank's own at this step, if it got there."""
     return [
-        Pause(step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s)))
+        ProfilerOverhead(step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s)))
         for i in np.flatnonzero(metrics.step == step)
     ]
 
 
-def _longest(of_ranks: list[Pause]) -> Pause:
-    ordered = sorted(of_ranks, key=lambda pause: (_took(pause), -pause.rank))
-    return replace(ordered[-1], spread_s=_took(ordered[-1]) - _took(ordered[0]))
+def _slowest_rank(of_ranks: list[ProfilerOverhead]) -> ProfilerOverhead:
+    ordered = sorted(of_ranks, key=lambda pause: (_total_s(pause), -pause.rank))
+    return replace(ordered[-1], spread_s=_total_s(ordered[-1]) - _total_s(ordered[0]))
 
 
-def _took(pause: Pause) -> float:
-    return pause.started_s + pause.written_s
+def _total_s(overhead: ProfilerOverhead) -> float:
+    return overhead.start_s + overhead.write_s
 
 
-def usual(metrics: Metrics, values: Float64, pauses: Sequence[Pause]) -> float | None:
+def steady_median(metrics: RankMetrics, values: Float64, overheads: Sequence[ProfilerOverhead]) -> float | None:
     """The median of these values of a rank's steps, but for the steps after a pause; of all where there are no others,
     None where nothing is known."""
-    after = np.isin(metrics.step, [pause.step for pause in pauses])
-    known = finite(values[~after])
-    known = known if len(known) else finite(values)
+    after = np.isin(metrics.step, [pause.step for pause in overheads])
+    known = finite_values(values[~after])
+    known = known if len(known) else finite_values(values)
     return float(np.median(known)) if len(known) else None
 
 
-def told(pauses: Sequence[Pause], least_s: float) -> list[str]:
+def overhead_sentences(overheads: Sequence[ProfilerOverhead], min_s: float) -> list[str]:
     """A sentence on the longest start and the longest writing, as far as they took `least_s` or longer."""
     kinds = (
-        ("the profiler was started", [(pause.started_s, pause) for pause in pauses]),
-        ("the trace was written", [(pause.written_s, pause) for pause in pauses]),
+        ("the profiler was started", [(pause.start_s, pause) for pause in overheads]),
+        ("the trace was written", [(pause.write_s, pause) for pause in overheads]),
     )
     longest = [(what, *max(took, key=lambda part: (part[0], -part[1].step))) for what, took in kinds if took]
-    parts = [(what, long, pause) for what, long, pause in longest if long > 0 and long >= least_s]
+    parts = [(what, long, pause) for what, long, pause in longest if long > 0 and long >= min_s]
     if not parts:
         return []
-    named = " and ".join(f"before step {pause.step} {what} ({_where(long, pause)})" for what, long, pause in parts)
+    named = " and ".join(f"before step {pause.step} {what} ({_describe(long, pause)})" for what, long, pause in parts)
     steps = "that step" if len(parts) == 1 else "these steps"
     waiting = "; in it" if len(parts) == 1 else "; in them"
-    apart = any(pause.spread_s >= least_s for _, _, pause in parts)
+    apart = any(pause.spread_s >= min_s for _, _, pause in parts)
     waits = f"{waiting} ranks that were done sooner wait for the others" if apart else ""
     return [f"{named[:1].upper()}{named[1:]}. No step time counts that, and medians leave {steps} out{waits}."]
 
 
-def _where(took_s: float, pause: Pause) -> str:
-    if round(pause.spread_s, 3) == 0:
-        return seconds(took_s)
-    return f"{seconds(took_s)} on rank {pause.rank}, {seconds(pause.spread_s)} more than on the fastest"
+def _describe(duration_s: float, overhead: ProfilerOverhead) -> str:
+    if round(overhead.spread_s, 3) == 0:
+        return format_seconds(duration_s)
+    return f"{format_seconds(duration_s)} on rank {overhead.rank}, {format_seconds(overhead.spread_s)} more than on the fastest"
 
 
-def slow_because(step: int, pauses: Sequence[Pause]) -> str:
+def slow_step_cause(step: int, overheads: Sequence[ProfilerOverhead]) -> str:
     """What tracing did before this step, in two words; empty when nothing."""
-    pause = next((pause for pause in pauses if pause.step == step), None)
-    return "" if pause is None else "trace written" if pause.written_s else "profiler started"
+    pause = next((pause for pause in overheads if pause.step == step), None)
+    return "" if pause is None else "trace written" if pause.write_s else "profiler started"

@@ -17,7 +17,7 @@ GZIP_LEVEL = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class ContentDigest:
     """What was published: size and SHA-256 of the file as it lies there."""
 
     bytes: int
@@ -29,7 +29,7 @@ def write_atomically(path: Path, data: bytes, *, owner: str) -> None:
     SharedFolder(path.parent).write(path.name, data, owner=owner)
 
 
-def compress(source: IO[bytes], target: IO[bytes], size: int) -> Published:
+def compress(source: IO[bytes], target: IO[bytes], size: int) -> ContentDigest:
     """Gzip the first `size` bytes of `source` into `target`, which is empty and may be read.
 
     The same content gives the same bytes, so that doing it again changes nothing.
@@ -40,14 +40,14 @@ def compress(source: IO[bytes], target: IO[bytes], size: int) -> Published:
             packed.write(block)
             size -= len(block)
     target.flush()
-    return fingerprint(target)
+    return content_digest(target)
 
 
-def fingerprint(file: IO[bytes], size: int | None = None) -> Published:
+def content_digest(file: IO[bytes], size: int | None = None) -> ContentDigest:
     """Size and SHA-256 of an open file, or of its first `size` bytes."""
     file.seek(0)
     digest, left = hashlib.sha256(), sys.maxsize if size is None else size
     while left > 0 and (block := file.read(min(left, BLOCK_BYTES))):
         digest.update(block)
         left -= len(block)
-    return Published(bytes=file.tell(), sha256=digest.hexdigest())
+    return ContentDigest(bytes=file.tell(), sha256=digest.hexdigest())

@@ -9,57 +9,57 @@ from typing import IO, Any
 import numpy as np
 
 from muster.errors import InvalidTrace
-from muster.tracing.events import Events, Int32, Kind, Thread, Trace
-from muster.tracing.scan import DEFAULT_LIMITS, MOST_BYTES, TOO_LARGE, Header, Limits, RawEvent, scan, scan_file
+from muster.tracing.events import Events, Int32, EventKind, TraceThread, Trace
+from muster.tracing.scan import DEFAULT_LIMITS, MAX_TEXT_BYTES, TOO_LARGE, TraceHeader, TraceLimits, RawEvent, stream_events, stream_file
 
 # Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
-KINDS = {
-    "cpu_op": Kind.CPU_OP,
-    "Operator": Kind.CPU_OP,
-    "user_annotation": Kind.ANNOTATION,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "Runtime": Kind.RUNTIME,
-    "kernel": Kind.KERNEL,
-    "Kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.MEMCPY,
-    "Memcpy": Kind.MEMCPY,
-    "gpu_memset": Kind.MEMSET,
-    "Memset": Kind.MEMSET,
-    "cuda_sync": Kind.SYNC,
-    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
+EVENT_KINDS = {
+    "cpu_op": EventKind.CPU_OP,
+    "Operator": EventKind.CPU_OP,
+    "user_annotation": EventKind.ANNOTATION,
+    "cuda_runtime": EventKind.RUNTIME,
+    "cuda_driver": EventKind.RUNTIME,
+    "Runtime": EventKind.RUNTIME,
+    "kernel": EventKind.KERNEL,
+    "Kernel": EventKind.KERNEL,
+    "gpu_memcpy": EventKind.MEMCPY,
+    "Memcpy": EventKind.MEMCPY,
+    "gpu_memset": EventKind.MEMSET,
+    "Memset": EventKind.MEMSET,
+    "cuda_sync": EventKind.SYNC,
+    "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
 }
-MOST_NAME_CHARACTERS = 256 << 20
+MAX_NAME_CHARACTERS = 256 << 20
 # The profiler's own span would hide everything under it; Python frames are most of a with_stack trace and unused here.
-SKIPPED = frozenset({"Trace", "python_function"})
+IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
 
 
 @dataclass(frozen=True, slots=True)
-class TraceFacts:
+class TraceInfo:
     """What can be told without keeping the events: enough to accept a file."""
 
     events: int
     rank: int | None
 
 
-def check(file: IO[bytes], path: Path, most_bytes: int = MOST_BYTES) -> TraceFacts:
+def validate_trace(file: IO[bytes], path: Path, max_bytes: int = MAX_TEXT_BYTES) -> TraceInfo:
     """Decode the whole file and keep nothing. Raises InvalidTrace as `scan_file` does, or if it holds no event."""
     counts: list[int] = []
-    header = scan_file(file, path, lambda events: counts.append(len(events)), most_bytes=most_bytes)
+    header = stream_file(file, path, lambda events: counts.append(len(events)), max_bytes=max_bytes)
     if not sum(counts):
         raise InvalidTrace(f"{path}: holds no events")
-    return TraceFacts(events=sum(counts), rank=_distributed(header)[0])
+    return TraceInfo(events=sum(counts), rank=_distributed(header)[0])
 
 
-def read(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
+def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS) -> Trace:
     """Read one trace, `.json` or gzipped.
 
     Raises InvalidTrace (file and byte named) if it is truncated, damaged, no trace or past the limits, and OSError if
     it cannot be opened. Events without a time or of an impossible one are counted in `unusable` and left out.
     """
-    columns = _Columns(path, limits.events)
-    header = scan(path, columns.take, most_bytes=limits.unpacked_bytes)
-    if not columns.decoded:
+    columns = _ColumnBuilder(path, limits.events)
+    header = stream_events(path, columns.add, max_bytes=limits.text_bytes)
+    if not columns.decoded_events:
         raise InvalidTrace(f"{path}: holds no events")
     rank, world_size, backend = _distributed(header)
     origin_us, events = columns.events()
@@ -72,11 +72,11 @@ def read(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
         job=_job(header),
         base_ns=header.baseTimeNanoseconds if isinstance(header.baseTimeNanoseconds, int) else None,
         origin_us=origin_us,
-        decoded=columns.decoded,
-        unusable=columns.unusable,
+        decoded_events=columns.decoded_events,
+        invalid_events=columns.invalid_events,
         names=tuple(columns.names),
         threads=tuple(
-            Thread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
+            TraceThread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
             for pid, tid in columns.threads
         ),
         events=events,
@@ -84,63 +84,63 @@ def read(path: Path, limits: Limits = DEFAULT_LIMITS) -> Trace:
 
 
 @dataclass(slots=True)
-class _Columns:
+class _ColumnBuilder:
     """Columns under construction: arrays of each block, and the tables that give every name and thread a number."""
 
     path: Path
-    most_events: int
+    max_events: int
     rows: int = 0
-    characters: int = 0  # of names, of which each is kept once
+    name_characters: int = 0  # of names, of which each is kept once
     names: dict[str, int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
     blocks: list[tuple[Any, ...]] = field(default_factory=list)
-    decoded: int = 0
-    unusable: int = 0
+    decoded_events: int = 0
+    invalid_events: int = 0
 
-    def take(self, events: list[RawEvent]) -> None:
-        self.decoded += len(events)
+    def add(self, events: list[RawEvent]) -> None:
+        self.decoded_events += len(events)
         kept: list[RawEvent] = []
         for event in events:
             if event.ph == "X":
                 if event.ts is None or event.dur is None or event.dur < 0:
-                    self.unusable += 1
-                elif event.cat and event.cat not in SKIPPED:
+                    self.invalid_events += 1
+                elif event.cat and event.cat not in IGNORED_CATEGORIES:
                     kept.append(event)
             elif event.ph == "M":
                 if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
                     self.thread_names.setdefault((event.pid, event.tid), event.args.name)
             elif event.ph == "unusable":
-                self.unusable += 1
-        self._bound(kept)
+                self.invalid_events += 1
+        self._check_limits(kept)
         if kept:
-            self.blocks.append(self._columns(kept))
+            self.blocks.append(self._to_arrays(kept))
 
-    def _bound(self, kept: list[RawEvent]) -> None:
+    def _check_limits(self, kept: list[RawEvent]) -> None:
         self.rows += len(kept)
-        if self.rows + len(self.thread_names) > self.most_events:
+        if self.rows + len(self.thread_names) > self.max_events:
             raise InvalidTrace(
-                f"{self.path}: keeps more than {self.most_events} events, the limit of --max-trace-events",
+                f"{self.path}: keeps more than {self.max_events} events, the limit of --max-trace-events",
                 reason=TOO_LARGE,
             )
-        self.characters += sum(map(len, {event.name for event in kept} - self.names.keys()))
-        if self.characters > MOST_NAME_CHARACTERS:
+        self.name_characters += sum(map(len, {event.name for event in kept} - self.names.keys()))
+        if self.name_characters > MAX_NAME_CHARACTERS:
             raise InvalidTrace(
-                f"{self.path}: has more than {MOST_NAME_CHARACTERS} characters of names", reason=TOO_LARGE
+                f"{self.path}: has more than {MAX_NAME_CHARACTERS} characters of names", reason=TOO_LARGE
             )
 
-    def _columns(self, kept: list[RawEvent]) -> tuple[Any, ...]:
-        names, threads, other = self.names, self.threads, Kind.OTHER
+    def _to_arrays(self, kept: list[RawEvent]) -> tuple[Any, ...]:
+        names, threads, other = self.names, self.threads, EventKind.OTHER
         args = [event.args for event in kept]
         return (
-            np.array([KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
+            np.array([EVENT_KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
             np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
             np.array([threads.setdefault((e.pid, e.tid), len(threads)) for e in kept], dtype=np.int32),
             np.array([e.ts for e in kept], dtype=np.float64),
             np.array([e.dur for e in kept], dtype=np.float64),
-            _streams([-1 if a is None or a.stream is None else _number(a.stream) for a in args]),
+            _stream_ids([-1 if a is None or a.stream is None else _parse_id(a.stream) for a in args]),
             np.array(
-                [-1 if a is None or a.correlation is None else _number(a.correlation) for a in args], dtype=np.int64
+                [-1 if a is None or a.correlation is None else _parse_id(a.correlation) for a in args], dtype=np.int64
             ),
             np.array(
                 [
@@ -166,13 +166,13 @@ class _Columns:
         return origin, Events(kind, name, thread, start, end, stream, correlation, collective)
 
 
-def _streams(values: list[int]) -> Int32:
+def _stream_ids(values: list[int]) -> Int32:
     """Stream ids; "no stream" is written as 2**32 - 1 by some profilers."""
     array = np.array(values, dtype=np.int64)
     return np.where((array < 0) | (array >= 1 << 31), -1, array).astype(np.int32)
 
 
-def _number(value: Any) -> int:
+def _parse_id(value: Any) -> int:
     """An id as the profiler wrote it; ids that are no number count as absent."""
     try:
         number = int(value)
@@ -181,7 +181,7 @@ def _number(value: Any) -> int:
     return number if 0 <= number < 1 << 63 else -1
 
 
-def _distributed(header: Header) -> tuple[int | None, int | None, str | None]:
+def _distributed(header: TraceHeader) -> tuple[int | None, int | None, str | None]:
     info = header.distributedInfo if isinstance(header.distributedInfo, dict) else {}
     rank, world, backend = info.get("rank"), info.get("world_size"), info.get("backend")
     return (
@@ -191,12 +191,12 @@ def _distributed(header: Header) -> tuple[int | None, int | None, str | None]:
     )
 
 
-def _job(header: Header) -> str | None:
+def _job(header: TraceHeader) -> str | None:
     job = header.muster.get("job") if isinstance(header.muster, dict) else None
     return job if isinstance(job, str) and job else None
 
 
-def _device(header: Header) -> str | None:
+def _device(header: TraceHeader) -> str | None:
     devices = header.deviceProperties
     if not isinstance(devices, list) or not devices or not isinstance(devices[0], dict):
         return None

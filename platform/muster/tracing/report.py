@@ -20,16 +20,16 @@ import msgspec
 from rich.console import Console
 
 from muster.errors import InvalidTrace
-from muster.tracing.html import page
-from muster.tracing.job import Report, analyse
+from muster.tracing.html import render_page
+from muster.tracing.job import Report, analyse_run
 from muster.tracing.publish import write_atomically
-from muster.tracing.runfolder import read_run_folder, read_selection
-from muster.tracing.scan import DEFAULT_LIMITS, Limits
-from muster.tracing.terminal import render
+from muster.tracing.runfolder import read_run_folder, read_selected_traces
+from muster.tracing.scan import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.terminal import render_report
 
-__all__ = ["Report", "build", "json_beside", "load", "render_terminal"]
+__all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 
-_LONGEST_STEM = 60  # characters, which are at most four bytes each: of a file's name 255 bytes may be used
+_MAX_STEM_LENGTH = 60  # characters, which are at most four bytes each: of a file's name 255 bytes may be used
 
 
 def build(
@@ -38,7 +38,7 @@ def build(
     *,
     name: str | None = None,
     workers: int = 1,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: TraceLimits = DEFAULT_LIMITS,
 ) -> Report:
     """Analyse a run folder, any folder of traces, or some traces, and write a page and, beside it, the same as JSON.
 
@@ -53,45 +53,45 @@ def build(
     if not paths:
         raise InvalidTrace("no trace was named")
     first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
-    read = read_selection(paths) if of_traces else read_run_folder(first)
-    report = _in_utf8(analyse(read, name=name, workers=workers, limits=limits))
+    read = read_selected_traces(paths) if of_traces else read_run_folder(first)
+    report = _utf8_safe(analyse_run(read, name=name, workers=workers, limits=limits))
     target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
     target.mkdir(parents=True, exist_ok=True)
-    written = target / f"{_name_of(paths) if of_traces else 'report'}.html"
+    written = target / f"{_page_name(paths) if of_traces else 'report'}.html"
     report = replace(report, page=str(written))
     owner = f"report-{os.getpid()}"  # the daemon and a user may build the same one at the same time
-    write_atomically(json_beside(written), msgspec.json.encode(_in_utf8(report)), owner=owner)
-    write_atomically(written, page(report).encode(), owner=owner)
+    write_atomically(json_path(written), msgspec.json.encode(_utf8_safe(report)), owner=owner)
+    write_atomically(written, render_page(report).encode(), owner=owner)
     return report
 
 
-def _in_utf8(report: Report) -> Report:
+def _utf8_safe(report: Report) -> Report:
     """The same in text that can be written: names of files and of events may hold what UTF-8 cannot."""
-    return msgspec.convert(_replaced(msgspec.to_builtins(report)), Report)
+    return msgspec.convert(_replace_invalid(msgspec.to_builtins(report)), Report)
 
 
-def _replaced(value: Any) -> Any:
+def _replace_invalid(value: Any) -> Any:
     match value:
         case str():
             return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
         case dict():
-            return {_replaced(key): _replaced(item) for key, item in value.items()}
+            return {_replace_invalid(key): _replace_invalid(item) for key, item in value.items()}
         case list() | tuple():
-            return [_replaced(item) for item in value]
+            return [_replace_invalid(item) for item in value]
         case _:
             return value
 
 
-def _name_of(traces: Sequence[Path]) -> str:
+def _page_name(traces: Sequence[Path]) -> str:
     """Of the page of these traces: the same for the same ones, another for others."""
     first = traces[0].name.removesuffix(".gz").removesuffix(".json")
-    if len(traces) == 1 and len(first) <= _LONGEST_STEM:
+    if len(traces) == 1 and len(first) <= _MAX_STEM_LENGTH:
         return f"report-of-{first}"
     mark = hashlib.sha256("\0".join(sorted(str(path.absolute()) for path in traces)).encode()).hexdigest()[:8]
-    return f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_LONGEST_STEM]}-{mark}"
+    return f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_MAX_STEM_LENGTH]}-{mark}"
 
 
-def json_beside(page_path: str | os.PathLike[str]) -> Path:
+def json_path(page_path: str | os.PathLike[str]) -> Path:
     """The file beside a page that says the same as JSON. A page's name may have dots of its own."""
     path = Path(page_path)
     return path.with_name(path.name.removesuffix(".html") + ".json")
@@ -100,7 +100,7 @@ def json_beside(page_path: str | os.PathLike[str]) -> Path:
 def load(page_path: str | os.PathLike[str]) -> Report:
     """The report whose page this is. Raises InvalidTrace if the JSON beside it is no report, OSError if it cannot be
     read."""
-    path = json_beside(page_path)
+    path = json_path(page_path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -109,4 +109,4 @@ def load(page_path: str | os.PathLike[str]) -> Report:
 
 def render_terminal(report: Report, console: Console) -> None:
     """Print the same facts, findings and pictures to a terminal."""
-    render(report, console)
+    render_report(report, console)

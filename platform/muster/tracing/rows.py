@@ -10,36 +10,36 @@ from muster.tracing.analysis import TraceSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LabelledTrace:
     """One analysed trace under the name that the pictures give it."""
 
     label: str
     trace: TraceSummary
 
 
-def labelled(summaries: Sequence[TraceSummary]) -> tuple[Row, ...]:
+def label_traces(summaries: Sequence[TraceSummary]) -> tuple[LabelledTrace, ...]:
     """`rank 3`, with the file's name where that alone would not tell two traces apart."""
     ranks = [t.rank for t in summaries]
     return tuple(
-        Row(
+        LabelledTrace(
             label=f"rank {t.rank}"
             if t.rank is not None and ranks.count(t.rank) == 1
-            else (f"rank {t.rank} · {_stem(t.source)}" if t.rank is not None else _stem(t.source)),
+            else (f"rank {t.rank} · {_short_source(t.source)}" if t.rank is not None else _short_source(t.source)),
             trace=t,
         )
         for t in summaries
     )
 
 
-def _stem(source: str) -> str:
+def _short_source(source: str) -> str:
     return Path(source).name.removesuffix(".gz").removesuffix(".json").removesuffix(".pt.trace")
 
 
-def picture_step(summaries: Sequence[TraceSummary]) -> int | None:
+def choose_timeline_step(summaries: Sequence[TraceSummary]) -> int | None:
     """Of the steps that most ranks have a picture of, the one whose slowest rank is the median."""
     slowest: dict[int, list[float]] = {}
     for trace in summaries:
-        for picture in trace.pictures:
+        for picture in trace.timelines:
             slowest.setdefault(picture.step, []).append(picture.duration_s)
     if not slowest:
         return None

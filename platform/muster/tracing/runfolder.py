@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 from muster.errors import InvalidTrace
 from muster.tracing.claims import CLAIMED
 from muster.tracing.manifest import manifest_names, read_manifest
-from muster.tracing.names import TraceName, parse_name
+from muster.tracing.names import TraceName, parse_trace_name
 from muster.tracing.sharedfolder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
 
 Float64 = NDArray[np.float64]
-MOST_FILES = 1024
-MOST_LINES_BYTES = 256 << 20
+MAX_FILES = 1024
+MAX_LINES_BYTES = 256 << 20
 """Of a file of metrics or events."""
-LARGEST_BEAT_BYTES = 65_536
-BEYOND = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
+MAX_HEARTBEAT_BYTES = 65_536
+MAX_PLAUSIBLE_VALUE = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
 
 
-class MetricsLine(msgspec.Struct):
+class MetricsRecord(msgspec.Struct):
     """One step of one rank, as written."""
 
     step: Count
@@ -48,7 +48,7 @@ class MetricsLine(msgspec.Struct):
     trace_write_s: float | None = None
 
 
-class Beat(msgspec.Struct):
+class HeartbeatRecord(msgspec.Struct):
     """The newest heartbeat of a rank, as far as the report uses it."""
 
     rank: int
@@ -60,7 +60,7 @@ class Beat(msgspec.Struct):
     phase: str | None = None
 
 
-class Happening(msgspec.Struct):
+class RunEvent(msgspec.Struct):
     """A line of events.jsonl."""
 
     message: str = ""
@@ -71,7 +71,7 @@ class Happening(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class RankMetrics:
     """One rank's steps in order, each once (the highest attempt counts); unknown values are NaN."""
 
     rank: int
@@ -89,7 +89,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedFile:
     """A file that the report could not use, and why."""
 
     file: str
@@ -97,7 +97,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StepWindow:
     """The traces of one attempt over the same steps; `steps` None for traces that do not follow our names."""
 
     attempt: int
@@ -110,37 +110,37 @@ class RunFolder:
     """Everything but the traces' content. `windows` are ordered from the newest."""
 
     path: Path
-    ours: bool
-    metrics: tuple[Metrics, ...]
-    beats: tuple[Beat, ...]
-    happenings: tuple[Happening, ...]
-    windows: tuple[Window, ...]
-    skipped: tuple[Skipped, ...]
+    is_muster_run: bool
+    metrics: tuple[RankMetrics, ...]
+    heartbeats: tuple[HeartbeatRecord, ...]
+    events: tuple[RunEvent, ...]
+    windows: tuple[StepWindow, ...]
+    skipped: tuple[SkippedFile, ...]
 
 
 def read_run_folder(path: Path) -> RunFolder:
     """Raises InvalidTrace if there is no such folder."""
     if not path.exists():
         raise InvalidTrace(f"{path}: no such folder")
-    if not _is_ours(path):
-        return RunFolder(path, False, (), (), (), _bare_windows(path), ())
-    skipped: list[Skipped] = []
-    metrics = [_metrics(file, skipped) for file in _rank_files(path / "metrics")]
-    beats = [_beat(file, skipped) for file in _rank_files(path / "beats")]
+    if not _is_muster_run(path):
+        return RunFolder(path, False, (), (), (), _plain_folder_windows(path), ())
+    skipped: list[SkippedFile] = []
+    metrics = [_read_metrics(file, skipped) for file in _rank_files(path / "metrics")]
+    beats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "beats")]
     events = path / "events.jsonl"
-    happenings = _lines(events, Happening, skipped) if events.exists() else []
+    happenings = _read_records(events, RunEvent, skipped) if events.exists() else []
     return RunFolder(
         path=path,
-        ours=True,
+        is_muster_run=True,
         metrics=tuple(m for m in metrics if len(m)),
-        beats=tuple(beat for beat in beats if beat is not None),
-        happenings=tuple(happenings),
-        windows=_windows(path / "traces"),
-        skipped=(*skipped, *_refused(path / "traces")),
+        heartbeats=tuple(beat for beat in beats if beat is not None),
+        events=tuple(happenings),
+        windows=_step_windows(path / "traces"),
+        skipped=(*skipped, *_unusable_traces(path / "traces")),
     )
 
 
-def read_selection(traces: Sequence[Path]) -> RunFolder:
+def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
     """These traces as a folder that holds nothing else; a single one is its own. Raises InvalidTrace for what is no
     file."""
     for path in traces:
@@ -149,10 +149,10 @@ def read_selection(traces: Sequence[Path]) -> RunFolder:
             raise InvalidTrace(f"{path}: {what}")
     files = tuple(dict.fromkeys(traces))
     within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
-    return RunFolder(within, False, (), (), (), (Window(0, None, files),), ())
+    return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), ())
 
 
-def _is_ours(path: Path) -> bool:
+def _is_muster_run(path: Path) -> bool:
     traces = path / "traces"
     return any((path / name).is_dir() for name in ("metrics", "beats")) or (
         traces.is_dir() and ((traces / "spool").is_dir() or any(traces.glob("manifest-*.json")))
@@ -164,29 +164,29 @@ def _rank_files(folder: Path) -> list[Path]:
     return [file for _, file in sorted(found)]
 
 
-def _beat(path: Path, skipped: list[Skipped]) -> Beat | None:
+def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord | None:
     try:
         with open_regular(path) as file:
-            text = file.read(LARGEST_BEAT_BYTES + 1)
-        if len(text) > LARGEST_BEAT_BYTES:
-            raise InvalidTrace(f"has more than {LARGEST_BEAT_BYTES} bytes")
-        return msgspec.json.decode(text, type=Beat)
+            text = file.read(MAX_HEARTBEAT_BYTES + 1)
+        if len(text) > MAX_HEARTBEAT_BYTES:
+            raise InvalidTrace(f"has more than {MAX_HEARTBEAT_BYTES} bytes")
+        return msgspec.json.decode(text, type=HeartbeatRecord)
     except (InvalidTrace, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        skipped.append(Skipped(_short(path), f"cannot be read: {error}"))
+        skipped.append(SkippedFile(_display_name(path), f"cannot be read: {error}"))
         return None
 
 
-Line = TypeVar("Line", MetricsLine, Happening)
+Record = TypeVar("Line", MetricsRecord, RunEvent)
 
 
-def _lines(path: Path, kind: type[Line], skipped: list[Skipped]) -> list[Line]:
+def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
     """The lines that make sense; a job killed in mid-write leaves half a line."""
     decoder = msgspec.json.Decoder(kind)
-    found: list[Line] = []
+    found: list[Record] = []
     broken: list[int] = []
     try:
         with open_regular(path) as file:
-            left, number = MOST_LINES_BYTES, 0
+            left, number = MAX_LINES_BYTES, 0
             while left > 0 and (line := file.readline(left)):
                 left, number = left - len(line), number + 1
                 try:
@@ -195,19 +195,19 @@ def _lines(path: Path, kind: type[Line], skipped: list[Skipped]) -> list[Line]:
                     if line.strip():
                         broken.append(number)
             if file.read(1):
-                limit = f"only the first {MOST_LINES_BYTES} bytes are read"
-                skipped.append(Skipped(_short(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}"))
+                limit = f"only the first {MAX_LINES_BYTES} bytes are read"
+                skipped.append(SkippedFile(_display_name(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}"))
     except OSError as error:
-        skipped.append(Skipped(_short(path), str(error)))
+        skipped.append(SkippedFile(_display_name(path), str(error)))
     if broken:
         lines = f"line {broken[0]}" if len(broken) == 1 else f"{len(broken)} lines, the first is line {broken[0]}"
-        skipped.append(Skipped(_short(path), f"cannot be read: {lines}"))
+        skipped.append(SkippedFile(_display_name(path), f"cannot be read: {lines}"))
     return found
 
 
-def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
+def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
     match = RANK_FILE.fullmatch(path.name)
-    lines = _lines(path, MetricsLine, skipped)
+    lines = _read_records(path, MetricsRecord, skipped)
     step = np.array([line.step for line in lines], dtype=np.int64)
     attempt = np.array([line.attempt for line in lines], dtype=np.int64)
     order = np.lexsort((np.arange(len(step)), attempt, step))
@@ -215,10 +215,10 @@ def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
 
     def column(name: str) -> Float64:
         values = np.array([getattr(line, name) for line in lines], dtype=np.float64)
-        values[np.abs(values) > BEYOND] = np.nan
+        values[np.abs(values) > MAX_PLAUSIBLE_VALUE] = np.nan
         return values[last]
 
-    return Metrics(
+    return RankMetrics(
         rank=int(match[1]) if match else 0,
         step=step[last],
         step_time_s=column("step_time_s"),
@@ -231,24 +231,24 @@ def _metrics(path: Path, skipped: list[Skipped]) -> Metrics:
     )
 
 
-def _windows(traces: Path) -> tuple[Window, ...]:
+def _step_windows(traces: Path) -> tuple[StepWindow, ...]:
     """Collected traces, and those that no collector has taken yet."""
     files: dict[TraceName, Path] = {}
     for folder in (traces / "spool", *sorted((traces / CLAIMED).glob("*")), traces):
         for file in folder.glob("rank-*"):
-            name = parse_name(file.name)
+            name = parse_trace_name(file.name)
             if name is not None:
                 files[name] = file
     by_window: dict[tuple[int, int, int], list[TraceName]] = {}
     for name in files:
         by_window.setdefault((name.attempt, name.end_step, name.start_step), []).append(name)
     return tuple(
-        Window(attempt, (start, end), tuple(files[name] for name in sorted(names, key=lambda n: n.rank)))
+        StepWindow(attempt, (start, end), tuple(files[name] for name in sorted(names, key=lambda n: n.rank)))
         for (attempt, end, start), names in sorted(by_window.items(), reverse=True)
     )
 
 
-def _refused(traces: Path) -> list[Skipped]:
+def _unusable_traces(traces: Path) -> list[SkippedFile]:
     """What the collector found corrupt, and what was never finished."""
     found: dict[str, str] = {}
     run = SharedFolder(traces.parent)
@@ -267,10 +267,10 @@ def _refused(traces: Path) -> list[Skipped]:
     for file in sorted([*spool.glob("*.tmp"), *(spool / ".tmp").glob("rank-*")]):
         if file.is_file():
             found[file.name.removesuffix(".tmp")] = f"not finished: {file.stat().st_size} bytes so far"
-    return [Skipped(file, reason) for file, reason in found.items()]
+    return [SkippedFile(file, reason) for file, reason in found.items()]
 
 
-def _bare_windows(path: Path) -> tuple[Window, ...]:
+def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
     """Every file below a folder that may be a trace by its name; whether it is one shows when it is read."""
     files = [
         file
@@ -278,14 +278,14 @@ def _bare_windows(path: Path) -> tuple[Window, ...]:
         for file in path.rglob(pattern)
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     ]
-    return (Window(0, None, tuple(sorted(files)[:MOST_FILES])),) if files else ()
+    return (StepWindow(0, None, tuple(sorted(files)[:MAX_FILES])),) if files else ()
 
 
-def _short(path: Path) -> str:
+def _display_name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "beats") else path.name
 
 
-def finite(values: Sequence[float] | NDArray[Any]) -> Float64:
+def finite_values(values: Sequence[float] | NDArray[Any]) -> Float64:
     """Without NaN and infinities."""
     array = np.asarray(values, dtype=np.float64)
     return array[np.isfinite(array)]

@@ -28,29 +28,29 @@ from muster.tracing.sharedfolder import open_regular
 
 BLOCK_BYTES = 1 << 20
 # No honest event is longer, nor what stands before the first: past this a block that does not decode is damaged.
-MOST_BYTES_PER_CUT = 16 << 20
+MAX_EVENT_BYTES = 16 << 20
 # Python's own objects take up to thirty times their text, so what msgspec refuses is looked at again up to here only.
-_MOST_LOOSE_BYTES = 4 << 20
-_MOST_BYTES_OF_A_FIELD = 1 << 20
-CUT = re.compile(rb"\}\s*(?=,\s*\{)")
+_MAX_LENIENT_BYTES = 4 << 20
+_MAX_FIELD_BYTES = 1 << 20
+EVENT_BOUNDARY = re.compile(rb"\}\s*(?=,\s*\{)")
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 GZIP_MAGIC = b"\x1f\x8b"
 NOT_A_TRACE = "NotATrace"
 TOO_LARGE = "TooLarge"
-MOST_BYTES = 4 << 30
+MAX_TEXT_BYTES = 4 << 30
 
 
-Plain = int | float | str | None
+Scalar = int | float | str | None
 
 
-class Arguments(msgspec.Struct, gc=False):
+class EventArguments(msgspec.Struct, gc=False):
     """The arguments we read; the many others are skipped without being built."""
 
-    stream: Plain = None
-    correlation: Plain = None
-    collective: Plain = msgspec.field(name="Collective name", default=None)
-    name: Plain = None
+    stream: Scalar = None
+    correlation: Scalar = None
+    collective: Scalar = msgspec.field(name="Collective name", default=None)
+    name: Scalar = None
 
 
 class RawEvent(msgspec.Struct, gc=False):
@@ -61,12 +61,12 @@ class RawEvent(msgspec.Struct, gc=False):
     cat: str = ""
     ts: float | None = None
     dur: float | None = None
-    pid: Plain = None
-    tid: Plain = None
-    args: Arguments | None = None
+    pid: Scalar = None
+    tid: Scalar = None
+    args: EventArguments | None = None
 
 
-class Header(msgspec.Struct):
+class TraceHeader(msgspec.Struct):
     """What stands beside the events."""
 
     distributedInfo: Any = None
@@ -89,53 +89,53 @@ class _Document(msgspec.Struct):
     muster: msgspec.Raw = _ABSENT
     traceEvents: list[RawEvent] | None = None
 
-    def header(self) -> Header:
-        return Header(**{field: _built(getattr(self, field)) for field in Header.__struct_fields__})
+    def header(self) -> TraceHeader:
+        return TraceHeader(**{field: _decode_field(getattr(self, field)) for field in TraceHeader.__struct_fields__})
 
 
-def _built(field: msgspec.Raw) -> Any:
-    return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MOST_BYTES_OF_A_FIELD else None
+def _decode_field(field: msgspec.Raw) -> Any:
+    return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MAX_FIELD_BYTES else None
 
 
-_events = msgspec.json.Decoder(list[RawEvent])
-_document = msgspec.json.Decoder(_Document)
-_skim = msgspec.json.Decoder(msgspec.Raw)
+_events_decoder = msgspec.json.Decoder(list[RawEvent])
+_document_decoder = msgspec.json.Decoder(_Document)
+_syntax_decoder = msgspec.json.Decoder(msgspec.Raw)
 
-Take = Callable[[list[RawEvent]], None]
+EventCallback = Callable[[list[RawEvent]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TraceLimits:
     """What one trace may take: bytes of text once it is unpacked, and events that are kept in memory.
 
     The defaults are about fifteen and six times what a trace of 280 MB of JSON with 870,000 events has.
     """
 
-    unpacked_bytes: int = MOST_BYTES
+    text_bytes: int = MAX_TEXT_BYTES
     events: int = 5_000_000
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = TraceLimits()
 
 
-def scan(path: Path, take: Take, *, block_bytes: int = BLOCK_BYTES, most_bytes: int = MOST_BYTES) -> Header:
+def stream_events(path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES) -> TraceHeader:
     """Give every event of the file to `take`, block by block; plain and gzip files alike.
 
     Raises InvalidTrace, naming the file and the byte (of the uncompressed text), for a truncated or damaged one;
     with reason NotATrace for well-formed JSON without events, and TooLarge for a text of more than `most_bytes`.
     """
     with open_regular(path) as file:
-        return scan_file(file, path, take, block_bytes=block_bytes, most_bytes=most_bytes)
+        return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes)
 
 
-def scan_file(file: IO[bytes], path: Path, take: Take, *, block_bytes: int = BLOCK_BYTES, most_bytes: int) -> Header:
+def stream_file(file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int) -> TraceHeader:
     """The same of an open file, from its beginning; `path` is its name in messages."""
     try:
         file.seek(0)
         packed = file.read(2) == GZIP_MAGIC
         file.seek(0)
         source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
-        return _Scan(path, source, take, block_bytes, most_bytes).run()
+        return _EventStream(path, source, on_events, block_bytes, max_bytes).run()
     except RecursionError as error:
         raise InvalidTrace(f"{path}: damaged: nested deeper than any trace") from error
     except OSError as error:
@@ -144,30 +144,30 @@ def scan_file(file: IO[bytes], path: Path, take: Take, *, block_bytes: int = BLO
         raise
 
 
-class _Scan:
+class _EventStream:
     """One pass over one file: `buffer` is text not yet decoded, `base` the file offset at which it begins."""
 
-    def __init__(self, path: Path, source: IO[bytes], take: Take, block_bytes: int, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self.path, self.source, self.take, self.block_bytes = path, source, take, block_bytes
-        self.buffer, self.base, self.done = b"", 0, False
+    def __init__(self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
+        self.buffer, self.offset, self.at_end = b"", 0, False
 
-    def run(self) -> Header:
+    def run(self) -> TraceHeader:
         self._read()
         if not self.buffer:
             raise InvalidTrace(f"{self.path}: is empty (0 bytes)")
-        head, closing = self._enter()
+        head, closing = self._read_header()
         need = self.block_bytes
         while True:
-            while len(self.buffer) < need and not self.done:
+            while len(self.buffer) < need and not self.at_end:
                 self._read()
-            if self.done:
-                return _merge(head, self._finish(closing))
-            if self._take_block():
+            if self.at_end:
+                return _merge_headers(head, self._decode_tail(closing))
+            if self._decode_block():
                 need = self.block_bytes
-            elif len(self.buffer) < MOST_BYTES_PER_CUT:
+            elif len(self.buffer) < MAX_EVENT_BYTES:
                 # Either no event ends in this block, or the array does: more text tells.
-                need = min(2 * len(self.buffer), MOST_BYTES_PER_CUT)
+                need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
             else:
                 self._fail(self.buffer, b"", "")
 
@@ -175,158 +175,158 @@ class _Scan:
         try:
             block = self.source.read(self.block_bytes)
         except (EOFError, zlib.error) as error:
-            at = self.base + len(self.buffer)
+            at = self.offset + len(self.buffer)
             raise InvalidTrace(f"{self.path}: truncated or damaged gzip data after byte {at}: {error}") from error
         self.buffer += block
-        self.done = not block
-        if self.base + len(self.buffer) > self.most_bytes:
+        self.at_end = not block
+        if self.offset + len(self.buffer) > self.max_bytes:
             raise InvalidTrace(
-                f"{self.path}: unpacks to more than {self.most_bytes} bytes, the limit of --max-trace-bytes",
+                f"{self.path}: unpacks to more than {self.max_bytes} bytes, the limit of --max-trace-bytes",
                 reason=TOO_LARGE,
             )
 
-    def _enter(self) -> tuple[Header, bytes]:
+    def _read_header(self) -> tuple[TraceHeader, bytes]:
         """Step past what stands before the first event; return it, and what is missing in front of the rest."""
         passed, depth, need = 0, 0, self.block_bytes  # up to `passed`, which lies outside of strings, all is counted
         while True:
-            while len(self.buffer) < need and not self.done:
+            while len(self.buffer) < need and not self.at_end:
                 self._read()
             if self.buffer.lstrip()[:1] == b"[":
-                self._drop(self.buffer.index(b"[") + 1)
-                return Header(), b"["
+                self._consume(self.buffer.index(b"[") + 1)
+                return TraceHeader(), b"["
             for match in EVENTS_KEY.finditer(self.buffer, passed):
                 if self.buffer.endswith(b"\\", 0, match.start()):
                     continue  # the end of another name
-                depth += _opened(self.buffer[passed : match.start()])
+                depth += _depth_change(self.buffer[passed : match.start()])
                 passed = match.start()
                 if depth == 1:
-                    return self._head(match.end()), b'{"traceEvents":['
-            if self.done or len(self.buffer) >= MOST_BYTES_PER_CUT:
-                self._refuse_headless()
-            need = min(2 * len(self.buffer), MOST_BYTES_PER_CUT)
+                    return self._decode_header(match.end()), b'{"traceEvents":['
+            if self.at_end or len(self.buffer) >= MAX_EVENT_BYTES:
+                self._fail_without_events()
+            need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
 
-    def _head(self, end: int) -> Header:
+    def _decode_header(self, end: int) -> TraceHeader:
         """What stands before the events, which begin at `end`."""
         text = self.buffer[:end] + b"[]}"
         try:
-            header = _document.decode(text).header()
+            header = _document_decoder.decode(text).header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            loose = _decode_loosely(text)
+            loose = _decode_leniently(text)
             if not isinstance(loose, dict):
                 self._fail(text, b"", str(error))
-            header = _header_of(loose)
-        self._drop(end + 1)
+            header = _header_from(loose)
+        self._consume(end + 1)
         return header
 
-    def _refuse_headless(self) -> NoReturn:
-        if not self.done:
-            raise InvalidTrace(f"{self.path}: no traceEvents in its first {MOST_BYTES_PER_CUT >> 20} MiB")
+    def _fail_without_events(self) -> NoReturn:
+        if not self.at_end:
+            raise InvalidTrace(f"{self.path}: no traceEvents in its first {MAX_EVENT_BYTES >> 20} MiB")
         try:
-            _skim.decode(self.buffer)
+            _syntax_decoder.decode(self.buffer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(self.buffer, b"", str(error))
         raise InvalidTrace(f"{self.path}: is JSON without traceEvents, so not a trace", reason=NOT_A_TRACE)
 
-    def _take_block(self) -> bool:
+    def _decode_block(self) -> bool:
         """Decode up to the last event that ends in the buffer; False if none of the last candidates is a real end."""
         tail = max(0, len(self.buffer) - (256 << 10))
-        cuts = [m.start() + 1 for m in CUT.finditer(self.buffer, tail)][-4:]
+        cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)][-4:]
         for cut in reversed(cuts):
             events = _decode_events(b"[" + self.buffer[:cut] + b"]")
             if events is not None:
-                self.take(events)
-                self._drop(self.buffer.index(b",", cut) + 1)
+                self.on_events(events)
+                self._consume(self.buffer.index(b",", cut) + 1)
                 return True
         return False
 
-    def _finish(self, closing: bytes) -> Header:
+    def _decode_tail(self, closing: bytes) -> TraceHeader:
         """Decode the last events together with what stands behind them."""
         text = closing + self.buffer
         try:
             if closing == b"[":
-                self.take(_events.decode(text))
-                return Header()
-            document = _document.decode(text)
-            self.take(document.traceEvents or [])
+                self.on_events(_events_decoder.decode(text))
+                return TraceHeader()
+            document = _document_decoder.decode(text)
+            self.on_events(document.traceEvents or [])
             return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            loose = _decode_loosely(text)
+            loose = _decode_leniently(text)
             if loose is None:
                 self._fail(text, closing, str(error))
         if isinstance(loose, dict):
-            self.take(_loose_events(loose.get("traceEvents")))
-            return _header_of(loose)
-        self.take(_loose_events(loose))
-        return Header()
+            self.on_events(_lenient_events(loose.get("traceEvents")))
+            return _header_from(loose)
+        self.on_events(_lenient_events(loose))
+        return TraceHeader()
 
-    def _drop(self, count: int) -> None:
+    def _consume(self, count: int) -> None:
         self.buffer = self.buffer[count:]
-        self.base += count
+        self.offset += count
 
     def _fail(self, text: bytes, prefix: bytes, message: str) -> NoReturn:
-        end = self.base + len(self.buffer)
+        end = self.offset + len(self.buffer)
         if not message:
             try:
-                _skim.decode(b"[" + text)
+                _syntax_decoder.decode(b"[" + text)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 message, prefix = str(error), b"["
         found = re.search(r"\(byte (\d+)\)", message)
-        if found is None and not self.done:
-            most = f"{MOST_BYTES_PER_CUT >> 20} MiB"
-            raise InvalidTrace(f"{self.path}: no event ends within {most} after byte {self.base}: none may be larger")
+        if found is None and not self.at_end:
+            most = f"{MAX_EVENT_BYTES >> 20} MiB"
+            raise InvalidTrace(f"{self.path}: no event ends within {most} after byte {self.offset}: none may be larger")
         if found is None and "truncated" not in message:
-            raise InvalidTrace(f"{self.path}: damaged after byte {self.base}: {message}")
+            raise InvalidTrace(f"{self.path}: damaged after byte {self.offset}: {message}")
         if found is None:
             raise InvalidTrace(f"{self.path}: truncated: the text ends at byte {end} inside the trace")
-        at = self.base + int(found.group(1)) - len(prefix)
+        at = self.offset + int(found.group(1)) - len(prefix)
         what = re.sub(r"\s*\(byte \d+\)", "", message)
         raise InvalidTrace(f"{self.path}: damaged at byte {at}: {what}")
 
 
-def _opened(text: bytes) -> int:
+def _depth_change(text: bytes) -> int:
     """How many more brackets and braces the text opens than it closes; it begins outside of strings."""
     bare = _STRING.sub(b"", text)
     return sum(map(bare.count, (b"{", b"["))) - sum(map(bare.count, (b"}", b"]")))
 
 
-def _header_of(document: dict[str, Any]) -> Header:
-    return Header(**{field: document.get(field) for field in Header.__struct_fields__})
+def _header_from(document: dict[str, Any]) -> TraceHeader:
+    return TraceHeader(**{field: document.get(field) for field in TraceHeader.__struct_fields__})
 
 
-def _merge(head: Header, tail: Header) -> Header:
+def _merge_headers(head: TraceHeader, tail: TraceHeader) -> TraceHeader:
     """Fields may stand before or behind the events, by the profiler's version."""
-    return Header(**{field: _first(getattr(head, field), getattr(tail, field)) for field in Header.__struct_fields__})
+    return TraceHeader(**{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__})
 
 
-def _first(a: Any, b: Any) -> Any:
+def _first_known(a: Any, b: Any) -> Any:
     return b if a is None else a
 
 
 def _decode_events(text: bytes) -> list[RawEvent] | None:
     """The events of one array; None if the text is no whole array."""
     try:
-        return _events.decode(text)
+        return _events_decoder.decode(text)
     except msgspec.ValidationError:
-        return _loose_events(_decode_loosely(text))
+        return _lenient_events(_decode_leniently(text))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # Broken JSON is usually just a false cut; NaN and stray control characters are worth a second look only when
         # they are there.
-        if not _ODDITIES.search(text):
+        if not _NONSTANDARD_JSON.search(text):
             return None
-        loose = _decode_loosely(text)
-        return None if loose is None else _loose_events(loose)
+        loose = _decode_leniently(text)
+        return None if loose is None else _lenient_events(loose)
 
 
-_ODDITIES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
+_NONSTANDARD_JSON = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
 _BARE_NUMBERS = re.compile(r":\s*-?(?:nan|inf)\b", re.IGNORECASE)
 
 
-def _decode_loosely(text: bytes) -> Any:
+def _decode_leniently(text: bytes) -> Any:
     """JSON as some profilers write it: NaN and inf as numbers, raw control characters, bytes that are not UTF-8.
 
     None for what is none, or too large to be built.
     """
-    if len(text) > _MOST_LOOSE_BYTES:
+    if len(text) > _MAX_LENIENT_BYTES:
         return None
     try:
         return json.loads(_BARE_NUMBERS.sub(": null", text.decode("utf-8", "replace")), strict=False)
@@ -334,12 +334,12 @@ def _decode_loosely(text: bytes) -> Any:
         return None
 
 
-def _loose_events(values: Any) -> list[RawEvent]:
+def _lenient_events(values: Any) -> list[RawEvent]:
     """Events whose fields have unexpected types: what can be converted is, the rest becomes an event without times."""
-    return [_loose_event(v) for v in values] if isinstance(values, list) else []
+    return [_lenient_event(v) for v in values] if isinstance(values, list) else []
 
 
-def _loose_event(value: Any) -> RawEvent:
+def _lenient_event(value: Any) -> RawEvent:
     for kept in (value, {**value, "args": None} if isinstance(value, dict) else None):
         try:
             return msgspec.convert(kept, RawEvent, strict=False)
@@ -348,8 +348,8 @@ def _loose_event(value: Any) -> RawEvent:
     return RawEvent(ph="unusable")
 
 
-def blocks_of(path: Path) -> Iterator[list[RawEvent]]:
+def event_blocks(path: Path) -> Iterator[list[RawEvent]]:
     """The blocks of a file as a list of lists; for small files and tests."""
     blocks: list[list[RawEvent]] = []
-    scan(path, blocks.append)
+    stream_events(path, blocks.append)
     yield from blocks

@@ -38,23 +38,23 @@ class SharedFolder:
 
     def __init__(self, path: Path, below: str = "") -> None:
         self.path = path / below
-        self._trusted = path
+        self._trusted_root = path
         self._below = _parts(below) if below not in ("", ".") else ()
 
     def open(self, name: str) -> IO[bytes]:
         """Open for reading. IrregularFile for a link, a FIFO, a folder, or a file with a second name (hard link)."""
-        return self._file(name, os.O_RDONLY, "rb")
+        return self._open_file(name, os.O_RDONLY, "rb")
 
     def open_to_append(self, name: str) -> IO[bytes]:
         """Open for appending; an empty file is made where there is none. IrregularFile as `open` has it."""
-        return self._file(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
+        return self._open_file(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab")
 
-    def read(self, name: str, most_bytes: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         """The content. InvalidTrace if it has more bytes."""
         with self.open(name) as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise InvalidTrace(f"{self.path / name}: has more than {most_bytes} bytes")
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise InvalidTrace(f"{self.path / name}: has more than {max_bytes} bytes")
         return content
 
     @contextmanager
@@ -65,7 +65,7 @@ class SharedFolder:
         """
         *folders, last = _parts(name)
         temporary = f".{owner}.{secrets.token_hex(_TEMPORARY_DIGITS // 2)}.tmp"
-        with self._opened(folders) as folder:
+        with self._open_folder(folders) as folder:
             handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=folder)
             with os.fdopen(handle, "w+b") as file:
                 new = NewFile(file, folder, temporary, last)
@@ -82,18 +82,18 @@ class SharedFolder:
             new.file.write(content)
             new.publish()
 
-    def names(self, folder: str) -> list[str]:
+    def file_names(self, folder: str) -> list[str]:
         """What is in a folder, sorted, but for folders; nothing if there is no such folder."""
         return [name for name, is_folder in self._entries(folder) if not is_folder]
 
-    def folders(self, folder: str) -> list[str]:
+    def folder_names(self, folder: str) -> list[str]:
         """The folders in a folder, sorted; nothing if there is no such folder."""
         return [name for name, is_folder in self._entries(folder) if is_folder]
 
     def stat(self, name: str) -> os.stat_result:
         """Of a link, that of the link itself."""
         *folders, last = _parts(name)
-        with self._opened(folders) as folder:
+        with self._open_folder(folders) as folder:
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
@@ -104,49 +104,49 @@ class SharedFolder:
             return False
         return True
 
-    def make(self, folder: str, mode: int | None = None) -> None:
+    def make_folder(self, folder: str, mode: int | None = None) -> None:
         """Make a folder and those above it, as far as they are missing; `mode` is set if the folder is ours."""
-        self._trusted.mkdir(parents=True, exist_ok=True)
-        with self._opened(_parts(folder), make=True) as handle:
+        self._trusted_root.mkdir(parents=True, exist_ok=True)
+        with self._open_folder(_parts(folder), create=True) as handle:
             if mode is not None and os.fstat(handle).st_uid == os.geteuid():
                 os.fchmod(handle, mode)
 
     def rename(self, source: str, target: str) -> None:
         """Rename, and replace the target; a link is moved itself."""
         (*before, old), (*after, new) = _parts(source), _parts(target)
-        with self._opened(before) as here, self._opened(after) as there:
+        with self._open_folder(before) as here, self._open_folder(after) as there:
             os.rename(old, new, src_dir_fd=here, dst_dir_fd=there)
 
     def remove(self, name: str) -> None:
         """Remove a file, a link itself, or nothing if there is none."""
         *folders, last = _parts(name)
-        with suppress(FileNotFoundError), self._opened(folders) as folder:
+        with suppress(FileNotFoundError), self._open_folder(folders) as folder:
             os.unlink(last, dir_fd=folder)
 
-    def _file(self, name: str, flags: int, mode: str) -> IO[bytes]:
+    def _open_file(self, name: str, flags: int, mode: str) -> IO[bytes]:
         *folders, last = _parts(name)
-        with self._opened(folders) as folder:
+        with self._open_folder(folders) as folder:
             try:
                 handle = os.open(last, flags | _FILE, 0o666, dir_fd=folder)
             except OSError as error:
                 if error.errno == errno.ELOOP:
                     raise _irregular(self.path / name, "a symbolic link") from error
                 raise
-        return regular(handle, self.path / name, mode, one_name=True)
+        return require_regular(handle, self.path / name, mode, single_link=True)
 
     def _entries(self, folder: str) -> list[tuple[str, bool]]:
         try:
-            with self._opened(_parts(folder)) as handle, os.scandir(handle) as entries:
+            with self._open_folder(_parts(folder)) as handle, os.scandir(handle) as entries:
                 return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
         except FileNotFoundError:
             return []
 
     @contextmanager
-    def _opened(self, folders: Sequence[str], *, make: bool = False) -> Iterator[int]:
-        handle = os.open(self._trusted, _FOLDER)
+    def _open_folder(self, folders: Sequence[str], *, create: bool = False) -> Iterator[int]:
+        handle = os.open(self._trusted_root, _FOLDER)
         try:
             for part in (*self._below, *folders):
-                if make:
+                if create:
                     with suppress(FileExistsError):
                         os.mkdir(part, dir_fd=handle)
                 inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=handle)
@@ -176,7 +176,7 @@ class NewFile:
         os.fsync(self._folder)
 
 
-def temporary_of(owner: str, name: str) -> bool:
+def is_temporary_of(owner: str, name: str) -> bool:
     """Whether this is the name of a file that `owner` has not published."""
     digits = name.removeprefix(f".{owner}.").removesuffix(".tmp")
     return name == f".{owner}.{digits}.tmp" and len(digits) == _TEMPORARY_DIGITS and digits.isalnum()
@@ -185,14 +185,14 @@ def temporary_of(owner: str, name: str) -> bool:
 def open_regular(path: Path) -> IO[bytes]:
     """Open a file that the user named for reading, through links too. IrregularFile for a FIFO, a folder or a device:
     nothing is waited for."""
-    return regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb", one_name=False)
+    return require_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path, "rb", single_link=False)
 
 
-def regular(handle: int, path: Path, mode: str, *, one_name: bool) -> IO[bytes]:
+def require_regular(handle: int, path: Path, mode: str, *, single_link: bool) -> IO[bytes]:
     """The open file, if it is a regular one; else it is closed. IrregularFile."""
     about = os.fstat(handle)
     is_regular = stat.S_ISREG(about.st_mode)
-    if is_regular and not (one_name and about.st_nlink > 1):
+    if is_regular and not (single_link and about.st_nlink > 1):
         return cast(IO[bytes], os.fdopen(handle, mode))
     os.close(handle)
     kind = f"a file with {about.st_nlink} hard links" if is_regular else _KINDS.get(stat.S_IFMT(about.st_mode), "odd")

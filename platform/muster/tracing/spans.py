@@ -61,13 +61,13 @@ class Coverage:
 EMPTY = Spans(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
-def spans_of(pairs: Sequence[tuple[int, int]]) -> Spans:
+def spans_from_pairs(pairs: Sequence[tuple[int, int]]) -> Spans:
     """Spans from (start, end) pairs in nanoseconds."""
     array = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
     return Spans(array[:, 0], array[:, 1])
 
 
-def join(parts: Sequence[Spans]) -> Spans:
+def concatenate(parts: Sequence[Spans]) -> Spans:
     """All spans of all parts, as they are."""
     if not parts:
         return EMPTY
@@ -88,7 +88,7 @@ def union(spans: Spans) -> Spans:
     return Spans(start[first], end[last])
 
 
-def total(spans: Spans) -> int:
+def total_ns(spans: Spans) -> int:
     """Nanoseconds covered by at least one span."""
     merged = union(spans)
     return int((merged.end - merged.start).sum())

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from muster.tracing.events import Kind, Trace
+from muster.tracing.events import EventKind, Trace
 
 STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfiledStep:
     """One profiled step of one rank, nanoseconds since the trace's origin."""
 
     number: int
@@ -26,7 +26,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Skew:
+class StepSkew:
     """How far apart the ranks were in one step: seconds of the fastest, median and slowest, and who was slowest."""
 
     step: int
@@ -41,31 +41,31 @@ class Skew:
         return (self.slowest_s - self.fastest_s) / self.median_s if self.median_s > 0 else 0.0
 
 
-def steps_of(trace: Trace) -> tuple[Step, ...]:
+def profiled_steps(trace: Trace) -> tuple[ProfiledStep, ...]:
     """The `ProfilerStep#n` annotations of a trace, in order of time; empty if the profiler was not told of steps."""
     numbers = {code: int(m.group(1)) for code, name in enumerate(trace.names) if (m := STEP.match(name))}
     if not numbers:
         return ()
     events = trace.events
     found = [
-        Step(numbers[int(events.name[i])], int(events.start[i]), int(events.end[i]))
+        ProfiledStep(numbers[int(events.name[i])], int(events.start[i]), int(events.end[i]))
         for code in numbers
-        for i in (((events.name == code) & (events.kind == Kind.ANNOTATION)).nonzero()[0])
+        for i in (((events.name == code) & (events.kind == EventKind.ANNOTATION)).nonzero()[0])
     ]
     return tuple(sorted(found, key=lambda step: (step.start, step.number)))
 
 
-def skew(seconds: Mapping[int, Mapping[int, float]]) -> tuple[Skew, ...]:
+def step_skews(seconds: Mapping[int, Mapping[int, float]]) -> tuple[StepSkew, ...]:
     """The skew of each step that at least two ranks report; `seconds` maps rank to step to step time."""
     by_step: dict[int, list[tuple[float, int]]] = {}
     for rank, steps in seconds.items():
         for step, s in steps.items():
             by_step.setdefault(step, []).append((s, rank))
-    return tuple(_skew(step, sorted(times)) for step, times in sorted(by_step.items()) if len(times) > 1)
+    return tuple(_step_skew(step, sorted(times)) for step, times in sorted(by_step.items()) if len(times) > 1)
 
 
-def _skew(step: int, times: Sequence[tuple[float, int]]) -> Skew:
-    return Skew(
+def _step_skew(step: int, times: Sequence[tuple[float, int]]) -> StepSkew:
+    return StepSkew(
         step=step,
         fastest_s=times[0][0],
         median_s=median(s for s, _ in times),

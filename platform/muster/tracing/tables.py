@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from muster.tracing.figures import percent, seconds
+from muster.tracing.figures import format_percent, format_seconds
 from muster.tracing.job import Report
-from muster.tracing.operators import Operator, short_name
-from muster.tracing.rows import Row
+from muster.tracing.operators import OperatorStats, short_name
+from muster.tracing.rows import LabelledTrace
 from muster.tracing.temporal import KernelType, kernel_type
-from muster.tracing.work import COMMUNICATION, FRAME, Work
+from muster.tracing.work import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
 
-KIND_NAMES = {
-    Work.COMPUTE: "compute",
-    Work.OPTIMIZER: "optimizer",
-    Work.COMMUNICATION: "communication, not hidden",
-    Work.MEMORY: "memory copies",
-    Work.DATA: "waiting for data",
-    Work.OTHER: "no operator (Python, waiting)",
+CATEGORY_NAMES = {
+    TimeCategory.COMPUTE: "compute",
+    TimeCategory.OPTIMIZER: "optimizer",
+    TimeCategory.COMMUNICATION: "communication, not hidden",
+    TimeCategory.MEMORY: "memory copies",
+    TimeCategory.DATA: "waiting for data",
+    TimeCategory.OTHER: "no operator (Python, waiting)",
 }
-TOP_ROWS = 15
+MAX_TABLE_ROWS = 15
 
 
-def kind_names(*, device: bool) -> Mapping[Work, str]:
+def category_names(*, device: bool) -> Mapping[TimeCategory, str]:
     """What a legend calls each kind of work; on a device what is left over is idleness."""
-    return {**KIND_NAMES, Work.OTHER: "idle"} if device else KIND_NAMES
+    return {**CATEGORY_NAMES, TimeCategory.OTHER: "idle"} if device else CATEGORY_NAMES
 
 
-def numbers(rows: Sequence[Row], kinds: Sequence[Work], names: Mapping[Work, str]) -> str:
+def breakdown_table(rows: Sequence[LabelledTrace], categories: Sequence[TimeCategory], names: Mapping[TimeCategory, str]) -> str:
     """The picture as a table, to read aloud or to copy."""
-    heads = "".join(f'<th class="n">{escape(names[kind].split(",")[0].split(" (")[0])}</th>' for kind in kinds)
+    heads = "".join(f'<th class="n">{escape(names[kind].split(",")[0].split(" (")[0])}</th>' for kind in categories)
     cells = "".join(
         f"<tr><td>{escape(row.label)}</td>"
-        + "".join(f'<td class="n">{time_and_part(row, kind)}</td>' for kind in kinds)
-        + f'<td class="n">{"–" if row.trace.overlap_ratio is None else percent(row.trace.overlap_ratio)}</td>'
+        + "".join(f'<td class="n">{time_and_share(row, kind)}</td>' for kind in categories)
+        + f'<td class="n">{"–" if row.trace.overlap_ratio is None else format_percent(row.trace.overlap_ratio)}</td>'
         + f'<td class="n">{row.trace.events:,}</td></tr>'
         for row in rows
     )
@@ -45,19 +45,19 @@ def numbers(rows: Sequence[Row], kinds: Sequence[Work], names: Mapping[Work, str
     )
 
 
-def time_and_part(row: Row, kind: Work) -> str:
+def time_and_share(row: LabelledTrace, category: TimeCategory) -> str:
     """Such as `260 ms (32.1%)`."""
-    return f"{seconds(row.trace.work_s[kind.name.lower()])} ({percent(row.trace.share(kind))})"
+    return f"{format_seconds(row.trace.time_by_category_s[category.name.lower()])} ({format_percent(row.trace.share(category))})"
 
 
-def operators(report: Report) -> str:
+def operator_tables(report: Report) -> str:
     """Kernels where there is a device, and CPU operators."""
     out = ""
     if report.kernels:
-        total = sum(row.trace.kernels_s for row in report.rows)
+        total = sum(row.trace.kernels_s for row in report.traces)
         out += _table("Top kernels", "Device work by its duration", report.kernels, total, kernel_style)
     if report.operators:
-        total = sum(row.trace.operators_s for row in report.rows)
+        total = sum(row.trace.operators_s for row in report.traces)
         hint = "CPU operators by self time, that is without the operators they call"
         out += _table("Top operators", hint, report.operators, total, operator_style)
     return out
@@ -70,33 +70,33 @@ def kernel_style(name: str) -> str:
 
 def operator_style(name: str) -> str:
     """The colour of an operator's bar, as far as its name tells its kind of work."""
-    return "communication" if COMMUNICATION.match(name) else "other" if FRAME.match(name) else "compute"
+    return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
 
 
-def _table(title: str, hint: str, operators: Sequence[Operator], total_s: float, style: Callable[[str], str]) -> str:
+def _table(title: str, hint: str, operators: Sequence[OperatorStats], total_s: float, style: Callable[[str], str]) -> str:
     longest = max((op.total_ns for op in operators), default=0) or 1
-    rows = "".join(_row(op, op.total_ns / longest, total_s, style(op.name)) for op in operators[:TOP_ROWS])
+    rows = "".join(_row(op, op.total_ns / longest, total_s, style(op.name)) for op in operators[:MAX_TABLE_ROWS])
     heads = "".join(f'<th class="n">{name}</th>' for name in ("share", "total", "calls", "mean"))
     return (
-        f'<section><h2>{title}</h2><p class="hint">{hint}; all traces together, {seconds(total_s)} in all.</p>'
+        f'<section><h2>{title}</h2><p class="hint">{hint}; all traces together, {format_seconds(total_s)} in all.</p>'
         f'<div class="scroll"><table class="ops"><thead><tr><th></th><th></th>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )
 
 
-def _row(op: Operator, length: float, total_s: float, style: str) -> str:
-    share = percent(op.total_ns / 1e9 / total_s) if total_s > 0 else ""
+def _row(op: OperatorStats, length: float, total_s: float, style: str) -> str:
+    share = format_percent(op.total_ns / 1e9 / total_s) if total_s > 0 else ""
     return (
         f'<tr><td><code title="{escape(op.name)}">{escape(short_name(op.name, 56))}</code></td>'
         f'<td class="bars"><span class="bar {style}" style="width:{100 * length:.1f}%"></span></td>'
-        f'<td class="n">{share}</td><td class="n">{seconds(op.total_ns / 1e9)}</td><td class="n">{op.calls:,}</td>'
-        f'<td class="n">{seconds(op.mean_ns / 1e9)}</td></tr>'
+        f'<td class="n">{share}</td><td class="n">{format_seconds(op.total_ns / 1e9)}</td><td class="n">{op.calls:,}</td>'
+        f'<td class="n">{format_seconds(op.mean_ns / 1e9)}</td></tr>'
     )
 
 
-def hta(report: Report) -> str:
+def hta_table(report: Report) -> str:
     """What HolisticTraceAnalysis would print, folded away; empty without device work."""
-    rows = [row for row in report.rows if row.trace.hta is not None]
+    rows = [row for row in report.traces if row.trace.hta is not None]
     if not rows:
         return ""
     cells = "".join(

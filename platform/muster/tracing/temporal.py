@@ -14,13 +14,13 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import DEVICE_WORK, Events, Kind, Mask, Trace
-from muster.tracing.spans import Coverage, Spans, coverage, total, union
-from muster.tracing.steps import steps_of
+from muster.tracing.events import DEVICE_WORK, Events, EventKind, Mask, Trace
+from muster.tracing.spans import Coverage, Spans, coverage, total_ns, union
+from muster.tracing.steps import profiled_steps
 
-COMMUNICATION = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
-MEMORY = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
-US = 1000  # nanoseconds
+COMMUNICATION_KERNEL = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
+MEMORY_KERNEL = re.compile(r"^(hip)?Memcpy|^(hip)?Memset|^dma")
+NS_PER_US = 1000  # nanoseconds
 
 
 class KernelType(IntEnum):
@@ -32,7 +32,7 @@ class KernelType(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Temporal:
+class TemporalBreakdown:
     """Nanoseconds of one device between its first and last work; the three parts sum up to `total_ns`.
 
     `non_compute_ns` is time in which only communication or memory work ran.
@@ -46,61 +46,61 @@ class Temporal:
 
 def kernel_type(name: str) -> KernelType:
     """By HTA's name patterns; what is neither communication nor memory work is compute."""
-    if COMMUNICATION.match(name):
+    if COMMUNICATION_KERNEL.match(name):
         return KernelType.COMMUNICATION
-    return KernelType.MEMORY if MEMORY.match(name) else KernelType.COMPUTE
+    return KernelType.MEMORY if MEMORY_KERNEL.match(name) else KernelType.COMPUTE
 
 
 def kernel_types(trace: Trace, work: Events) -> NDArray[np.int8]:
     """The type of each event of device work; copies and sets are memory work whatever a vendor calls them."""
     by_name = np.array([kernel_type(name) for name in trace.names], dtype=np.int8)
     types = by_name[work.name] if len(work) else np.empty(0, dtype=np.int8)
-    return np.where(work.kind == Kind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
+    return np.where(work.kind == EventKind.KERNEL, types, np.int8(KernelType.MEMORY)).astype(np.int8)
 
 
-def whole_microseconds(trace: Trace) -> Trace:
+def round_to_microseconds(trace: Trace) -> Trace:
     """HTA's rounding: starts up and ends down to whole microseconds; work shorter than that becomes empty.
 
     HTA adds start and duration as the file has them, as floats, whose grain is a quarter of a microsecond in traces
     of before mid-2024. The sum must be made in the same numbers, or thousands of ends round to the other side.
     """
-    ts_us = trace.origin_us + trace.events.start / US
-    end_us = np.floor(ts_us + trace.events.duration / US)
-    start = ((np.ceil(ts_us) - trace.origin_us) * US).astype(np.int64)
-    end = np.maximum(((end_us - trace.origin_us) * US).astype(np.int64), start)
+    ts_us = trace.origin_us + trace.events.start / NS_PER_US
+    end_us = np.floor(ts_us + trace.events.duration / NS_PER_US)
+    start = ((np.ceil(ts_us) - trace.origin_us) * NS_PER_US).astype(np.int64)
+    end = np.maximum(((end_us - trace.origin_us) * NS_PER_US).astype(np.int64), start)
     return replace(trace, events=replace(trace.events, start=start, end=end))
 
 
-def selected(trace: Trace, *, last_step: bool) -> Events:
+def select_device_work(trace: Trace, *, include_last_step: bool) -> Events:
     """Device work launched before the last profiled step begins, or with `last_step` before it ends.
 
     All device work when fewer than two steps were profiled: then there is nothing to tell the iterations apart by.
     """
     work = trace.device_work
-    steps = steps_of(trace)
+    steps = profiled_steps(trace)
     if len({step.number for step in steps}) < 2:
         return work
-    on_cpu = trace.events[~np.isin(trace.events.kind, (*DEVICE_WORK, Kind.SYNC, Kind.DEVICE_ANNOTATION))]
-    before = on_cpu.start <= steps[-1].end if last_step else on_cpu.start < steps[-1].start
+    on_cpu = trace.events[~np.isin(trace.events.kind, (*DEVICE_WORK, EventKind.SYNC, EventKind.DEVICE_ANNOTATION))]
+    before = on_cpu.start <= steps[-1].end if include_last_step else on_cpu.start < steps[-1].start
     return work[np.isin(work.correlation, on_cpu.correlation[before & (on_cpu.correlation >= 0)])]
 
 
 def type_coverage(types: NDArray[np.int8], work: Spans) -> Coverage:
     """Time cut by which types of work run in it; bit k stands for KernelType k."""
-    return coverage([work[_is(types, t)] for t in KernelType])
+    return coverage([work[_of_type(types, t)] for t in KernelType])
 
 
-def _is(types: NDArray[np.int8], wanted: KernelType) -> Mask:
+def _of_type(types: NDArray[np.int8], wanted: KernelType) -> Mask:
     mask: Mask = types == wanted
     return mask
 
 
-def temporal(types: NDArray[np.int8], work: Spans) -> Temporal:
+def temporal_breakdown(types: NDArray[np.int8], work: Spans) -> TemporalBreakdown:
     """Break down the time between the first start and the last end of `work`."""
     merged = union(work)
     if not len(merged):
-        return Temporal(0, 0, 0, 0)
+        return TemporalBreakdown(0, 0, 0, 0)
     whole = int(merged.end[-1] - merged.start[0])
-    idle = whole - total(merged)
-    compute = total(work[_is(types, KernelType.COMPUTE)])
-    return Temporal(idle_ns=idle, compute_ns=compute, non_compute_ns=whole - idle - compute, total_ns=whole)
+    idle = whole - total_ns(merged)
+    compute = total_ns(work[_of_type(types, KernelType.COMPUTE)])
+    return TemporalBreakdown(idle_ns=idle, compute_ns=compute, non_compute_ns=whole - idle - compute, total_ns=whole)

@@ -10,34 +10,34 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from muster.tracing.figures import count, digits, percent, seconds, size
+from muster.tracing.figures import format_count, format_number, format_percent, format_seconds, format_bytes
 from muster.tracing.job import Report
-from muster.tracing.operators import Operator, short_name
-from muster.tracing.work import Work
-from muster.wrapping import in_lines
+from muster.tracing.operators import OperatorStats, short_name
+from muster.tracing.work import TimeCategory
+from muster.wrapping import wrap_parts
 
-BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
 # Letters tell kinds apart where there is no colour.
-MARKS = {
-    Work.COMPUTE: ("█", "blue", "compute"),
-    Work.OPTIMIZER: ("▓", "bright_cyan", "optimizer"),
-    Work.COMMUNICATION: ("▒", "yellow", "communication, not hidden"),
-    Work.MEMORY: ("+", "magenta", "memory copies"),
-    Work.DATA: ("d", "green", "waiting for data"),
-    Work.OTHER: ("·", "bright_black", "no operator"),
+CATEGORY_MARKS = {
+    TimeCategory.COMPUTE: ("█", "blue", "compute"),
+    TimeCategory.OPTIMIZER: ("▓", "bright_cyan", "optimizer"),
+    TimeCategory.COMMUNICATION: ("▒", "yellow", "communication, not hidden"),
+    TimeCategory.MEMORY: ("+", "magenta", "memory copies"),
+    TimeCategory.DATA: ("d", "green", "waiting for data"),
+    TimeCategory.OTHER: ("·", "bright_black", "no operator"),
 }
-MOST_ROWS = 16
-_WIDE = 100  # columns of the terminal
+MAX_ROWS = 16
+_WIDE_COLUMNS = 100  # columns of the terminal
 
 
-def render(report: Report, console: Console) -> None:
+def render_report(report: Report, console: Console) -> None:
     """Print the report; at most as wide as the console."""
-    console.print(Rule(Text(report.facts.name, style="bold"), style="bright_black"))
+    console.print(Rule(Text(report.summary.name, style="bold"), style="bright_black"))
     width = min(console.width, 110)
-    console.print(*in_lines(_facts(report), console.width), sep="\n")
+    console.print(*wrap_parts(_summary(report), console.width), sep="\n")
     if report.findings:
         console.print(_findings(report.findings))
-    parts: list[Text | Table] = [*_curves(report, width - 24), *_kinds(report, width)]
+    parts: list[Text | Table] = [*_metric_lines(report, width - 24), *_time_breakdown(report, width)]
     parts += _operators("Top kernels", report.kernels, width) or _operators("Top operators", report.operators, width)
     parts += _skipped(report)
     console.print(Group(*parts))
@@ -53,21 +53,21 @@ def _findings(sentences: Sequence[str]) -> Table:
     return table
 
 
-def _facts(report: Report) -> list[str]:
-    facts = report.facts
+def _summary(report: Report) -> list[str]:
+    facts = report.summary
     told = []
     if facts.steps is not None:
         told.append(f"{facts.steps:,} steps")
-    if facts.loss_from is not None and facts.loss_to is not None:
-        told.append(f"loss {digits(facts.loss_from)} → {digits(facts.loss_to)}")
+    if facts.first_loss is not None and facts.last_loss is not None:
+        told.append(f"loss {format_number(facts.first_loss)} → {format_number(facts.last_loss)}")
     if facts.step_time_s is not None:
-        told.append(f"{seconds(facts.step_time_s)} a step")
+        told.append(f"{format_seconds(facts.step_time_s)} a step")
     if facts.tokens_per_s is not None:
-        told.append(f"{count(facts.tokens_per_s)} tokens/s")
+        told.append(f"{format_count(facts.tokens_per_s)} tokens/s")
     if facts.mfu is not None:
-        told.append(f"MFU {percent(facts.mfu)}")
+        told.append(f"MFU {format_percent(facts.mfu)}")
     if facts.peak_memory_bytes is not None:
-        told.append(f"peak memory {size(facts.peak_memory_bytes)}")
+        told.append(f"peak memory {format_bytes(facts.peak_memory_bytes)}")
     if facts.world_size is not None:
         told.append(f"{facts.world_size} rank{'s' if facts.world_size > 1 else ''}")
     if facts.device is not None:
@@ -86,40 +86,40 @@ def sparkline(values: Sequence[float], width: int) -> str:
         array = np.array([part.mean() for part in np.array_split(array, width)])
     low, high = float(array.min()), float(array.max())
     scaled = np.zeros(len(array)) if high <= low else (array - low) / (high - low)
-    return "".join(BLOCKS[min(int(v * len(BLOCKS)), len(BLOCKS) - 1)] for v in scaled)
+    return "".join(SPARK_BLOCKS[min(int(v * len(SPARK_BLOCKS)), len(SPARK_BLOCKS) - 1)] for v in scaled)
 
 
-def _curves(report: Report, width: int) -> list[Text]:
+def _metric_lines(report: Report, width: int) -> list[Text]:
     out: list[Text] = []
     if report.loss is not None:
         values = report.loss.values
-        ends = f"{digits(values[0])} → {digits(values[-1])}"
+        ends = f"{format_number(values[0])} → {format_number(values[-1])}"
         out += [Text("\nLoss", style="bold"), Text(f"  {sparkline(values, width)}  {ends}")]
     if report.step_times:
         out.append(Text("\nStep time per rank", style="bold"))
-        after_pauses = {pause.step for pause in report.pauses}
-        for series in report.step_times[:MOST_ROWS]:
+        after_pauses = {pause.step for pause in report.profiler_overheads}
+        for series in report.step_times[:MAX_ROWS]:
             of_steps = zip(series.steps, series.values, strict=True)
             usual = float(np.median([value for step, value in of_steps if step not in after_pauses] or series.values))
             # A compile of a minute would flatten all that follows.
             line = sparkline(np.minimum(series.values, 3 * usual).tolist(), width - 12)
-            out.append(Text(f"  rank {series.rank:<4} {line}  median {seconds(usual)}"))
+            out.append(Text(f"  rank {series.rank:<4} {line}  median {format_seconds(usual)}"))
     return out
 
 
-def _kinds(report: Report, width: int) -> list[Text]:
-    rows = [row for row in report.rows if row.trace.window_s > 0][:MOST_ROWS]
+def _time_breakdown(report: Report, width: int) -> list[Text]:
+    rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
     if not rows:
         return []
     room = min(max(len(row.label) for row in rows), 32)
     wide = max(20, width - room - 20)
     out = [Text("\nTime per kind of work", style="bold")]
-    shown: set[Work] = set()
+    shown: set[TimeCategory] = set()
     for row in rows:
         line = Text(f"  {row.label[:room]:<{room}} ")
         drawn = 0.0  # of the bar
-        for kind in Work:
-            mark, style, _ = MARKS[kind]
+        for kind in TimeCategory:
+            mark, style, _ = CATEGORY_MARKS[kind]
             upto = drawn + row.trace.share(kind) * wide
             line.append(mark * (round(upto) - round(drawn)), style=style)
             if round(upto) > round(drawn):
@@ -127,25 +127,25 @@ def _kinds(report: Report, width: int) -> list[Text]:
             drawn = upto
         ratio = row.trace.overlap_ratio
         if ratio is not None:
-            line.append(f"  {percent(ratio) if ratio >= 0.005 else 'none'} hidden", style="bright_black")
+            line.append(f"  {format_percent(ratio) if ratio >= 0.005 else 'none'} hidden", style="bright_black")
         out.append(line)
     legend = []
-    for kind in Work:
-        mark, style, name = MARKS[kind]
+    for kind in TimeCategory:
+        mark, style, name = CATEGORY_MARKS[kind]
         if kind in shown:
-            name = "idle" if kind is Work.OTHER and any(row.trace.on_device for row in rows) else name
+            name = "idle" if kind is TimeCategory.OTHER and any(row.trace.on_device for row in rows) else name
             legend.append(Text.assemble((mark, style), (f" {name}", "bright_black")))
-    out += in_lines(legend, width, between="   ", before="  ")
+    out += wrap_parts(legend, width, separator="   ", prefix="  ")
     if any(row.trace.overlap_ratio is not None for row in rows):
         words = ["hidden:", "the", "part", "of", "communication", "that", "runs", "while", "something", "computes"]
-        out += [Text.assemble(line, style="bright_black") for line in in_lines(words, width, " ", before="  ")]
+        out += [Text.assemble(line, style="bright_black") for line in wrap_parts(words, width, " ", prefix="  ")]
     return out
 
 
-def _operators(title: str, operators: Sequence[Operator], width: int) -> list[Text | Table]:
+def _operators(title: str, operators: Sequence[OperatorStats], width: int) -> list[Text | Table]:
     if not operators:
         return []
-    wide = width >= _WIDE
+    wide = width >= _WIDE_COLUMNS
     table = Table(box=None, padding=(0, 2 if wide else 0, 0, 2), show_edge=False)
     table.add_column("", overflow="fold")
     table.add_column("", no_wrap=True)
@@ -158,9 +158,9 @@ def _operators(title: str, operators: Sequence[Operator], width: int) -> list[Te
         table.add_row(
             Text(short_name(op.name, 44 if wide else max(12, width - 46))),
             Text(bar, style="blue"),
-            seconds(op.total_ns / 1e9),
+            format_seconds(op.total_ns / 1e9),
             f"{op.calls:,}",
-            seconds(op.mean_ns / 1e9),
+            format_seconds(op.mean_ns / 1e9),
         )
     return [Text(f"\n{title}", style="bold"), table]
 

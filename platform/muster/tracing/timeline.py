@@ -14,30 +14,30 @@ from muster.tracing.events import Events, Trace
 from muster.tracing.idle import launch_times
 from muster.tracing.overlap import overlap
 from muster.tracing.spans import Spans, clip
-from muster.tracing.steps import Step
-from muster.tracing.work import Lanes, Work
+from muster.tracing.steps import ProfiledStep
+from muster.tracing.work import CategorySpans, TimeCategory
 
 SLOTS = 400
 LEVELS = 4  # a slot is covered 0, 1/4, ... 4/4
 
 
 @dataclass(frozen=True, slots=True)
-class StepPicture:
+class StepTimeline:
     """One step of one rank. `rows` maps a kind of work to `SLOTS` digits 0..4: quarters of each slot covered."""
 
     step: int
     duration_s: float
     communication_s: float
     overlapped_s: float
-    rows: dict[str, str]
+    busy_levels: dict[str, str]
 
 
-def step_pictures(trace: Trace, work: Events, lanes: Lanes, steps: tuple[Step, ...]) -> tuple[StepPicture, ...]:
+def step_timelines(trace: Trace, work: Events, lanes: CategorySpans, steps: tuple[ProfiledStep, ...]) -> tuple[StepTimeline, ...]:
     """A picture of every step with work in it."""
-    return tuple(_picture(step, lanes, window) for step in steps if (window := _window(trace, work, step)) is not None)
+    return tuple(_step_timeline(step, lanes, window) for step in steps if (window := _window(trace, work, step)) is not None)
 
 
-def _window(trace: Trace, work: Events, step: Step) -> tuple[int, int] | None:
+def _window(trace: Trace, work: Events, step: ProfiledStep) -> tuple[int, int] | None:
     """From when to when the step's work ran: on a device that is not when the CPU was in the step, but later."""
     if not len(work):
         return (step.start, step.end) if step.end > step.start else None
@@ -47,20 +47,20 @@ def _window(trace: Trace, work: Events, step: Step) -> tuple[int, int] | None:
     return (int(lasting.start.min()), int(lasting.end.max())) if len(lasting) else None
 
 
-def _picture(step: Step, lanes: Lanes, window: tuple[int, int]) -> StepPicture:
+def _step_timeline(step: ProfiledStep, lanes: CategorySpans, window: tuple[int, int]) -> StepTimeline:
     start, end = window
-    both = overlap(clip(lanes[Work.COMMUNICATION], start, end), lanes.computing)
-    rows = {kind.name.lower(): slots(lanes[kind], start, end) for kind in Work if kind is not Work.OTHER}
-    return StepPicture(
+    both = overlap(clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing)
+    rows = {kind.name.lower(): slot_levels(lanes[kind], start, end) for kind in TimeCategory if kind is not TimeCategory.OTHER}
+    return StepTimeline(
         step=step.number,
         duration_s=(end - start) / 1e9,
         communication_s=both.communication_ns / 1e9,
         overlapped_s=both.overlapped_ns / 1e9,
-        rows={kind: row for kind, row in rows.items() if row.strip("0")},
+        busy_levels={kind: row for kind, row in rows.items() if row.strip("0")},
     )
 
 
-def slots(spans: Spans, start: int, end: int) -> str:
+def slot_levels(spans: Spans, start: int, end: int) -> str:
     """Quarters covered of each of `SLOTS` equal parts of [start, end); what is covered at all shows as at least 1."""
     inside = clip(spans, start, end)
     if not len(inside) or end <= start:

@@ -15,15 +15,15 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import Events, Kind, Mask, Trace
+from muster.tracing.events import Events, EventKind, Mask, Trace
 from muster.tracing.idle import launch_times
-from muster.tracing.nesting import nest
-from muster.tracing.spans import EMPTY, Spans, clip, coverage, join, union
-from muster.tracing.steps import Step
+from muster.tracing.nesting import build_call_tree
+from muster.tracing.spans import EMPTY, Spans, clip, coverage, concatenate, union
+from muster.tracing.steps import ProfiledStep
 from muster.tracing.temporal import KernelType, kernel_types
 
 
-class Work(IntEnum):
+class TimeCategory(IntEnum):
     """Kinds of work in the order in which they claim an instant; OTHER is what is left."""
 
     COMPUTE = 0
@@ -34,41 +34,41 @@ class Work(IntEnum):
     OTHER = 5
 
 
-COMMUNICATION = re.compile(
+COMMUNICATION_NAME = re.compile(
     r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
 )
 # torch's own annotations, and the plain words that training loops (ours too) put around the same work.
-AUTOGRAD = re.compile(r"autograd::engine::evaluate_function")
-OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
-DATA = re.compile(r"enumerate\(DataLoader\)#|data$")
+AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
+OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
+DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
 # Annotations are frames around work, and so are these: what runs directly in them is Python.
-FRAME = re.compile(
+FRAME_NAME = re.compile(
     r"PythonSubclass$|autograd::engine::evaluate_function|.*BackwardFunctionBackward$|Torch-Compiled Region"
     r"|CompiledFunction(Backward)?$"
 )
 # Inductor's own annotation around the kernels of a compiled graph: on the CPU they run in it without another event.
 COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+)")
 NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
-NONE = -1
+NO_CATEGORY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class CategorySpans:
     """Disjoint spans per kind of work of one rank; kinds may run at once, `shares` decides who claims an instant."""
 
-    by_kind: dict[Work, Spans]
+    by_category: dict[TimeCategory, Spans]
 
-    def __getitem__(self, kind: Work) -> Spans:
-        return self.by_kind.get(kind, EMPTY)
+    def __getitem__(self, kind: TimeCategory) -> Spans:
+        return self.by_category.get(kind, EMPTY)
 
     @property
     def computing(self) -> Spans:
         """Compute and optimizer: what communication can hide behind."""
-        return union(join((self[Work.COMPUTE], self[Work.OPTIMIZER])))
+        return union(concatenate((self[TimeCategory.COMPUTE], self[TimeCategory.OPTIMIZER])))
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class ExposedCollective:
     """A collective and the nanoseconds in which it ran while nothing else did."""
 
     name: str
@@ -76,30 +76,30 @@ class Exposed:
     exposed_ns: int
 
 
-def lanes_of(trace: Trace, work: Events) -> Lanes:
+def category_spans(trace: Trace, work: Events) -> CategorySpans:
     """The lanes of a device where `work` holds device work, of the CPU otherwise."""
-    return _device_lanes(trace, work) if len(work) else _cpu_lanes(trace)
+    return _device_category_spans(trace, work) if len(work) else _cpu_category_spans(trace)
 
 
-def shares(lanes: Lanes, start: int, end: int) -> dict[Work, int]:
+def time_breakdown(lanes: CategorySpans, start: int, end: int) -> dict[TimeCategory, int]:
     """Nanoseconds of [start, end) for each kind of work; they sum up to end - start."""
-    kinds = [kind for kind in Work if kind is not Work.OTHER]
+    kinds = [kind for kind in TimeCategory if kind is not TimeCategory.OTHER]
     states = coverage([clip(lanes[kind], start, end) for kind in kinds]).by_state()
-    found = dict.fromkeys(Work, 0)
+    found = dict.fromkeys(TimeCategory, 0)
     for state, ns in states.items():
         if state:
-            found[Work((state & -state).bit_length() - 1)] += ns
-    found[Work.OTHER] = end - start - sum(found.values())
+            found[TimeCategory((state & -state).bit_length() - 1)] += ns
+    found[TimeCategory.OTHER] = end - start - sum(found.values())
     return found
 
 
-def exposed_communication(lanes: Lanes, start: int, end: int) -> Spans:
+def exposed_communication(lanes: CategorySpans, start: int, end: int) -> Spans:
     """Communication in [start, end) while nothing computes."""
-    cut = coverage((clip(lanes[Work.COMMUNICATION], start, end), lanes.computing))
+    cut = coverage((clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing))
     return cut.spans(cut.active == 1)
 
 
-def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[Exposed, ...]:
+def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[ExposedCollective, ...]:
     """How much of the exposed communication each collective accounts for, longest first; `events` carry it out."""
     found: dict[str, tuple[int, int]] = {}
     for code in np.unique(events.name):
@@ -108,7 +108,7 @@ def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[E
         name = _collective_name(trace, here)
         calls, ns = found.get(name, (0, 0))
         found[name] = (calls + len(here), ns + cut.total(cut.active == 3))
-    rows = [Exposed(name, calls, ns) for name, (calls, ns) in found.items()]
+    rows = [ExposedCollective(name, calls, ns) for name, (calls, ns) in found.items()]
     return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.name)))
 
 
@@ -117,7 +117,7 @@ def communication_events(trace: Trace, work: Events) -> Events:
     if len(work):
         return work[kernel_types(trace, work) == KernelType.COMMUNICATION]
     annotations = trace.annotations
-    carrying = _matching(trace, re.compile(r"(gloo|mpi|ucc):"))
+    carrying = _matching_names(trace, re.compile(r"(gloo|mpi|ucc):"))
     return annotations[carrying[annotations.name]] if len(annotations) else annotations
 
 
@@ -130,28 +130,28 @@ def _collective_name(trace: Trace, events: Events) -> str:
     return f"nccl:{kernel[1]}" if kernel else name
 
 
-def _matching(trace: Trace, pattern: re.Pattern[str]) -> Mask:
+def _matching_names(trace: Trace, pattern: re.Pattern[str]) -> Mask:
     return np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
 
 
-def _device_lanes(trace: Trace, work: Events) -> Lanes:
+def _device_category_spans(trace: Trace, work: Events) -> CategorySpans:
     types = kernel_types(trace, work)
     spans = work.spans
     computing = types == KernelType.COMPUTE
-    optimizer = computing & _launched_in(trace, work, _annotated(trace, OPTIMIZER, without_closures(trace)))
-    return Lanes(
+    optimizer = computing & _launched_in(trace, work, _annotation_spans(trace, OPTIMIZER_NAME, trim_closures(trace)))
+    return CategorySpans(
         {
-            Work.COMPUTE: union(spans[computing & ~optimizer]),
-            Work.OPTIMIZER: union(spans[optimizer]),
-            Work.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
-            Work.MEMORY: union(spans[types == KernelType.MEMORY]),
+            TimeCategory.COMPUTE: union(spans[computing & ~optimizer]),
+            TimeCategory.OPTIMIZER: union(spans[optimizer]),
+            TimeCategory.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
+            TimeCategory.MEMORY: union(spans[types == KernelType.MEMORY]),
             # Loading data on the CPU costs the device only while it has nothing to do, and there it comes last.
-            Work.DATA: union(_annotated(trace, DATA, trace.annotations)),
+            TimeCategory.DATA: union(_annotation_spans(trace, DATA_NAME, trace.annotations)),
         }
     )
 
 
-def without_closures(trace: Trace) -> Events:
+def trim_closures(trace: Trace) -> Events:
     """Operators and annotations; those of an optimizer begin where the closure that it called has ended.
 
     `optimizer.step(closure)` (Lightning calls it so, and LBFGS needs it) runs forward and backward inside the
@@ -159,10 +159,10 @@ def without_closures(trace: Trace) -> Events:
     the last of it, and of the call around it, is the closure. Where a closure is called several times, what the
     optimizer does in between counts as closure, too.
     """
-    events = trace.of(Kind.CPU_OP, Kind.ANNOTATION)
-    annotation = events.kind == Kind.ANNOTATION
-    optimizers = np.flatnonzero(annotation & _matching(trace, OPTIMIZER)[events.name]) if len(events) else ()
-    backward = events[_matching(trace, AUTOGRAD)[events.name]] if len(events) else events
+    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
+    annotation = events.kind == EventKind.ANNOTATION
+    optimizers = np.flatnonzero(annotation & _matching_names(trace, OPTIMIZER_NAME)[events.name]) if len(events) else ()
+    backward = events[_matching_names(trace, AUTOGRAD_NAME)[events.name]] if len(events) else events
     backward = backward[np.argsort(backward.start, kind="stable")]
     start = events.start.copy()
     for i in optimizers:
@@ -176,9 +176,9 @@ def without_closures(trace: Trace) -> Events:
     return replace(events, start=start)
 
 
-def _annotated(trace: Trace, pattern: re.Pattern[str], events: Events) -> Spans:
+def _annotation_spans(trace: Trace, pattern: re.Pattern[str], events: Events) -> Spans:
     """When one of the annotations among `events` that match was open."""
-    wanted = (events.kind == Kind.ANNOTATION) & _matching(trace, pattern)[events.name] if len(events) else ()
+    wanted = (events.kind == EventKind.ANNOTATION) & _matching_names(trace, pattern)[events.name] if len(events) else ()
     return union(events.spans[np.flatnonzero(wanted)])
 
 
@@ -192,50 +192,50 @@ def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
     return inside
 
 
-def _cpu_lanes(trace: Trace) -> Lanes:
-    own = _own_kinds(trace)
-    events = without_closures(trace)
-    parts: dict[Work, list[Spans]] = {kind: [] for kind in Work}
+def _cpu_category_spans(trace: Trace) -> CategorySpans:
+    own = _name_categories(trace)
+    events = trim_closures(trace)
+    parts: dict[TimeCategory, list[Spans]] = {kind: [] for kind in TimeCategory}
     for row in np.unique(events.thread):
         here = events[events.thread == row]
-        tree = nest(here)
-        kinds = _in_context(own[here.name[tree.order]], tree.parent.tolist())
-        at_work = np.where(tree.owner >= 0, kinds[tree.owner], NONE) if len(kinds) else tree.owner
-        for kind in Work:
-            parts[kind].append(tree.stretches[at_work == kind])
-    return Lanes({kind: union(join(found)) for kind, found in parts.items() if kind is not Work.OTHER})
+        tree = build_call_tree(here)
+        kinds = _inherit_categories(own[here.name[tree.order]], tree.parent.tolist())
+        at_work = np.where(tree.innermost >= 0, kinds[tree.innermost], NO_CATEGORY) if len(kinds) else tree.innermost
+        for kind in TimeCategory:
+            parts[kind].append(tree.segments[at_work == kind])
+    return CategorySpans({kind: union(concatenate(found)) for kind, found in parts.items() if kind is not TimeCategory.OTHER})
 
 
-def _own_kinds(trace: Trace) -> NDArray[np.int64]:
+def _name_categories(trace: Trace) -> NDArray[np.int64]:
     """What each name says about itself."""
     annotation_names = set(np.unique(trace.annotations.name).tolist())
     return np.array(
-        [_own_kind(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)], dtype=np.int64
+        [_name_category(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)], dtype=np.int64
     )
 
 
-def _own_kind(name: str, *, annotation: bool) -> int:
-    if COMMUNICATION.match(name):
-        return Work.COMMUNICATION
-    if annotation and OPTIMIZER.match(name):
-        return Work.OPTIMIZER
-    if annotation and DATA.match(name):
-        return Work.DATA
-    framing = (annotation and not COMPILED_GRAPH.match(name)) or FRAME.match(name)
-    return NONE if framing else Work.COMPUTE
+def _name_category(name: str, *, annotation: bool) -> int:
+    if COMMUNICATION_NAME.match(name):
+        return TimeCategory.COMMUNICATION
+    if annotation and OPTIMIZER_NAME.match(name):
+        return TimeCategory.OPTIMIZER
+    if annotation and DATA_NAME.match(name):
+        return TimeCategory.DATA
+    framing = (annotation and not COMPILED_GRAPH.match(name)) or FRAME_NAME.match(name)
+    return NO_CATEGORY if framing else TimeCategory.COMPUTE
 
 
-def _in_context(own: NDArray[np.int64], parent: list[int]) -> NDArray[np.int64]:
+def _inherit_categories(own: NDArray[np.int64], parent: list[int]) -> NDArray[np.int64]:
     """Communication, optimizer and data loading claim what runs inside them; communication wins over both others."""
-    strong = (Work.OPTIMIZER, Work.DATA, Work.COMMUNICATION)
+    strong = (TimeCategory.OPTIMIZER, TimeCategory.DATA, TimeCategory.COMMUNICATION)
     kinds: list[int] = own.tolist()
     for i, outer in enumerate(parent):
-        if outer >= 0 and kinds[i] != Work.COMMUNICATION and kinds[outer] in strong:
+        if outer >= 0 and kinds[i] != TimeCategory.COMMUNICATION and kinds[outer] in strong:
             kinds[i] = kinds[outer]
     return np.array(kinds, dtype=np.int64)
 
 
-def traced_window(trace: Trace, work: Events, steps: Sequence[Step]) -> tuple[int, int]:
+def traced_window(trace: Trace, work: Events, steps: Sequence[ProfiledStep]) -> tuple[int, int]:
     """The nanoseconds looked at: a device's first to last work, else the profiled steps, else all events."""
     if not len(work) and steps:
         return min(step.start for step in steps), max(step.end for step in steps)

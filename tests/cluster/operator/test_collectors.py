@@ -12,9 +12,9 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
 
-from muster.kubernetes.access import Target
-from muster.kubernetes.client import KubernetesClient
-from muster_operator.collectors.tokens import token_of
+from muster.kubernetes.access import KubeContext
+from muster.kubernetes.client import KubernetesClusterClient
+from muster_operator.collectors.tokens import derive_token
 
 ANSWERS = 'muster_beats_total{outcome="ok"}'
 KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
@@ -80,7 +80,7 @@ def test_how_far_a_job_is_and_its_checkpoint_are_in_its_status(pool: Pool, tmp_p
         pool.wait("it is told", lambda: pool.status("told").get("progress", {}).get("step") == 40)
         progress = pool.status("told")["progress"]
         assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
-        (seen,) = KubernetesClient.connect(Target(str(pool.plane.kubeconfig()))).beats("told", pool.namespace)
+        (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats("told", pool.namespace)
         assert (seen["step"], seen["loss"]) == (40, 2.5)
         pool.wait("its checkpoint is known", lambda: pool.status("told").get("lastCheckpoint", {}).get("step") == 30)
 
@@ -141,7 +141,7 @@ def test_the_sidecar_stands_up_to_the_strictest_pod_security_and_its_secret_goes
     assert secret["immutable"] is True
     key = pool.api.get(f"/api/v1/namespaces/{SYSTEM}/secrets/muster-operator-collector-key")["data"]["key"]
     uid = (pool.get("strict") or {})["metadata"]["uid"]
-    token = token_of(base64.b64decode(key), uid)  # what any operator knows that comes after this one
+    token = derive_token(base64.b64decode(key), uid)  # what any operator knows that comes after this one
     assert base64.b64decode(secret["data"]["token"]).decode() == token
     pool.delete("strict")
     path = f"{secrets}/{secret['metadata']['name']}"

@@ -20,7 +20,7 @@ from tests.cluster.operator.installing import SYSTEM, install
 from tests.cluster.operator.pools import Json, Pool
 from tests.cluster.operator.process import QUICK, Operator, stopped
 
-from muster.engine import load
+from muster.engine import decode_snapshot
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/muster-operator"
 LOST = "not leading any more"
@@ -388,11 +388,11 @@ def test_what_an_operator_tells_about_itself(pool: Pool, start: Start, tmp_path:
     assert operator.get("/snapshot")[0] == 404
     code, snapshot = operator.get("/snapshot", private=True)
     assert code == 200
-    assert {one.gang.name for one in load(snapshot.encode()).running} == {f"{pool.namespace}/one"}
+    assert {one.gang.name for one in decode_snapshot(snapshot.encode()).running} == {f"{pool.namespace}/one"}
     operator.signal(signal.SIGUSR1)
     operator.wait("it has written a snapshot", lambda: said(operator.log, "snapshot written"))
     (path,) = tmp_path.glob("muster-snapshot-*.json")
-    assert load(path.read_bytes()).nodes
+    assert decode_snapshot(path.read_bytes()).nodes
     queue, space = pool.queue("red"), pool.namespace
     runs = f'muster_queue_jobs{{queue="{queue}",phase="Running"}}'
     operator.wait("it knows that its last write was taken", lambda: operator.metric(runs) == 1)

@@ -8,8 +8,8 @@ import yaml
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
-from muster.kubernetes.access import Target, find_access
-from muster.kubernetes.connection import Connection
+from muster.kubernetes.access import KubeContext, load_config
+from muster.kubernetes.connection import KubeClient
 
 ACTING = {
     "as": "zoë",
@@ -24,7 +24,7 @@ def test_the_server_takes_an_administrator_for_whom_they_act_as(pool: Pool, tmp_
     for entry in document["users"]:
         entry["user"] |= ACTING
     (tmp_path / "config").write_text(yaml.safe_dump(document))
-    connection = Connection(find_access(Target(str(tmp_path / "config")), {}))
+    connection = KubeClient(load_config(KubeContext(str(tmp_path / "config")), {}))
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview", "metadata": {}}
     answer = connection.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
     assert answer["status"]["userInfo"] == {

@@ -14,9 +14,9 @@ from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
-from muster.excerpt import Excerpt
-from muster.kubernetes.access import Target
-from muster.kubernetes.client import KubernetesClient
+from muster.excerpt import LogOptions
+from muster.kubernetes.access import KubeContext
+from muster.kubernetes.client import KubernetesClusterClient
 
 LINES = ("step 1 loss 4.0", "step 2 loss 3.5", "saved")
 
@@ -60,10 +60,10 @@ def test_a_log_is_cut_at_the_instant_and_not_at_the_second(pool: Pool) -> None:
     stamps = [datetime.fromtimestamp(begin + part / 10, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for part in (1, 5, 9)]
     text = "".join(f"{stamp} stdout F line {number}\n" for number, stamp in enumerate(stamps))
     pool.plane._layout.log.write_text(text)
-    client = KubernetesClient.connect(Target(kubeconfig(pool)))
+    client = KubernetesClusterClient.connect(KubeContext(kubeconfig(pool)))
 
     def lines(**cut: float) -> list[str]:
-        return list(client.log_lines("times", pool.namespace, "worker", 0, Excerpt(**cut)))  # type: ignore[arg-type]
+        return list(client.log_lines("times", pool.namespace, "worker", 0, LogOptions(**cut)))  # type: ignore[arg-type]
 
     assert lines() == ["line 0", "line 1", "line 2"]
     assert lines(since=begin + 0.3) == ["line 1", "line 2"]
@@ -117,7 +117,7 @@ def test_a_watched_job_survives_a_restart_of_the_api_server(start_control_plane:
     """The watch goes on from what it knows, and nothing is told twice."""
     plane = start_control_plane(scheduler=False, kwok=False)
     install(plane)
-    client = KubernetesClient.connect(Target(str(plane.kubeconfig())))
+    client = KubernetesClusterClient.connect(KubeContext(str(plane.kubeconfig())))
     path = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
     template = {"spec": {"containers": [{"name": "main", "image": "none"}]}}
     body = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "a"}}

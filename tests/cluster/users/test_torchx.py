@@ -147,12 +147,12 @@ def test_a_claim_for_the_run_folder_takes_the_place_of_the_empty_one(pool: Pool,
 
 
 def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
-    from muster.kubernetes.access import Target
+    from muster.kubernetes.access import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 
     pool.set_up()
     handle = str(runner.run(app("gone"), "muster", {"queue": pool.queue("red")}))
-    scheduler = KubernetesScheduler("session", Target(kubeconfig(pool)))
+    scheduler = KubernetesScheduler("session", KubeContext(kubeconfig(pool)))
     scheduler._delete_existing(handle.rpartition("/")[2])
     pool.wait("it is gone", lambda: pool.get(name_of(handle)) is None)
     assert runner.status(handle) is None
@@ -172,12 +172,12 @@ def test_what_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> 
 
 
 def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, runner: Runner) -> None:
-    from muster.documents import load_documents
+    from muster.documents import load_objects
     from muster.spec import TrainingJob
     from muster_components.train import fsdp
 
     pool.set_up(nodes=1, gpus=4)
     component = fsdp(model="gpt:1m", data="/data", steps=1, j="2x4", image="none")
-    (job,) = load_documents(str(runner.dryrun(component, "muster", {"queue": pool.queue("red")})))
+    (job,) = load_objects(str(runner.dryrun(component, "muster", {"queue": pool.queue("red")})))
     assert isinstance(job, TrainingJob)
     assert job.spec.roles[0].template.spec.containers[0].resources.limits == {"nvidia.com/gpu": "4"}

@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from muster.amounts import duration, plural
+from muster.amounts import format_duration, pluralize
 
 
-def labels_of(shape: str) -> list[str]:
+def node_label_lines(shape: str) -> list[str]:
     """A line for every group of nodes that gets labels of its user's: all keys of a shape that are not Muster's."""
-    from muster.local.shape import HOST_AS_IT_IS, parse_shape
+    from muster.local.shape import HOST_SHAPE, parse_shape
 
-    groups = parse_shape(shape) if shape != HOST_AS_IT_IS else ()
+    groups = parse_shape(shape) if shape != HOST_SHAPE else ()
     return [
         f"{group.count}x{group.gpus}: node labels {', '.join(f'{key}={value}' for key, value in group.labels.items())}"
         for group in groups
@@ -23,11 +23,11 @@ def labels_of(shape: str) -> list[str]:
     ]
 
 
-def daemon_page(status: Mapping[str, Any], now: float) -> RenderableType:
+def daemon_status_view(status: Mapping[str, Any], now: float) -> RenderableType:
     """Three lines: who it is, what it shows and does, where it lives."""
-    up_for = duration(now - float(status["startedAt"]))
-    nodes = plural(status["nodes"], "node") + (f" ({status['shape']})" if status["pretended"] else "")
-    counts = f"{plural(status['running'], 'job')} running, {status['waiting']} waiting"
+    up_for = format_duration(now - float(status["startedAt"]))
+    nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["pretended"] else "")
+    counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
     if status.get("suspended"):  # a daemon of an earlier version does not say
         counts += f", {status['suspended']} suspended"
     lines = [

@@ -12,55 +12,55 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import amount, duration, moment, plural, short_resource
+from muster.amounts import format_resource, format_duration, format_time, pluralize, short_resource_name
 from muster.cli.views import job_words
-from muster.lifecycle import has_ended
-from muster.lifecycle.conditions import LOGS_WRITABLE, find
-from muster.progress import at_rest, figures, leading
+from muster.lifecycle import has_terminated
+from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
+from muster.progress import final_heartbeat, progress_line, leading_heartbeat
 from muster.spec import RoleSpec, TrainingJob
 from muster.spec.requests import pod_request
-from muster.terminal import plain
+from muster.terminal import sanitize
 from muster.tracing.recording import RECORDED_BY
 
-_MOST_EVENTS = 20
+_MAX_EVENTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class JobStory:
+class JobDetails:
     """A job and all that is known about it at `now`. Events: `at`, `type`, `reason`, `message`, oldest first."""
 
     job: TrainingJob
     events: list[dict[str, Any]]
-    beats: list[dict[str, Any]]
+    heartbeats: list[dict[str, Any]]
     run_dir: Path | None  # None: inside a cluster
     now: float
 
 
-def job_page(story: JobStory) -> RenderableType:
+def job_details_view(details: JobDetails) -> RenderableType:
     """The page, most wanted first."""
     return Group(
-        _headline(story.job),
-        *_why(story),
-        *_section("Job", _facts(story)),
-        *_section("Roles", _roles(story.job)),
-        *(_section("Placement", _placement(story.job)) if story.job.status.placement else ()),
-        *(_section("Last failure", _failure(story)) if story.job.status.last_failure else ()),
-        *(_section("Events", _events(story)) if story.events else ()),
+        _headline(details.job),
+        *_status_lines(details),
+        *_section("Job", _summary_table(details)),
+        *_section("Roles", _role_table(details.job)),
+        *(_section("Placement", _placement_table(details.job)) if details.job.status.placement else ()),
+        *(_section("Last failure", _failure_view(details)) if details.job.status.last_failure else ()),
+        *(_section("Events", _event_table(details)) if details.events else ()),
     )
 
 
 def _headline(job: TrainingJob) -> Text:
     phase = job.status.phase
-    style = f"bold {job_words.STYLES[phase]}"
-    return Text.assemble((job_words.label(job), "bold"), "  ", (f"{job_words.MARKS[phase]} {phase}", style))
+    style = f"bold {job_words.PHASE_STYLES[phase]}"
+    return Text.assemble((job_words.qualified_name(job), "bold"), "  ", (f"{job_words.PHASE_SYMBOLS[phase]} {phase}", style))
 
 
-def _why(story: JobStory) -> Iterator[RenderableType]:
-    job, status = story.job, story.job.status
-    code, message = job_words.reason(job)
+def _status_lines(details: JobDetails) -> Iterator[RenderableType]:
+    job, status = details.job, details.job.status
+    code, message = job_words.phase_reason(job)
     if status.phase != "Running" and (code or message):
-        yield Padding(Text.assemble((f"{code}: ", job_words.STYLES[status.phase]), message), (0, 0, 0, 2))
-    logs = find(status, LOGS_WRITABLE)
+        yield Padding(Text.assemble((f"{code}: ", job_words.PHASE_STYLES[status.phase]), message), (0, 0, 0, 2))
+    logs = find_condition(status, LOGS_WRITABLE)
     if logs is not None and logs.status == "False":
         yield Padding(Text.assemble((f"{logs.reason}: ", "red"), logs.message), (0, 0, 0, 2))
     if status.phase == "Pending" and status.queue_position is not None:
@@ -68,13 +68,13 @@ def _why(story: JobStory) -> Iterator[RenderableType]:
         if status.queue_position > 1:
             told = f"number {status.queue_position} in queue {job.spec.queue}"
         if status.estimated_start is not None:
-            told += f", starts about {moment(status.estimated_start, story.now)}"
+            told += f", starts about {format_time(status.estimated_start, details.now)}"
         yield Padding(Text(told), (0, 0, 0, 2))
-    beat = leading(story.beats)
+    beat = leading_heartbeat(details.heartbeats)
     if beat is not None:
         live = status.phase in ("Running", "Admitted")
         style = "" if status.phase == "Running" else "dim"
-        if line := figures(beat if live else at_rest(beat)):
+        if line := progress_line(beat if live else final_heartbeat(beat)):
             yield Padding(Text(line, style=style), (0, 0, 0, 2))
 
 
@@ -84,13 +84,13 @@ def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
     yield Padding(body, (0, 0, 0, 2))
 
 
-def _facts(story: JobStory) -> Table:
-    job, spec, status, now = story.job, story.job.spec, story.job.status, story.now
+def _summary_table(details: JobDetails) -> Table:
+    job, spec, status, now = details.job, details.job.spec, details.job.status, details.now
     rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {job_words.priority(job)}")]
     if spec.priority_class_name is not None:
         rows.append(("priority class", spec.priority_class_name))
     if spec.max_runtime_seconds:
-        rows.append(("max runtime", duration(spec.max_runtime_seconds)))
+        rows.append(("max runtime", format_duration(spec.max_runtime_seconds)))
     if spec.flavors:
         rows.append(("flavors", ", ".join(spec.flavors)))
     if spec.topology:
@@ -103,44 +103,44 @@ def _facts(story: JobStory) -> Table:
         ("finished", status.finished_at),
     ):
         if at is not None:
-            rows.append((word, moment(at, now)))
-    ran = job_words.ran_for(job, now)
+            rows.append((word, format_time(at, now)))
+    ran = job_words.run_time_s(job, now)
     if ran is not None:
-        rows.append(("ran for", duration(ran)))
+        rows.append(("ran for", format_duration(ran)))
     policy = spec.failure_policy
-    rows.append(("attempt", f"{status.attempt}; {status.restarts} of {plural(policy.max_restarts, 'restart')} used"))
+    rows.append(("attempt", f"{status.attempt}; {status.restarts} of {pluralize(policy.max_restarts, 'restart')} used"))
     if status.start_retries:
         limit = "" if policy.max_start_retries is None else f" of {policy.max_start_retries}"
         rows.append(("start retries", f"{status.start_retries}{limit}"))
     if status.requeue_after is not None and status.requeue_after > now:
-        rows.append(("tries again", moment(status.requeue_after, now)))
+        rows.append(("tries again", format_time(status.requeue_after, now)))
     if status.node_losses:
         rows.append(("node losses", str(status.node_losses)))
     if status.blamed_nodes:
-        rows.append(("avoids", ", ".join(f"{b.node} until {moment(b.until, now)}" for b in status.blamed_nodes)))
+        rows.append(("avoids", ", ".join(f"{b.node} until {format_time(b.until, now)}" for b in status.blamed_nodes)))
     if status.last_checkpoint is not None:
         last = status.last_checkpoint
-        rows.append(("checkpoint", f"step {last.step}, {moment(last.at, now)}"))
+        rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
     if spec.trace is not None:
         ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
         end = spec.trace.start_step + spec.trace.steps
         rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
     if status.traces is not None:
-        files = plural(status.traces.files, "file")
+        files = pluralize(status.traces.files, "file")
         where = f" in {status.traces.location}" if status.traces.location else ""
-        none = spec.trace is not None and not status.traces.files and has_ended(status)
+        none = spec.trace is not None and not status.traces.files and has_terminated(status)
         rows.append(("traces", f"none was recorded: {RECORDED_BY}" if none else files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
-    if story.run_dir is not None:
-        rows.append(("run folder", str(story.run_dir)))
-    return _pairs(rows)
+    if details.run_dir is not None:
+        rows.append(("run folder", str(details.run_dir)))
+    return _key_value_table(rows)
 
 
-def _roles(job: TrainingJob) -> Table:
+def _role_table(job: TrainingJob) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for role in job.spec.roles:
-        pods = plural(role.replicas, "pod")
+        pods = pluralize(role.replicas, "pod")
         if role.is_elastic:
             pods = f"{role.min_replicas} to {role.replicas} pods"
             if job.spec.elastic_replicas is not None:
@@ -152,7 +152,7 @@ def _roles(job: TrainingJob) -> Table:
 def _request(role: RoleSpec) -> str:
     total = {name: value for name, value in pod_request(role.template.spec) if name != "pods"}
     return (
-        ", ".join(f"{amount(value, name)} {short_resource(name)}" for name, value in total.items())
+        ", ".join(f"{format_resource(value, name)} {short_resource_name(name)}" for name, value in total.items())
         or "asks for nothing"
     )
 
@@ -160,11 +160,11 @@ def _request(role: RoleSpec) -> str:
 def _command(role: RoleSpec) -> str:
     main = role.template.spec.containers[0]
     words = " ".join([*main.command, *main.args])
-    words = plain(words)
+    words = sanitize(words)
     return words if len(words) <= 300 else f"{words[:297]}..."
 
 
-def _placement(job: TrainingJob) -> Table:
+def _placement_table(job: TrainingJob) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for role in job.status.placement:
         for share in role.nodes:
@@ -174,20 +174,20 @@ def _placement(job: TrainingJob) -> Table:
     return table
 
 
-def _failure(story: JobStory) -> RenderableType:
-    failure = story.job.status.last_failure
+def _failure_view(details: JobDetails) -> RenderableType:
+    failure = details.job.status.last_failure
     assert failure is not None
     told = f"pod {failure.pod}" + (f" on {failure.node}" if failure.node else "")
     if failure.exit_code is not None:
-        told += f", exit code {failure.exit_code}{_signal(failure.exit_code)}"
+        told += f", exit code {failure.exit_code}{_signal_name(failure.exit_code)}"
     if failure.reason:
         told += f", {failure.reason}"
     if failure.at is not None:
-        told += f", {moment(failure.at, story.now)}"
-    return Group(Text(told, style="red"), Text(plain(failure.log_tail).rstrip("\n"), style="dim"))
+        told += f", {format_time(failure.at, details.now)}"
+    return Group(Text(told, style="red"), Text(sanitize(failure.log_tail).rstrip("\n"), style="dim"))
 
 
-def _signal(exit_code: int) -> str:
+def _signal_name(exit_code: int) -> str:
     import signal
 
     try:
@@ -196,21 +196,21 @@ def _signal(exit_code: int) -> str:
         return ""
 
 
-def _events(story: JobStory) -> Table:
+def _event_table(details: JobDetails) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    left_out = len(story.events) - _MOST_EVENTS
+    left_out = len(details.events) - _MAX_EVENTS
     if left_out > 0:
-        table.add_row("", "", Text(f"{plural(left_out, 'older event')} not shown", style="dim"))
-    for event in story.events[-_MOST_EVENTS:]:
+        table.add_row("", "", Text(f"{pluralize(left_out, 'older event')} not shown", style="dim"))
+    for event in details.events[-_MAX_EVENTS:]:
         style = "yellow" if event.get("type") == "Warning" else "green"
-        ago = Text(f"{duration(story.now - float(event['at']))} ago", style="dim")
+        ago = Text(f"{format_duration(details.now - float(event['at']))} ago", style="dim")
         times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
-        told = Text(f"{plain(event['message'])}{times}", overflow="fold")
+        told = Text(f"{sanitize(event['message'])}{times}", overflow="fold")
         table.add_row(ago, Text(str(event["reason"]), style=style), told)
     return table
 
 
-def _pairs(rows: list[tuple[str, str]]) -> Table:
+def _key_value_table(rows: list[tuple[str, str]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")

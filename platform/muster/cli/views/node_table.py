@@ -9,40 +9,40 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import amount, short_resource
-from muster.cli.views.queue_bar import Level, queue_bar
+from muster.amounts import format_resource, short_resource_name
+from muster.cli.views.queue_bar import BarUsage, queue_bar
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
-    from muster.cli.client import NodeRow
+    from muster.cli.client import NodeTableRow
 
-_BAR = 10
+_BAR_WIDTH = 10
 
 
-def node_table(rows: Sequence[NodeRow], width: int = 160) -> Table:
+def node_table(rows: Sequence[NodeTableRow], width: int = 160) -> Table:
     """One line a node; a bar for every resource that any node has, GPUs first. The bars are left out where `width`
     columns are too few for them: names are always shown whole."""
-    table = _table(rows, _BAR)
+    table = _table(rows, _BAR_WIDTH)
     console = Console(width=1000)
     return table if console.measure(table).maximum <= width else _table(rows, 0)
 
 
-def _table(rows: Sequence[NodeRow], bar: int) -> Table:
+def _table(rows: Sequence[NodeTableRow], bar: int) -> Table:
     names = {name for row in rows for name in row["allocatable"] if name != "pods"}
     resources = sorted(names, key=lambda name: (name in ("cpu", "memory"), name))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("NODE", no_wrap=True, min_width=max((len(row["name"]) for row in rows), default=None))
-    for title in ("FLAVOR", *(short_resource(name).upper() for name in resources), "PODS", ""):
+    for title in ("FLAVOR", *(short_resource_name(name).upper() for name in resources), "PODS", ""):
         table.add_column(title, no_wrap=True)
     for row in rows:
         flavor = Text(row["flavor"]) if row["flavor"] else Text("none", style="red")
-        state = _state(row)
-        cells = [_cell(row, name, bar) for name in resources]
+        state = _state_text(row)
+        cells = [_usage_cell(row, name, bar) for name in resources]
         table.add_row(Text(row["name"]), flavor, *cells, str(len(row["pods"])), state)
     return table
 
 
-def _state(row: NodeRow) -> Text:
+def _state_text(row: NodeTableRow) -> Text:
     if not row["ready"]:
         return Text("not ready", style="red")
     if row["draining"] or row["cordoned"]:
@@ -50,10 +50,10 @@ def _state(row: NodeRow) -> Text:
     return Text("pretended", style="dim") if row["pretended"] else Text()
 
 
-def _cell(row: NodeRow, resource: str, bar: int) -> Text:
+def _usage_cell(row: NodeTableRow, resource: str, bar: int) -> Text:
     if resource not in row["allocatable"]:
         return Text()
     whole = parse_quantity(row["allocatable"][resource], resource)
     used = parse_quantity(row["used"].get(resource, 0), resource)
-    told = f"{amount(used, resource)}/{amount(whole, resource)}"
-    return Text.assemble(queue_bar(Level(used, whole, whole), whole, bar), " ", told) if bar else Text(told)
+    told = f"{format_resource(used, resource)}/{format_resource(whole, resource)}"
+    return Text.assemble(queue_bar(BarUsage(used, whole, whole), whole, bar), " ", told) if bar else Text(told)

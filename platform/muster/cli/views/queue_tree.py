@@ -10,75 +10,75 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import amount, short_resource
-from muster.cli.views.queue_bar import LEAST, Level, QueueBar, legend
+from muster.amounts import format_resource, short_resource_name
+from muster.cli.views.queue_bar import MIN_CELLS, BarUsage, QueueBar, legend
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
-    from muster.cli.client import QueueRow
+    from muster.cli.client import QueueTableRow
 
-_WIDE, _WIDEST_BAR = 100, 40  # columns of the terminal, cells
-_Key = tuple[str, str]  # flavor, resource
-_BAR = ""  # the title above bars
-_SHORT = {"RESOURCE": "RES", "GUARANTEED": "GUAR", "BORROWED": "BORR"}
-_EMPTY = [Text()] * 5  # under the titles from the bar on
+_WIDE_TERMINAL, _MAX_BAR_WIDTH = 100, 40  # columns of the terminal, cells
+_FlavorResource = tuple[str, str]  # flavor, resource
+_BAR_TITLE = ""  # the title above bars
+_SHORT_TITLES = {"RESOURCE": "RES", "GUARANTEED": "GUAR", "BORROWED": "BORR"}
+_EMPTY_CELLS = [Text()] * 5  # under the titles from the bar on
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class QueueTreeRow:
     """A queue at its place in the drawing: what is drawn before its name, and below its name."""
 
-    row: QueueRow
+    row: QueueTableRow
     root: str
-    before_name: str
-    below_name: str
+    prefix: str
+    continuation_prefix: str
 
 
-def queue_tree(rows: Sequence[QueueRow], width: int = 120) -> RenderableType:
+def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableType:
     """The tree with its bars, a legend, and a line for each queue inactive, overcommitted or without a flavor."""
-    levels = {row["name"]: _levels(row) for row in rows}
-    branches = list(_branches(rows))
-    wholes = _wholes(branches, levels)
+    levels = {row["name"]: _usage_by_flavor_resource(row) for row in rows}
+    branches = list(_tree_rows(rows))
+    wholes = _bar_totals(branches, levels)
     several = len({flavor for by_key in levels.values() for flavor, _ in by_key}) > 1
-    wide = width >= _WIDE
-    bar = max(12, min(_WIDEST_BAR, width - 92)) if wide else 16
-    rows_of = (_queue(branch, levels[branch.row["name"]], wholes, several, bar) for branch in branches)
+    wide = width >= _WIDE_TERMINAL
+    bar = max(12, min(_MAX_BAR_WIDTH, width - 92)) if wide else 16
+    rows_of = (_queue_cells(branch, levels[branch.row["name"]], wholes, several, bar) for branch in branches)
     cells = [row for drawn in rows_of for row in drawn]
-    titles = ["QUEUE", "JOBS", "RESOURCE", _BAR, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
-    titles = titles if wide else [_SHORT.get(title, title) for title in titles]
+    titles = ["QUEUE", "JOBS", "RESOURCE", _BAR_TITLE, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
+    titles = titles if wide else [_SHORT_TITLES.get(title, title) for title in titles]
     gap = 2 if wide else 1
-    with_bars = width - _taken(titles, cells, gap) >= LEAST
+    with_bars = width - _fixed_width(titles, cells, gap) >= MIN_CELLS
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for title in titles:
-        if title != _BAR or with_bars:  # the one column that gives way: names are always shown whole
-            right = title in titles[titles.index(_BAR) + 1 :]
-            table.add_column(title, no_wrap=title != _BAR, justify="right" if right else "left")
-    place = titles.index(_BAR)
+        if title != _BAR_TITLE or with_bars:  # the one column that gives way: names are always shown whole
+            right = title in titles[titles.index(_BAR_TITLE) + 1 :]
+            table.add_column(title, no_wrap=title != _BAR_TITLE, justify="right" if right else "left")
+    place = titles.index(_BAR_TITLE)
     for row in cells:
         table.add_row(*(row if with_bars else row[:place] + row[place + 1 :]))
-    return Group(table, Text(), *legend(width, of_bars=with_bars), *_complaints(branches))
+    return Group(table, Text(), *legend(width, with_bars=with_bars), *_warning_lines(branches))
 
 
-def _taken(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]], gap: int) -> int:
+def _fixed_width(titles: Sequence[str], rows: Sequence[Sequence[Text | QueueBar]], gap: int) -> int:
     """Columns of the terminal that all but the bars take, with what parts them from the next one."""
     widths = [Text(title).cell_len + gap for title in titles]
     for row in rows:
         for place, cell in enumerate(row):
-            if isinstance(cell, Text) and titles[place] != _BAR:
+            if isinstance(cell, Text) and titles[place] != _BAR_TITLE:
                 widths[place] = max(widths[place], cell.cell_len + gap)
     return sum(widths)
 
 
-def _queue(
-    branch: Branch,
-    levels: Mapping[_Key, Level],
-    wholes: Mapping[tuple[str, _Key], int],
+def _queue_cells(
+    branch: QueueTreeRow,
+    levels: Mapping[_FlavorResource, BarUsage],
+    totals: Mapping[tuple[str, _FlavorResource], int],
     several_flavors: bool,
     bar: int,
 ) -> Iterator[list[Text | QueueBar]]:
     """The rows of one queue: for every flavor and resource a cell under each title."""
     row = branch.row
-    name = Text.assemble((branch.before_name, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
+    name = Text.assemble((branch.prefix, "bright_black"), (row["name"], "bold" if row["active"] else "red"))
     if not row["active"] or row["overcommitted"] or _without_flavor(row):
         name.append(" !", style="bold red" if not row["active"] else "bold yellow")
     jobs = Text.assemble(
@@ -88,19 +88,19 @@ def _queue(
     )
     if not levels:
         told = Text("no flavor", style="yellow") if _without_flavor(row) else Text("no quota", style="dim")
-        yield [name, jobs, told, *_EMPTY]
-    below = Text(branch.below_name, style="bright_black")
-    for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first)):
-        cells = _cells(key, level, wholes[branch.root, key], several_flavors, bar)
+        yield [name, jobs, told, *_EMPTY_CELLS]
+    below = Text(branch.continuation_prefix, style="bright_black")
+    for index, (key, level) in enumerate(sorted(levels.items(), key=_gpus_first_key)):
+        cells = _resource_cells(key, level, totals[branch.root, key], several_flavors, bar)
         yield [below if index else name, Text() if index else jobs, *cells]
 
 
-def _without_flavor(row: QueueRow) -> bool:
+def _without_flavor(row: QueueTableRow) -> bool:
     """Whether its jobs can use no node: `muster submit` refuses them."""
     return row["active"] and row["reason"] == "NoResources"
 
 
-def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
+def _warning_lines(branches: Sequence[QueueTreeRow]) -> Iterator[Text]:
     for branch in branches:
         row = branch.row
         inactive = None if row["active"] else row["message"]
@@ -110,46 +110,46 @@ def _complaints(branches: Sequence[Branch]) -> Iterator[Text]:
                 yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
 
 
-def _cells(key: _Key, level: Level, whole: int, several_flavors: bool, bar: int) -> list[Text | QueueBar]:
+def _resource_cells(key: _FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int) -> list[Text | QueueBar]:
     flavor, resource = key
     borrowed = max(0, level.used - level.guaranteed)
-    if not level.named:  # nobody on the path limits it: there is nothing to compare its use with
-        name = Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim"))
-        return [name, Text("not limited", style="dim"), Text(amount(level.used, resource), style="bold"), *_EMPTY[2:]]
+    if not level.has_quota:  # nobody on the path limits it: there is nothing to compare its use with
+        name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
+        return [name, Text("not limited", style="dim"), Text(format_resource(level.used, resource), style="bold"), *_EMPTY_CELLS[2:]]
     full = level.limit is not None and level.used >= level.limit > 0
     return [
-        Text.assemble(short_resource(resource), (f" {flavor}" if several_flavors else "", "dim")),
-        QueueBar(level, whole, bar),
-        Text(amount(level.used, resource), style="bold" if level.used else "dim"),
-        Text(amount(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
-        Text(amount(borrowed, resource) if borrowed else "", style="yellow"),
-        Text("" if level.limit is None else amount(level.limit, resource), style="red" if full else "dim"),
+        Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim")),
+        QueueBar(level, total, bar),
+        Text(format_resource(level.used, resource), style="bold" if level.used else "dim"),
+        Text(format_resource(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
+        Text(format_resource(borrowed, resource) if borrowed else "", style="yellow"),
+        Text("" if level.limit is None else format_resource(level.limit, resource), style="red" if full else "dim"),
     ]
 
 
-def _gpus_first(item: tuple[_Key, Level]) -> tuple[str, int, str]:
+def _gpus_first_key(item: tuple[_FlavorResource, BarUsage]) -> tuple[str, int, str]:
     (flavor, resource), _ = item
     return flavor, ("cpu", "memory").index(resource) + 1 if resource in ("cpu", "memory") else 0, resource
 
 
-def _levels(row: QueueRow) -> dict[_Key, Level]:
+def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, BarUsage]:
     levels = {}
     for entry in row["resources"]:
         names = {**entry["guaranteed"], **entry["limit"], **entry["lend"], **entry["used"]}
         for name in names:
             limit = entry["limit"].get(name)
-            levels[entry["flavor"], name] = Level(
+            levels[entry["flavor"], name] = BarUsage(
                 used=parse_quantity(entry["used"].get(name, 0), name),
                 guaranteed=parse_quantity(entry["guaranteed"].get(name, 0), name),
                 limit=None if limit is None else parse_quantity(limit, name),
-                named=any(name in entry[word] for word in ("guaranteed", "limit", "lend")),
+                has_quota=any(name in entry[word] for word in ("guaranteed", "limit", "lend")),
             )
     return levels
 
 
-def _wholes(branches: Sequence[Branch], levels: Mapping[str, Mapping[_Key, Level]]) -> dict[tuple[str, _Key], int]:
+def _bar_totals(branches: Sequence[QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, BarUsage]]) -> dict[tuple[str, _FlavorResource], int]:
     """The scale of each tree and resource: the most that any of its queues has, uses or is guaranteed."""
-    wholes: dict[tuple[str, _Key], int] = {}
+    wholes: dict[tuple[str, _FlavorResource], int] = {}
     for branch in branches:
         for key, level in levels[branch.row["name"]].items():
             at = branch.root, key
@@ -162,17 +162,17 @@ def _wholes(branches: Sequence[Branch], levels: Mapping[str, Mapping[_Key, Level
     return wholes
 
 
-def _branches(rows: Sequence[QueueRow]) -> Iterator[Branch]:
+def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[QueueTreeRow]:
     names = {row["name"] for row in rows}
-    children: dict[str | None, list[QueueRow]] = {}
+    children: dict[str | None, list[QueueTableRow]] = {}
     for row in rows:
         children.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
     seen: set[str] = set()
 
-    def walk(row: QueueRow, root: str, before: str, stem: str) -> Iterator[Branch]:
+    def walk(row: QueueTableRow, root: str, before: str, stem: str) -> Iterator[QueueTreeRow]:
         seen.add(row["name"])
         below = sorted(children.get(row["name"], ()), key=lambda child: child["name"])
-        yield Branch(row, root, before, stem + ("│" if below else ""))
+        yield QueueTreeRow(row, root, before, stem + ("│" if below else ""))
         for child in below:
             last = child is below[-1]
             yield from walk(child, root, f"{stem}{'└─ ' if last else '├─ '}", f"{stem}{'   ' if last else '│  '}")
@@ -182,4 +182,4 @@ def _branches(rows: Sequence[QueueRow]) -> Iterator[Branch]:
     for row in rows:  # what is in a cycle hangs from nowhere
         if row["name"] not in seen:
             seen.add(row["name"])
-            yield Branch(row, row["name"], "", "")
+            yield QueueTreeRow(row, row["name"], "", "")

@@ -9,44 +9,44 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import duration
+from muster.amounts import format_duration
 
 if TYPE_CHECKING:
-    from muster.simulate import Result
+    from muster.simulate import SimulationResult
 
-_Line = tuple[str, "Callable[[Result], float]", Callable[[float], str], Literal["low", "high", "any"]]
-_LINES: tuple[_Line | None, ...] = (
+_Metric = tuple[str, "Callable[[ObjectResult], float]", Callable[[float], str], Literal["low", "high", "any"]]
+_METRICS: tuple[_Metric | None, ...] = (
     ("jobs", lambda r: r.jobs, lambda v: f"{v:.0f}", "any"),
     ("completed", lambda r: r.completed, lambda v: f"{v:.0f}", "high"),
     ("refused", lambda r: r.refused, lambda v: f"{v:.0f}", "any"),
     None,
-    ("wait, mean", lambda r: r.wait_s.mean, duration, "low"),
-    ("wait, p50", lambda r: r.wait_s.p50, duration, "low"),
-    ("wait, p95", lambda r: r.wait_s.p95, duration, "low"),
-    ("wait, p99", lambda r: r.wait_s.p99, duration, "low"),
+    ("wait, mean", lambda r: r.wait_s.mean, format_duration, "low"),
+    ("wait, p50", lambda r: r.wait_s.p50, format_duration, "low"),
+    ("wait, p95", lambda r: r.wait_s.p95, format_duration, "low"),
+    ("wait, p99", lambda r: r.wait_s.p99, format_duration, "low"),
     None,
-    ("completion, mean", lambda r: r.jct_s.mean, duration, "low"),
-    ("completion, p50", lambda r: r.jct_s.p50, duration, "low"),
-    ("completion, p95", lambda r: r.jct_s.p95, duration, "low"),
-    ("completion, p99", lambda r: r.jct_s.p99, duration, "low"),
+    ("completion, mean", lambda r: r.jct_s.mean, format_duration, "low"),
+    ("completion, p50", lambda r: r.jct_s.p50, format_duration, "low"),
+    ("completion, p95", lambda r: r.jct_s.p95, format_duration, "low"),
+    ("completion, p99", lambda r: r.jct_s.p99, format_duration, "low"),
     None,
     ("GPU utilization", lambda r: r.gpu_utilization, lambda v: f"{v:.2%}", "high"),
     ("fragmentation", lambda r: r.fragmentation, lambda v: f"{v:.2%}", "low"),
     ("preemptions", lambda r: r.preemptions, lambda v: f"{v:.0f}", "low"),
-    ("lost work", lambda r: r.lost_work_s, duration, "low"),
-    ("makespan", lambda r: r.makespan_s, duration, "low"),
+    ("lost work", lambda r: r.lost_work_s, format_duration, "low"),
+    ("makespan", lambda r: r.makespan_s, format_duration, "low"),
     None,
     ("took", lambda r: r.wall_s, lambda v: f"{v:.1f}s", "any"),
 )
 
 
-def simulation_table(results: Sequence[Result], gpus: int) -> RenderableType:
+def simulation_table(results: Sequence[SimulationResult], gpus: int) -> RenderableType:
     """One column a policy."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
     table.add_column(f"{gpus} GPUs", no_wrap=True)
     for result in results:
         table.add_column(result.policy, justify="right", no_wrap=True)
-    for line in _LINES:
+    for line in _METRICS:
         if line is None:
             table.add_row()
             continue
@@ -59,13 +59,13 @@ def simulation_table(results: Sequence[Result], gpus: int) -> RenderableType:
     return Group(table, *_notes(results))
 
 
-def _notes(results: Sequence[Result]) -> list[Text]:
+def _notes(results: Sequence[SimulationResult]) -> list[Text]:
     """What holds for all policies once, what differs with the policy's name."""
     told: dict[str, list[str]] = {}
     for result in results:
         for note in result.notes:
             told.setdefault(note, []).append(result.policy)
-        for refusal in result.refusals[:3]:
+        for refusal in result.refused_jobs[:3]:
             told.setdefault(f"refused {refusal.job}: {refusal.code}: {refusal.message}", []).append(result.policy)
     notes = []
     for note, policies in told.items():

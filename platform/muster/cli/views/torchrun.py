@@ -11,30 +11,30 @@ _TRACEBACK = "Traceback (most recent call last):"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT_CODE = re.compile(r"^exitcode\s*: (?P<code>-?\d+)")
-_PREFIX = re.compile(r"^\[\w*?(?P<local>\d+)\]: ?")  # of a rank's line, with --tee
-_NOISE = re.compile(r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable")
+_RANK_PREFIX = re.compile(r"^\[\w*?(?P<local>\d+)\]: ?")  # of a rank's line, with --tee
+_LAUNCHER_OUTPUT = re.compile(r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable")
 
 
-def telling(lines: Sequence[str]) -> str | None:
+def root_cause_line(lines: Sequence[str]) -> str | None:
     """The line that tells best why the first rank failed; where none said anything, with which code it exited. None
     where the log does not end with torchrun's words. `lines` are without what surrounds their text."""
-    begin = _begin(lines)
+    begin = _summary_start(lines)
     if begin is None:
         return None
-    said, summary = [line for line in lines[:begin] if line and not _NOISE.match(line)], lines[begin:]
+    said, summary = [line for line in lines[:begin] if line and not _LAUNCHER_OUTPUT.match(line)], lines[begin:]
     cause = list(summary[summary.index(_ROOT_CAUSE) :]) if _ROOT_CAUSE in summary else []
-    rank, code = _first(_RANK, cause), _first(_EXIT_CODE, cause)
+    rank, code = _first_match(_RANK, cause), _first_match(_EXIT_CODE, cause)
     if rank is not None:
-        own = [line for line in said if (found := _PREFIX.match(line)) and found["local"] == rank["local"]]
+        own = [line for line in said if (found := _RANK_PREFIX.match(line)) and found["local"] == rank["local"]]
         said = own or said
-    words = [text for line in said if any(map(str.isalnum, text := _PREFIX.sub("", line)))]
+    words = [text for line in said if any(map(str.isalnum, text := _RANK_PREFIX.sub("", line)))]
     exception = next((text for text in (*reversed(words), *cause) if EXCEPTION.search(text)), None)
     if exception is not None or words:
         return exception if exception is not None else words[-1]
     return None if rank is None or code is None else f"rank {rank['rank']} exited with code {code['code']}"
 
 
-def _begin(lines: Sequence[str]) -> int | None:
+def _summary_start(lines: Sequence[str]) -> int | None:
     """Where torchrun's own words begin."""
     child = next((at for at, line in enumerate(lines) if "ChildFailedError" in line), None)
     if child is None:
@@ -46,5 +46,5 @@ def _begin(lines: Sequence[str]) -> int | None:
     return child if any(EXCEPTION.search(line) for line in lines[at:child]) else at
 
 
-def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
+def _first_match(pattern: re.Pattern[str], lines: Sequence[str]) -> re.Match[str] | None:
     return next((found for line in lines if (found := pattern.match(line))), None)
