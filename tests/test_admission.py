@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from muster import model
-from muster.admission import (
-    apply_warnings,
-    check_apply,
-    check_dependencies_valid,
-    check_size,
-    check_submit,
-    namespace_allowed,
-    queue_readiness,
-)
+from muster.validation import apply_warnings, check_apply, check_dependencies_valid, check_size, check_submit, namespace_allowed, queue_readiness
 from muster.errors import Refused
 from muster.model import NodeInfo, Resources
 from muster.spec import Flavor, Queue, TrainingJob

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.beats import NUMERIC_FIELDS, MAX_CLOCK_SKEW_S, ClockReading, parse_heartbeat, parse_count, parse_time
+from muster.heartbeat import NUMERIC_FIELDS, MAX_CLOCK_SKEW_S, ClockReading, parse_heartbeat, parse_count, parse_time
 from muster.cluster import Heartbeat
 
 NOW = 1_000_000.0

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tests.manifests.objects import job
 
 from muster.spec import TrainingJob
-from muster.spec.bounds import MAX_ROLES_BYTES, MAX_ROLES_VALUES
-from muster_operator.sight.specs import SpecTooLarge, check_size
+from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster_operator.cache.specs import SpecTooLarge, check_size
 
 
 def roles(odd: Any, count: int = 1) -> list[dict[str, Any]]:

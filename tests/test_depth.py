@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from muster.documents.shorn import MAX_LEVELS, decode_truncated, truncate_value, truncate_depth
+from muster.yaml_input.truncate import MAX_LEVELS, decode_truncated, truncate_value, truncate_depth
 from muster.spec import Flavor, PodTemplate, TrainingJob
 from muster.spec.depth import MAX_DEPTH, find_too_deep
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.forms import read_duration, read_step_range
+from muster.duration import read_duration, read_step_range
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.local.small import shell_job
 
-from muster.documents import load_objects, parse_objects
+from muster.yaml_input import load_objects, parse_objects
 from muster.errors import InvalidSpec
 from muster.local.restrictions import check_local_support
 from muster.spec import TrainingJob
@@ -118,7 +118,7 @@ def wanted_template(job: TrainingJob) -> dict[str, Any]:
 def test_submit_to_a_cluster_warns_of_a_field_that_it_may_not_know(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from muster.cli.reading import SpecOverrides, load_jobs
+    from muster.cli.manifests import SpecOverrides, load_jobs
 
     file = tmp_path / "job.yaml"
     file.write_text(job(xyzzy=1))

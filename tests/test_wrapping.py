@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from muster.wrapping import wrap_parts
+from muster.text.wrap import wrap_parts
 
 
 def test_lines_are_broken_between_parts_and_begin_alike() -> None:

@@ -7,7 +7,7 @@ With --check it writes nothing, and exits with 1 when a file is not what it woul
 import sys
 from pathlib import Path
 
-from muster.manifests import files
+from muster.crdgen import files
 
 
 def stale_files(root: Path) -> list[str]:

@@ -13,7 +13,7 @@ import torchx
 from torchx import specs
 
 # As a module: TorchX takes every function that it finds here by name for a component.
-from muster_components import apps
+from muster_components import app_builder
 
 
 def fsdp(
@@ -70,8 +70,8 @@ def fsdp(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return apps.training_app(
-        apps.TrainerArgs(
+    return app_builder.training_app(
+        app_builder.TrainerArgs(
             parallel="fsdp",
             model=model,
             data=data,
@@ -84,8 +84,8 @@ def fsdp(
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
         ),
-        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.SchedulingArgs(
+        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        app_builder.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,
@@ -125,8 +125,8 @@ def ddp(
 
     Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
     """
-    return apps.training_app(
-        apps.TrainerArgs(
+    return app_builder.training_app(
+        app_builder.TrainerArgs(
             parallel="ddp",
             model=model,
             data=data,
@@ -139,8 +139,8 @@ def ddp(
             checkpoint_every=checkpoint_every,
             extra_args=trainer_args,
         ),
-        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.SchedulingArgs(
+        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        app_builder.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,
@@ -195,10 +195,10 @@ def script(
         env: environment variables, such as A=1,B=2
         image: container image; not used by muster_local
     """
-    return apps.script_app(
-        apps.ScriptArgs(path=script, module=m, args=script_args),
-        apps.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
-        apps.SchedulingArgs(
+    return app_builder.script_app(
+        app_builder.ScriptArgs(path=script, module=m, args=script_args),
+        app_builder.PodArgs(j=j, cpu=cpu, gpu=gpu, memMB=memMB, env=env, image=image, max_restarts=max_restarts),
+        app_builder.SchedulingArgs(
             name=name,
             queue=queue,
             priority=priority,

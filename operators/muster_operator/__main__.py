@@ -15,38 +15,38 @@ from typing import Any
 
 import uvloop
 
-from muster import garbage
+from muster import gc_tuning
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
 from muster.lifecycle import Timeouts
-from muster_operator.accounts import JobMetrics
-from muster_operator.collectors.rounds import HeartbeatPoller
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens
-from muster_operator.documents import PodTemplateReader
-from muster_operator.doubts import UncertainWrites
-from muster_operator.dryrun import DryRuns
-from muster_operator.keys import SharedKey
-from muster_operator.kube.api import ApiServerClient, ApiError, ApiRateLimits
-from muster_operator.kube.connect import ApiServerEndpoint, load_endpoint
+from muster_operator.template_reader import PodTemplateReader
+from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.dry_run import DryRuns
+from muster_operator.shared_key import SharedKey
+from muster_operator.kube.client import ApiServerClient, ApiError, ApiRateLimits
+from muster_operator.kube.config import ApiServerEndpoint, load_endpoint
 from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import LeaseCandidate, LeaderElector
 from muster_operator.kube.outages import Outages
-from muster_operator.lasting import supervise
-from muster_operator.logs import log_to_stderr
-from muster_operator.manifests.pods import PodConfig
+from muster_operator.supervisor import supervise
+from muster_operator.json_logs import log_to_stderr
+from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.outbox import EventRecorder
-from muster_operator.podgroups import PodGroups
-from muster_operator.refusals import INVALID_REQUEST_CODES, is_server_wide
-from muster_operator.run import Leader
-from muster_operator.serve import ServerCallbacks, OperatorServer
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.pod_groups import PodGroups
+from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
+from muster_operator.leader import Leader
+from muster_operator.server import ServerCallbacks, OperatorServer
 from muster_operator.settings import Settings, parse_flags
-from muster_operator.sight.admission import AdmissionSigner
-from muster_operator.sight.templates import TemplateCache
-from muster_operator.sight.world import ClusterCache
-from muster_operator.traces import TraceStatusTracker
-from muster_operator.watching import InformerSet
-from muster_operator.writer import DecisionWriter
+from muster_operator.cache.admission_signing import AdmissionSigner
+from muster_operator.cache.templates import TemplateCache
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.trace_status import TraceStatusTracker
+from muster_operator.informers import InformerSet
+from muster_operator.decision_writer import DecisionWriter
 
 _LOG = logging.getLogger("muster.operator")
 _KEY_RETRY_S = 0.5
@@ -305,7 +305,7 @@ def main(argv: list[str]) -> int:
     """Run; the exit code."""
     settings = parse_flags(argv)
     log_to_stderr(settings.log_level)
-    garbage.reduce_gc_frequency()
+    gc_tuning.reduce_gc_frequency()
     try:
         endpoint = load_endpoint(settings.kubeconfig, settings.context)
         _LOG.info("operator starts", extra={"server": endpoint.url, "identity": settings.identity})

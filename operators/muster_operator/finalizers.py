@@ -8,13 +8,13 @@ import msgspec
 
 from muster import spec
 from muster.lifecycle import is_finished
-from muster_operator.kube.api import ApiServerClient, ApiError
+from muster_operator.kube.client import ApiServerClient, ApiError
 from muster_operator.kube.resources import QUEUES
 from muster_operator.labels import IN_USE
-from muster_operator.refusals import RetryLimiter, is_server_wide
-from muster_operator.sight.documents import CustomObjectCache
-from muster_operator.sight.jobs import JobCache
-from muster_operator.sight.written import written_metadata
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.cache.custom_objects import CustomObjectCache
+from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.write_response import written_metadata
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:

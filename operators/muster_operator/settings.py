@@ -14,11 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from muster.spec import ContainerResources
-from muster_operator.kube.api import ApiRateLimits
+from muster_operator.kube.client import ApiRateLimits
 from muster_operator.kube.lease import LeaseTimes
-from muster_operator.manifests.collector import CollectorSidecarConfig
-from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.world import CollectorSettings
+from muster_operator.pod_builder.collector import CollectorSidecarConfig
+from muster_operator.cache.template_bytes import MOST_BYTES
+from muster_operator.cache.cluster_cache import CollectorSettings
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.amounts import format_count, format_duration
+from muster.text.humanize import format_count, format_duration
 from muster.spec import ProgressStatus
 
 STARTUP_REPEAT_S = 30.0

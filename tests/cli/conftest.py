@@ -33,10 +33,10 @@ Muster = Callable[..., Outcome]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
-    import muster.cli.client
+    import muster.cli.connect
 
     client = MemoryClient(tmp_path / "runs")
-    monkeypatch.setattr(muster.cli.client, "_open", lambda start: client)
+    monkeypatch.setattr(muster.cli.connect, "_open", lambda start: client)
     return client
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.admission import apply_warnings, check_apply, check_submit, with_replicas
-from muster.documents import AnyObject
+from muster.validation import apply_warnings, check_apply, check_submit, with_replicas
+from muster.yaml_input import AnyObject
 from muster.errors import Conflict, MusterError, NotFound
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.listing import JobList, UnreadableJobItem
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.job_list import JobList, UnreadableJobItem
 from muster.spec import Queue, TrainingJob, TrainingJobStatus
 
 NOW = 1_790_000_000.0

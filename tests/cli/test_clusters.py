@@ -6,9 +6,9 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 
-from muster.cli.clusters import ClusterOptions, hoist_options, resolve_context
+from muster.cli.cluster_options import ClusterOptions, hoist_options, resolve_context
 from muster.errors import InvalidSpec
-from muster.kubernetes.access import KubeContext
+from muster.kubernetes.config import KubeContext
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
 from muster.errors import Refused
-from muster.listing import JobList, UnreadableJobItem
+from muster.job_list import JobList, UnreadableJobItem
 from muster.spec import TrainingJobStatus
 
 # ---- jobs

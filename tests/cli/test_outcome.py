@@ -13,8 +13,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import job
 
-import muster.cli.client
-from muster.cli.outcome import ExitCode
+import muster.cli.connect
+from muster.cli.exit_codes import ExitCode
 from muster.errors import ClusterError, Conflict, DaemonError, InvalidSpec, InvalidTrace, MusterError, NotFound, Refused
 
 
@@ -40,14 +40,14 @@ def test_every_error_has_its_exit_code(
     def fail(start: bool) -> object:
         raise error
 
-    monkeypatch.setattr("muster.cli.client._open", fail)
+    monkeypatch.setattr("muster.cli.connect._open", fail)
     assert muster("jobs").code == code
 
 
 def test_a_bug_is_told_without_a_traceback_unless_it_is_asked_for(
     muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.cli.client._open", lambda start: 1 / 0)
+    monkeypatch.setattr("muster.cli.connect._open", lambda start: 1 / 0)
     told = muster("jobs").err
     assert told == (
         "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
@@ -124,7 +124,7 @@ def script(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
     program = (
-        "import muster.cli.client as c, sys\n"
+        "import muster.cli.connect as c, sys\n"
         "from muster.cli import main\n"
         "class Many:\n"
         "    def job(self, *a):\n"
@@ -168,7 +168,7 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
     words = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": "muster que", "COMP_CWORD": "1"}
     out, _ = script(**words).communicate(timeout=100)
     assert out.split() == ["queues"]
-    from muster.cli.completing import _complete_job_names
+    from muster.cli.completion import _complete_job_names
 
     cluster.kept_jobs = {"llama": job("llama"), "bert": job("bert")}
     assert _complete_job_names("ll") == ["llama"]
@@ -185,7 +185,7 @@ def test_the_shell_is_offered_verbs_and_names(cluster: MemoryClient) -> None:
     ],
 )
 def test_phases_are_completed_one_after_the_other(incomplete: str, offered: list[str]) -> None:
-    from muster.cli.completing import _complete_phases
+    from muster.cli.completion import _complete_phases
 
     assert _complete_phases(incomplete) == offered
 
@@ -194,7 +194,7 @@ def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.Monke
     def fail(start: bool) -> object:
         raise DaemonError("not running")
 
-    monkeypatch.setattr(muster.cli.client, "_open", fail)
-    from muster.cli.completing import _complete_job_names
+    monkeypatch.setattr(muster.cli.connect, "_open", fail)
+    from muster.cli.completion import _complete_job_names
 
     assert _complete_job_names("a") == []

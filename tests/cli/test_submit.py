@@ -11,8 +11,8 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
 from tests.cli.objects import FAILURE, JOB_YAML, QUEUE_YAML, job, queue, status
 
-from muster.cli.reading import parse_env_overrides
-from muster.cli.views.job_words import last_log_line
+from muster.cli.manifests import parse_env_overrides
+from muster.cli.views.job_text import last_log_line
 from muster.errors import InvalidSpec
 
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, placement, status
 
-from muster.cli.printing import console
+from muster.cli.output import console
 from muster.errors import ClusterError
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"

@@ -18,8 +18,8 @@ from tests.cluster.operator.installing import wait_until_served
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
-from muster.admission.editing import check_edit
-from muster.documents import KINDS, load_objects
+from muster.validation.edit import check_edit
+from muster.yaml_input import KINDS, load_objects
 from muster.errors import InvalidSpec
 from muster.spec import TrainingJob
 

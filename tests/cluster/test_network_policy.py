@@ -14,7 +14,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.helm.conftest import CHART
 
 from muster_operator import labels
-from muster_operator.manifests.collector import COLLECTOR_PORT
+from muster_operator.pod_builder.collector import COLLECTOR_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM = "muster-system"

@@ -15,7 +15,7 @@ from muster.cluster import PodView, ObservedState
 from muster.engine import Engine, CycleResult
 from muster.model import MAX_AMOUNT, Resources
 from muster.snapshot import to_roles
-from muster.spec.requests import pod_request
+from muster.spec.pod_request import pod_request
 
 GPU = "nvidia.com/gpu"
 AMOUNTS = ("4E", "4611686018427387904", "1Pi", "1Gi", "0")

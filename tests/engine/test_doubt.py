@@ -46,7 +46,7 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
     assert engine._fair_share.has_charges
     engine.recheck()
     world = cluster.observe()
-    engine.reconcile(replace(world, jobs=(), pods={}, beats={}, now=world.now + 1))
+    engine.reconcile(replace(world, jobs=(), pods={}, heartbeats={}, now=world.now + 1))
     assert not engine._fair_share.has_charges
 
 

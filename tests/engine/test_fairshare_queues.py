@@ -149,6 +149,6 @@ def test_usage_that_somebody_wrote_below_nothing_is_none() -> None:
 def test_a_job_that_was_out_of_sight_for_a_while_is_counted_once() -> None:
     engine, cluster = running(130)
     world = cluster.observe()
-    engine.reconcile(replace(world, jobs=(), pods={}, beats={}))
+    engine.reconcile(replace(world, jobs=(), pods={}, heartbeats={}))
     engine.reconcile(replace(world, now=190.0))
     assert gpu_seconds(engine, 190) == pytest.approx(16 * 190, rel=1e-4)

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from muster.engine.news import WaitStatusThrottle
+from muster.engine.wait_status import WaitStatusThrottle
 from muster.model import Wait
 from muster.spec import TrainingJobStatus
 

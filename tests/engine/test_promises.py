@@ -10,9 +10,9 @@ from tests.engine.worlds import flavor, job, nodes, queue, settle
 from muster import spec
 from muster.cluster import DeletePod, PodView, ObservedState, Write, WriteStatus
 from muster.engine import Engine
-from muster.engine.desk import StatusUpdater
-from muster.lifecycle import Timeouts, find_condition, reconcile_job, moves, pod_slots
-from muster.lifecycle.sight import Observation
+from muster.engine.status_updater import StatusUpdater
+from muster.lifecycle import Timeouts, find_condition, reconcile_job, transitions, pod_slots
+from muster.lifecycle.observation import Observation
 from muster.model import Nominate, Placement, RolePlacement
 from muster.simulate import SimCluster, JobBehavior
 
@@ -32,10 +32,10 @@ def named(name: str, status: spec.TrainingJobStatus | None = None, *, deleted: b
     return one.model_copy(update={"status": fresh if status is None else status})
 
 
-RUNNING = moves.admit(named("v").status, ROOM, 0.0)
-LEAVING = moves.evict(RUNNING, "Preempted", "", NOW, eviction=FOR_HIGH)
-SHRINKING = moves.resize(RUNNING, SMALLER, "Preempted", NOW, eviction=FOR_HIGH)
-BACK_IN_LINE = moves.requeue(LEAVING, NOW, Timeouts(), [], 0.0)
+RUNNING = transitions.admit(named("v").status, ROOM, 0.0)
+LEAVING = transitions.evict(RUNNING, "Preempted", "", NOW, eviction=FOR_HIGH)
+SHRINKING = transitions.resize(RUNNING, SMALLER, "Preempted", NOW, eviction=FOR_HIGH)
+BACK_IN_LINE = transitions.requeue(LEAVING, NOW, Timeouts(), [], 0.0)
 
 
 def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
@@ -50,27 +50,27 @@ def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
 VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str]] = {
     "removed": (None, (), "ready"),
     "waits in its queue again": (BACK_IN_LINE, (), "ready"),
-    "finished": (moves.finish(RUNNING, "Complete", "Completed", "", NOW), (), "ready"),
-    "cancelled while it left": (moves.finish(LEAVING, "Cancelled", "Cancelled", "", NOW), pods(RUNNING), "ready"),
-    "suspended": (moves.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
+    "finished": (transitions.finish(RUNNING, "Complete", "Completed", "", NOW), (), "ready"),
+    "cancelled while it left": (transitions.finish(LEAVING, "Cancelled", "Cancelled", "", NOW), pods(RUNNING), "ready"),
+    "suspended": (transitions.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
     "leaves for it": (LEAVING, pods(RUNNING), "waits"),
     "leaves for it, its pods are gone": (LEAVING, (), "waits"),
     "leaves for somebody else": (
-        moves.evict(RUNNING, "Reclaimed", "", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
+        transitions.evict(RUNNING, "Reclaimed", "", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
     ),
-    "leaves by itself": (moves.evict(RUNNING, "NodeLost", "", NOW), pods(RUNNING), "waits"),
+    "leaves by itself": (transitions.evict(RUNNING, "NodeLost", "", NOW), pods(RUNNING), "waits"),
     "shrinks for it": (SHRINKING, pods(RUNNING), "waits"),
     "shrinks for somebody else": (
-        moves.resize(RUNNING, SMALLER, "Reclaimed", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
+        transitions.resize(RUNNING, SMALLER, "Reclaimed", NOW, eviction=FOR_OTHER), pods(RUNNING), "waits",
     ),
     "has shrunk": (SHRINKING, pods(SHRINKING), "ready"),
-    "has shrunk and fails": (moves.restart(SHRINKING, "Failed", "", NOW, 5.0), pods(SHRINKING), "waits"),
+    "has shrunk and fails": (transitions.restart(SHRINKING, "Failed", "", NOW, 5.0), pods(SHRINKING), "waits"),
     "was never told": (RUNNING, pods(RUNNING), "void"),
-    "was never told and fails": (moves.restart(RUNNING, "Failed", "", NOW, 5.0), pods(RUNNING), "void"),
+    "was never told and fails": (transitions.restart(RUNNING, "Failed", "", NOW, 5.0), pods(RUNNING), "void"),
     "was never told and was made smaller by its user": (
-        moves.resize(RUNNING, SMALLER, "Edited", NOW, eviction=None), pods(RUNNING), "void",
+        transitions.resize(RUNNING, SMALLER, "Edited", NOW, eviction=None), pods(RUNNING), "void",
     ),
-    "has left and is admitted again": (moves.admit(BACK_IN_LINE, ROOM, NOW), (), "void"),
+    "has left and is admitted again": (transitions.admit(BACK_IN_LINE, ROOM, NOW), (), "void"),
 }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def settled(
     victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
 ) -> StatusUpdater:
     """The desk after promises were looked at; `high` holds room and waits for `victims`, `w` leaves for it."""
-    waiting = moves.nominate(named("high").status, Nominate("high", ROOM, tuple(victims), NOW + 600))
+    waiting = transitions.nominate(named("high").status, Nominate("high", ROOM, tuple(victims), NOW + 600))
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
@@ -243,7 +243,7 @@ def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> No
 
 
 def test_a_job_that_was_preempted_is_said_to_have_waited_since_its_stay_ended() -> None:
-    assert moves.waiting_since(named("v").status, NOW + 50) == 0.0, "since its submit"
-    assert moves.waiting_since(BACK_IN_LINE, NOW + 50) == NOW
-    suspended = moves.suspend(BACK_IN_LINE, NOW + 10)
-    assert moves.waiting_since(moves.resume(suspended, NOW + 40), NOW + 50) == NOW + 40
+    assert transitions.waiting_since(named("v").status, NOW + 50) == 0.0, "since its submit"
+    assert transitions.waiting_since(BACK_IN_LINE, NOW + 50) == NOW
+    suspended = transitions.suspend(BACK_IN_LINE, NOW + 10)
+    assert transitions.waiting_since(transitions.resume(suspended, NOW + 40), NOW + 50) == NOW + 40

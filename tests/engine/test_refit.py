@@ -15,7 +15,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, ObservedState, WriteStatus
 from muster.engine import Engine, CycleResult
-from muster.engine.refit import invalid_placements
+from muster.engine.placement_check import invalid_placements
 from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
 from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
 

@@ -58,7 +58,7 @@ def test_other_words_for_what_is_wrong_with_a_job_are_written_five_seconds_after
     uid = cluster.submit(job("a"), JobBehavior(100))
 
     def told(why: str) -> tuple[str, float | None]:
-        round_ = engine.reconcile(replace(cluster.observe(), rejections={uid: why}))
+        round_ = engine.reconcile(replace(cluster.observe(), pod_rejections={uid: why}))
         cluster.apply(round_.writes)
         condition = find_condition(cluster.job(uid).status, "Admitted")
         assert condition is not None

@@ -23,7 +23,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server that `muster` asks."""
-    import muster.cli.client as opening
+    import muster.cli.connect as opening
 
     monkeypatch.setattr(opening, "_open", lambda start: server.client())
     return server

@@ -9,7 +9,7 @@ from tests.cli.objects import job as a_job
 from tests.kubernetes.server import JOBS, QUEUES, Fault, Handler, Server, answered
 
 from muster.errors import Conflict
-from muster.kubernetes.writing import _MAX_ATTEMPTS
+from muster.kubernetes.apply import _MAX_ATTEMPTS
 from muster.spec import Queue
 
 RESEARCH = f"{QUEUES}/research"

@@ -10,8 +10,8 @@ from tests.cli.conftest import Muster
 from tests.cli.objects import job, placement, status
 from tests.kubernetes.server import ALL_JOBS, JOBS, NODES, Handler, Server, answered, chunks, lost
 
-from muster.cli import draining, watch
-from muster.kubernetes import client, watching
+from muster.cli import drain, watch
+from muster.kubernetes import cluster_client, object_watch
 from muster.spec import TrainingJobStatus
 
 PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
@@ -19,10 +19,10 @@ PROGRESS = {"step": 7, "steps": 60, "at": "2026-01-01T00:00:00Z"}
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BEATS_S", 0.0)
+    monkeypatch.setattr(cluster_client, "_BEATS_S", 0.0)
     monkeypatch.setattr(watch, "_POLL_S", 0.01)
-    monkeypatch.setattr(draining, "_POLL_S", 0.01)
-    monkeypatch.setattr(watching, "_PAUSE_S", 0.2)
+    monkeypatch.setattr(drain, "_POLL_S", 0.01)
+    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.2)
 
 
 def keep(server: Server, present: TrainingJobStatus) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tests.kubernetes.server import (
 
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, MusterError
-from muster.kubernetes import submitting
+from muster.kubernetes import submit
 from muster.spec import Flavor, Queue
 
 NAMES = ("a", "b", "c")
@@ -30,7 +30,7 @@ NAMES = ("a", "b", "c")
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitting, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(submit, "_PAUSE_S", 0.01)
 
 
 def kept(server: Server, collection: str) -> list[str]:

@@ -10,21 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster import NodeView
-from muster.documents import load_objects
+from muster.yaml_input import load_objects
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
-from muster.kubernetes.connection import error_from_response
+from muster.kubernetes.kube_client import error_from_response
 from muster.kubernetes.logs import _LogPosition, _split_timestamp
-from muster.kubernetes.reading import (
-    to_event_row,
-    to_manifest,
-    to_node_view,
-    decode,
-    decode_flavors,
-    decode_jobs,
-    decode_queues,
-    decodes_equal,
-    heartbeats_from_status,
-)
+from muster.kubernetes.decode import to_event_row, to_manifest, to_node_view, decode, decode_flavors, decode_jobs, decode_queues, decodes_equal, heartbeats_from_status
 from muster.model import Resources, NodeTaint
 from muster.spec import Queue, TrainingJob
 

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.launch.place import (
-    InvalidLayout,
-    RankLayout,
-    read_rank_layout,
-    rank_environment,
-    threads_per_rank,
-    usable_cores,
-)
+from muster_components.launch.rank_layout import InvalidLayout, RankLayout, read_rank_layout, rank_environment, threads_per_rank, usable_cores
 
 
 def test_outside_muster_a_pod_stands_alone() -> None:

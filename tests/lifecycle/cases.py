@@ -7,7 +7,7 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import Heartbeat, CreatePod, DeletePod, NodeView, PodView, RecordEvent
-from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job, moves, pod_name, pod_slots
+from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job, transitions, pod_name, pod_slots
 from muster.model import Placement, Resources, RolePlacement
 
 NOW = 1000.0
@@ -31,7 +31,7 @@ def admitted(
     """The job as it is right after its admission was written."""
     wanted = wanted or job()
     fresh = reconcile_job(wanted, Observation(at), BOUNDS).status
-    return with_status(wanted, moves.admit(fresh, placement, at))
+    return with_status(wanted, transitions.admit(fresh, placement, at))
 
 
 def running(wanted: spec.TrainingJob | None = None, at: float = NOW) -> spec.TrainingJob:

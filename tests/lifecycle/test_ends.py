@@ -21,7 +21,7 @@ from tests.lifecycle.cases import (
 
 from muster import spec
 from muster.cluster import Heartbeat, DeletePod, PodView, RemoveJob
-from muster.lifecycle import find_condition, moves
+from muster.lifecycle import find_condition, transitions
 from muster.lifecycle.conditions import is_finished, with_status_fields
 from muster.model import Placement, RolePlacement, Wait
 
@@ -74,7 +74,7 @@ def test_early_finishers_keep_their_room_until_the_gang_ends() -> None:
 def test_max_runtime_bounds_the_stay_restarts_included() -> None:
     one = running(job(maxRuntimeSeconds=100))
     assert look(one, pods_of(one)).wake_at == NOW + 100
-    restarted = with_status(one, moves.restart(one.status, "Restarting", "", NOW + 90, 60.0))
+    restarted = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 90, 60.0))
     verdict = look(restarted, now=NOW + 100)
     assert condition(verdict.status, "Failed") == ("True", "MaxRuntimeExceeded")
     ended = look(one, pods_of(one), now=NOW + 100)
@@ -100,10 +100,10 @@ def test_no_pod_of_a_job_that_has_ended_counts_as_ready(fields: Any, broken: boo
 
 def test_max_runtime_starts_anew_after_a_requeue() -> None:
     one = running(job(maxRuntimeSeconds=100))
-    evicted = with_status(one, moves.evict(one.status, "Preempted", "", NOW + 90))
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW + 90))
     waiting = look(evicted, now=NOW + 95).status
     assert waiting.admitted_at is None
-    again = with_status(one, moves.admit(waiting, (RolePlacement("trainer", "h200", (("n2", 3),)),), NOW + 200))
+    again = with_status(one, transitions.admit(waiting, (RolePlacement("trainer", "h200", (("n2", 3),)),), NOW + 200))
     assert look(again, pods_of(again), now=NOW + 299).status.phase == "Running"
 
 
@@ -121,7 +121,7 @@ def test_no_step_for_too_long_is_a_failure() -> None:
 
 def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission() -> None:
     one = running()
-    evicted = with_status(one, moves.evict(one.status, "Preempted", "preempted for b", NOW + 5))
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "preempted for b", NOW + 5))
     verdict = look(evicted, pods_of(one), now=NOW + 5)
     assert deleted(verdict) == [pod.name for pod in pods_of(one)]
     assert verdict.status.phase == "Running", "it has its room until its pods are gone"
@@ -135,7 +135,7 @@ def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission
 
 def test_pods_that_exit_0_because_they_were_told_to_leave_complete_nothing() -> None:
     one = running()
-    evicted = with_status(one, moves.evict(one.status, "Preempted", "", NOW))
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
     told = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
     assert look(evicted, told).status.phase != "Succeeded"
     finished_before = with_phases(pods_of(one), DONE, DONE, DONE)
@@ -145,7 +145,7 @@ def test_pods_that_exit_0_because_they_were_told_to_leave_complete_nothing() -> 
 def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> None:
     one = running(job(least=1))
     smaller: Placement = (RolePlacement("trainer", "h200", (("n1", 2),)),)
-    shrunk = with_status(one, moves.resize(one.status, smaller, "Reclaimed", NOW + 5, eviction=None))
+    shrunk = with_status(one, transitions.resize(one.status, smaller, "Reclaimed", NOW + 5, eviction=None))
     assert (shrunk.status.attempt, shrunk.status.restarts, shrunk.status.resized_at) == (1, 0, NOW + 5)
     assert deleted(look(shrunk, pods_of(one), now=NOW + 5)) == [pod.name for pod in pods_of(one)]
     verdict = look(shrunk, now=NOW + 6)
@@ -182,15 +182,15 @@ def test_suspend_releases_everything_and_resume_waits_again() -> None:
 
 def test_the_time_that_earlier_attempts_ran_is_kept_through_restarts_suspension_and_the_end() -> None:
     one = running()
-    restarted = with_status(one, moves.restart(one.status, "Failed", "", NOW + 5, 1.0))
+    restarted = with_status(one, transitions.restart(one.status, "Failed", "", NOW + 5, 1.0))
     assert (restarted.status.started_at, restarted.status.ran_seconds) == (None, 5)
-    ready = moves.restart(restarted.status, "Failed", "never ready", NOW + 50, 1.0)
+    ready = transitions.restart(restarted.status, "Failed", "never ready", NOW + 50, 1.0)
     assert ready.ran_seconds == 5
     second = with_status(one, one.status.model_copy(update={"ran_seconds": 5, "started_at": NOW + 60}))
-    suspended = moves.suspend(second.status, NOW + 100)
+    suspended = transitions.suspend(second.status, NOW + 100)
     assert suspended.ran_seconds == 45
-    third = moves.resume(suspended, NOW + 200).model_copy(update={"started_at": NOW + 300})
-    over = moves.finish(third, "Complete", "Succeeded", "", NOW + 310)
+    third = transitions.resume(suspended, NOW + 200).model_copy(update={"started_at": NOW + 300})
+    over = transitions.finish(third, "Complete", "Succeeded", "", NOW + 310)
     assert (over.ran_seconds, over.started_at) == (45, NOW + 300)
 
 
@@ -318,7 +318,7 @@ def test_checkpoint_news_go_along_with_others_and_alone_once_a_minute() -> None:
     held_back = look(with_status(one, told), pods_of(one), now=NOW + 30, beat=next_one)
     assert held_back.status is told
     assert held_back.wake_at == NOW + 61
-    along = with_status(one, moves.evict(told, "Preempted", "", NOW + 31))
+    along = with_status(one, transitions.evict(told, "Preempted", "", NOW + 31))
     gone = look(along, now=NOW + 31, beat=next_one).status
     assert gone.last_checkpoint == spec.CheckpointStatus(step=20, at=NOW + 30)
 
@@ -349,8 +349,8 @@ def test_the_checkpoint_that_a_job_writes_as_it_is_told_to_stop_is_told_at_once(
     last = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, checkpoint_step=10, checkpoint_at=NOW + 1)
     told = look(one, pods_of(one), now=NOW + 1, beat=last).status
     saved = replace(last, checkpoint_step=12, checkpoint_at=NOW + 6)
-    cancelled = moves.finish(told, "Cancelled", "Cancelled", "", NOW + 2)
-    for left in (cancelled, moves.suspend(told, NOW + 2)):
+    cancelled = transitions.finish(told, "Cancelled", "Cancelled", "", NOW + 2)
+    for left in (cancelled, transitions.suspend(told, NOW + 2)):
         after = look(with_status(one, left), now=NOW + 6, beat=saved).status
         assert after.last_checkpoint == spec.CheckpointStatus(step=12, at=NOW + 6)
 
@@ -380,8 +380,8 @@ def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_en
 
 def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
     waiting = look(job()).status
-    first = moves.set_waiting(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
-    second = moves.set_waiting(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
+    first = transitions.set_waiting(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
+    second = transitions.set_waiting(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
     admitted_condition = second.conditions[0]
     assert (admitted_condition.message, admitted_condition.last_transition_time) == ("5 free", NOW)
     assert (second.queue_position, second.estimated_start) == (1, NOW + 60)

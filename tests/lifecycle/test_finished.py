@@ -10,8 +10,8 @@ from tests.lifecycle.cases import NOW, condition, created, failed, job, look, po
 
 from muster import spec
 from muster.cluster import PodView
-from muster.lifecycle import moves
-from muster.lifecycle.finished import to_finished_pods, recorded_finished_pods
+from muster.lifecycle import transitions
+from muster.lifecycle.finished_pods import to_finished_pods, recorded_finished_pods
 
 
 def done(pod: PodView, at: float = NOW + 10) -> PodView:
@@ -75,7 +75,7 @@ def test_a_new_attempt_has_no_finished_pods() -> None:
     one = recorded_after(one, (done(first), second, third), NOW + 15)
     again = look(one, (failed(second, at=NOW + 75), third), now=NOW + 80).status
     assert (again.attempt, again.finished_pods) == (1, [])
-    assert moves.suspend(one.status, NOW + 80).finished_pods == []
+    assert transitions.suspend(one.status, NOW + 80).finished_pods == []
 
 
 def test_a_gang_of_which_a_pod_was_done_and_gone_before_all_were_ready_still_starts() -> None:

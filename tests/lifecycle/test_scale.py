@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, running, with_status
 
 from muster import spec
-from muster.admission import with_replicas
-from muster.lifecycle import moves, pod_slots
+from muster.validation import with_replicas
+from muster.lifecycle import transitions, pod_slots
 from muster.snapshot.jobs import to_roles
 
 
@@ -49,7 +49,7 @@ def test_the_status_has_the_size_of_the_elastic_role_and_a_selector_of_its_pods(
 
 @pytest.mark.parametrize("one", [job(3), job(3, least=3)])
 def test_a_job_without_an_elastic_role_has_neither(one: spec.TrainingJob) -> None:
-    status = look(with_status(one, moves.admit(look(one).status, PLACEMENT, NOW))).status
+    status = look(with_status(one, transitions.admit(look(one).status, PLACEMENT, NOW))).status
     assert (status.elastic_replicas, status.selector) == (None, None)
 
 

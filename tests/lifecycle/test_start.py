@@ -21,7 +21,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.cluster import CreatePod, PodView
-from muster.lifecycle import is_admitted, moves, pod_name
+from muster.lifecycle import is_admitted, transitions, pod_name
 from muster.lifecycle.conditions import PODS_READY, find_condition
 from muster.model import RolePlacement
 from muster.spec import TrainingJob
@@ -68,7 +68,7 @@ def test_a_gang_runs_once_all_pods_are_ready_and_not_before() -> None:
 def test_no_pod_is_created_while_one_of_an_older_attempt_is_left() -> None:
     one = running()
     old = pods_of(one)[:1]
-    again = with_status(one, moves.restart(one.status, "Restarting", "", NOW, 0.0))
+    again = with_status(one, transitions.restart(one.status, "Restarting", "", NOW, 0.0))
     verdict = look(again, old)
     assert created(verdict) == []
     assert deleted(verdict) == [old[0].name]
@@ -154,7 +154,7 @@ def timed_out(one: TrainingJob, times: int) -> TrainingJob:
     for _ in range(times):
         now = max(now, one.status.requeue_after or 0.0)
         if not is_admitted(one.status):
-            one = with_status(one, moves.admit(one.status, PLACEMENT, now))
+            one = with_status(one, transitions.admit(one.status, PLACEMENT, now))
         now += one.spec.start_timeout_seconds
         one = with_status(one, look(one, pods_of(one, "Pending"), now=now).status)
         one = with_status(one, look(one, now=now).status)
@@ -192,14 +192,14 @@ def test_start_timeouts_in_a_row_end_a_job_after_max_start_retries(most: int) ->
 
 def test_a_gang_whose_pods_get_ready_has_all_its_start_retries_again() -> None:
     late = timed_out(admitted(job(startTimeoutSeconds=60, failurePolicy={"maxStartRetries": 2})), 2)
-    again = with_status(late, moves.admit(late.status, PLACEMENT, NOW + 900))
+    again = with_status(late, transitions.admit(late.status, PLACEMENT, NOW + 900))
     ready = look(again, pods_of(again), now=NOW + 901).status
     assert (ready.phase, ready.start_retries) == ("Running", 0)
 
 
 def test_a_restart_has_its_whole_start_timeout_anew() -> None:
     one = running(job(startTimeoutSeconds=60))
-    again = with_status(one, moves.restart(one.status, "Restarting", "", NOW + 500, 10.0))
+    again = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 500, 10.0))
     assert created(look(again, now=NOW + 510)) != []
     assert look(again, now=NOW + 510).wake_at == pytest.approx(NOW + 510 + 30 + 60)
 

@@ -21,9 +21,9 @@ from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironmentStore
 from muster.local.objects import ObjectRegistry
 from muster.local.pod_folder import ShimRunning, PodFolder
-from muster.local.replicas import PodSupervisor
-from muster.local.shape import parse_shape, virtual_nodes
-from muster.local.spawning import LaunchContext
+from muster.local.pod_supervisor import PodSupervisor
+from muster.local.virtual_nodes import parse_shape, virtual_nodes
+from muster.local.launcher import LaunchContext
 from muster.local.store import open_store
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}

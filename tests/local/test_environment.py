@@ -28,7 +28,7 @@ from muster.local.environment import (
 from muster.local.home import open_home
 from muster.local.programs import data_argument, script_argument, unknown_launcher_argument
 from muster.local.restrictions import check_local_support
-from muster.local.submitter import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, interpreter_environment, annotate_submitter
+from muster.local.submission import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, interpreter_environment, annotate_submitter
 
 BASE = {"PATH": "/usr/bin:/bin"}
 POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)
@@ -198,8 +198,8 @@ def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> N
         (["python", "train.py", "--config", "new.py"], "train.py"),
         (["python", "-m", "muster_components.launch", "--nproc", "2", "--", "a/b.py"], "a/b.py"),
         (["python", "-m", "muster_components.launch", "--", "-m", "gen", "out.py"], None),
-        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.attach", "a.py"], "a.py"),
-        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.attach", "-m", "a"], None),
+        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "a.py"], "a.py"),
+        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "-m", "a"], None),
         (["python", "-m", "gen", "out.py"], None),
         (["python", "-m", "gen", "--", "out.py"], None),
         (["python", "-u", "-c", "pass", "out.py"], None),

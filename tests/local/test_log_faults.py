@@ -12,7 +12,7 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.lifecycle.conditions import ADMITTED, COMPLETE, set_condition
-from muster.lifecycle.moves import finish
+from muster.lifecycle.transitions import finish
 from muster.local.service import ChangeNotifier, DaemonService
 
 

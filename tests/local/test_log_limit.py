@@ -12,7 +12,7 @@ from tests.local.small import ended, eventually, shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
-from muster.excerpt import LogOptions
+from muster.log_options import LogOptions
 from muster.local import shim
 from muster.local.client import LocalClient
 from muster.local.log_limits import job_log_limit

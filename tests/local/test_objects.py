@@ -9,19 +9,19 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.documents import AnyObject
+from muster.yaml_input import AnyObject
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
-from muster.lifecycle.moves import finish
+from muster.lifecycle.transitions import finish
 from muster.local import disk
-from muster.local.first_objects import ensure_default_objects
+from muster.local.defaults import ensure_default_objects
 from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironmentStore
 from muster.local.log_limits import LOG_LIMIT_ANNOTATION
 from muster.local.objects import ObjectRegistry
-from muster.local.shape import parse_shape, virtual_nodes
+from muster.local.virtual_nodes import parse_shape, virtual_nodes
 from muster.local.store import SqliteStore, open_store
-from muster.local.submitter import annotate_submitter
+from muster.local.submission import annotate_submitter
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from muster import spec
 from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE
-from muster.lifecycle.moves import finish
-from muster.local.boot import DaemonComponents, assemble
+from muster.lifecycle.transitions import finish
+from muster.local.wiring import DaemonComponents, assemble
 from muster.local.home import open_home
 
 

@@ -13,8 +13,8 @@ import pytest
 from muster import model, spec
 from muster.local.logs import TAIL_BYTES, tail_offset, byte_range, read_lines, tail
 from muster.local.pod_folder import PodFolder
-from muster.local.progress import HeartbeatReader, rank_heartbeats
-from muster.overview import queue_rows
+from muster.local.heartbeats import HeartbeatReader, rank_heartbeats
+from muster.tables import queue_rows
 
 NOW = 1000.0
 DEEP = "[" * 20_000 + "]" * 20_000

@@ -16,13 +16,13 @@ import pytest
 from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
-from muster.local import replicas, shim, spawning
-from muster.local.endings import is_pod_error
+from muster.local import pod_supervisor, shim, launcher
+from muster.local.exit_status import is_pod_error
 from muster.local.home import Home, open_home
 from muster.local.pod_folder import ShimNotStarted, PodFolder
 from muster.local.records import PodRecord
-from muster.local.replicas import PodSupervisor
-from muster.local.spawning import LaunchContext
+from muster.local.pod_supervisor import PodSupervisor
+from muster.local.launcher import LaunchContext
 from muster.local.store import SqliteStore, open_store
 
 UID = "0123456789abcdef"
@@ -161,9 +161,9 @@ def test_a_shim_that_is_still_on_its_way_when_its_pod_is_deleted_starts_nothing(
     late.write_text(
         "import os, runpy, signal\n"
         "os.kill(os.getpid(), signal.SIGSTOP)\n"
-        f"runpy.run_path({spawning._SHIM!r}, run_name='__main__')\n"
+        f"runpy.run_path({launcher._SHIM!r}, run_name='__main__')\n"
     )
-    monkeypatch.setattr(spawning, "_SHIM", str(late))
+    monkeypatch.setattr(launcher, "_SHIM", str(late))
     pod = machine.add("echo ran")
     machine.replicas.sync()  # the shim is on its way ...
     (on_its_way,) = processes_of(machine.home.path)
@@ -247,8 +247,8 @@ def test_a_disk_without_room_delays_a_replica_and_says_so(machine: Machine) -> N
 def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_and_others_run(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "_FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(replicas, "_NO_USE_AFTER_S", 0.08)
+    monkeypatch.setattr(pod_supervisor, "_FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(pod_supervisor, "_NO_USE_AFTER_S", 0.08)
     machine.add("echo ran", index=0)
     machine.add("echo ran", index=1)
     machine.folder(0).path.parent.mkdir(parents=True)
@@ -285,9 +285,9 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
 ) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import sys; sys.exit('no interpreter for you')")
-    good = spawning._SHIM
-    monkeypatch.setattr(spawning, "_SHIM", str(broken))
-    monkeypatch.setattr(replicas, "_FIRST_RETRY_S", 1000.0)
+    good = launcher._SHIM
+    monkeypatch.setattr(launcher, "_SHIM", str(broken))
+    monkeypatch.setattr(pod_supervisor, "_FIRST_RETRY_S", 1000.0)
     machine.add("echo ran")
     eventually(lambda: machine.replicas.sync() or machine.store.events(UID))
     for _ in range(10):
@@ -299,7 +299,7 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
     due = machine.replicas.next_sync_at()
     assert due is not None
     assert due > time.time()
-    monkeypatch.setattr(spawning, "_SHIM", good)
+    monkeypatch.setattr(launcher, "_SHIM", good)
     monkeypatch.setattr(machine.replicas, "_clock", lambda: time.time() + 1000.0)
     assert machine.until("Succeeded").exit_code == 0
 

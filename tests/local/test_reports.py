@@ -18,7 +18,7 @@ from tests.tracing.kineto import trace_text, training_steps
 
 from muster.local.client import LocalClient
 from muster.tracing.manifest import read_manifests
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.shared_folder import SharedFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -76,9 +76,9 @@ def test_who_watches_a_job_without_traces_is_told_that_there_is_no_report(home: 
     client.submit(shell_job("bare", "true", trace=TRACE))
     watched = muster(home, "watch", "bare")
     assert (watched.returncode, "no report: no trace was recorded" in watched.stderr) == (0, True)
-    assert "muster_components.trainer.attach" in watched.stderr
+    assert "muster_components.trainer.instrument" in watched.stderr
     (event,) = [event for event in client.events("bare") if event["reason"] == "ReportFailed"]
-    assert "muster_components.trainer.attach" in event["message"]
+    assert "muster_components.trainer.instrument" in event["message"]
     described = muster(home, "describe", "bare").stdout
     assert "none was recorded" in described
 

@@ -11,8 +11,8 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.lifecycle import moves
-from muster.local.boot import DaemonComponents, assemble
+from muster.lifecycle import transitions
+from muster.local.wiring import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
 
@@ -33,7 +33,7 @@ def parts(opened: Home) -> Iterator[DaemonComponents]:
 def add_ended(parts: DaemonComponents, name: str) -> spec.TrainingJob:
     """A traced job that is over and has no report yet."""
     (job,) = parts.service.submit([shell_job(name, "true", trace={"startStep": 1, "steps": 1})], dry_run=False)
-    status = moves.finish(job.status, "Complete", "Completed", "", time.time())
+    status = transitions.finish(job.status, "Complete", "Completed", "", time.time())
     with parts.store.transaction():
         parts.store.put(job.model_copy(update={"status": status}))
     return job

@@ -13,10 +13,10 @@ import pytest
 from tests.local.small import eventually, shell_job
 
 from muster import spec
-from muster.documents import AnyObject
-from muster.local import replicas, shim
-from muster.local.aside import QUARANTINE_S
-from muster.local.boot import DaemonComponents, assemble
+from muster.yaml_input import AnyObject
+from muster.local import pod_supervisor, shim
+from muster.local.quarantine import QUARANTINE_S
+from muster.local.wiring import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
 
@@ -110,7 +110,7 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_i
 def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
     parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "_NO_USE_AFTER_S", 1.0)
+    monkeypatch.setattr(pod_supervisor, "_NO_USE_AFTER_S", 1.0)
     blocked, free = parts.service.submit(
         [shell_job("blocked", "true", failurePolicy={"maxRestarts": 0}), shell_job("free", "true")], dry_run=False
     )

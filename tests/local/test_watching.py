@@ -8,7 +8,7 @@ import pytest
 from tests.local.small import eventually, phase_of, shell_job
 
 from muster.errors import NotFound
-from muster.excerpt import LogOptions
+from muster.log_options import LogOptions
 from muster.local.client import LocalClient
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel
 from tools.manifests import main, stale_files
 
-from muster.manifests import KINDS, CustomResource, crd, files
-from muster.manifests.schema import Schema
+from muster.crdgen import KINDS, CustomResource, crd, files
+from muster.crdgen.schema import Schema
 from muster.spec import StatusModel, ExtensibleModel, StrictModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent

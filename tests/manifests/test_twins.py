@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tests.manifests.objects import BAD, GOOD, Bad, Object
 
-from muster.documents import KINDS
-from muster.manifests import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES
+from muster.yaml_input import KINDS
+from muster.crdgen import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES
 from muster.spec import ExtensibleModel, StrictModel
 
 

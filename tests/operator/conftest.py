@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster_operator import run
-from muster_operator.collectors import asking
+from muster_operator import leader
+from muster_operator.collectors import heartbeat_client
 
 LONG_S = 600.0
 
@@ -13,5 +13,5 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is begun within seconds of a round, and how long an answer may take."""
-    monkeypatch.setattr(run, "_BEGIN_WITHIN_S", LONG_S)
-    monkeypatch.setattr(asking, "TIMEOUT_S", LONG_S)
+    monkeypatch.setattr(leader, "_BEGIN_WITHIN_S", LONG_S)
+    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", LONG_S)

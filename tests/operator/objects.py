@@ -10,7 +10,7 @@ import msgspec
 from muster import spec
 from muster.cluster import CreatePod
 from muster.lifecycle import pod_name
-from muster_operator.sight.shapes import RawTrainingJob, V1Node, V1Pod
+from muster_operator.cache.k8s_types import RawTrainingJob, V1Node, V1Pod
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from muster_operator.kube.reflector import ResourceEventHandler, _object_key
-from muster_operator.sight.known_job import CachedJob, DryRunResult
-from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.templates import CachedTemplate
-from muster_operator.sight.world import ClusterCache
+from muster_operator.cache.cached_job import CachedJob, DryRunResult
+from muster_operator.cache.template_bytes import MOST_BYTES
+from muster_operator.cache.templates import CachedTemplate
+from muster_operator.cache.cluster_cache import ClusterCache
 
 T = TypeVar("T")
 

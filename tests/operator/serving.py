@@ -15,22 +15,22 @@ from tests.operator.objects import job_document, node_seen, read
 from tests.operator.seeing import sight
 
 from muster.engine import Engine
-from muster_operator.accounts import JobMetrics
-from muster_operator.documents import PodTemplateReader
-from muster_operator.doubts import UncertainWrites
-from muster_operator.dryrun import DryRuns
-from muster_operator.kube.api import ApiServerClient, ApiRateLimits
-from muster_operator.kube.connect import ApiServerEndpoint
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.template_reader import PodTemplateReader
+from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.dry_run import DryRuns
+from muster_operator.kube.client import ApiServerClient, ApiRateLimits
+from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.labels import IN_USE
-from muster_operator.manifests.pods import PodConfig
+from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.outbox import EventRecorder
-from muster_operator.run import Leader, LeaderTerm
-from muster_operator.sight.known_job import DryRunResult
-from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
-from muster_operator.sight.template_bytes import MOST_BYTES
-from muster_operator.sight.world import ClusterCache
-from muster_operator.writer import DecisionWriter
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.leader import Leader, LeaderTerm
+from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
+from muster_operator.cache.template_bytes import MOST_BYTES
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.decision_writer import DecisionWriter
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -14,9 +14,9 @@ from muster import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
 from muster.model import MAX_AMOUNT, Admit, Resources
-from muster_operator.dryrun import compare_pod
-from muster_operator.sight.amounts import parse_resources, effective_request
-from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
+from muster_operator.dry_run import compare_pod
+from muster_operator.cache.pod_requests import parse_resources, effective_request
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
 
 SIZES = ("5E", "7Ei", "9223372036854775807", "1e40", "1E", "3", "0", "500m", "1n", ".5", "-1", "much", "", "1e1000")
 

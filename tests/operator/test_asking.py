@@ -15,10 +15,10 @@ import pytest
 from tests.operator.conftest import LONG_S
 
 from muster.heartbeat_auth import SIGNATURE_HEADER, HeartbeatSigner
-from muster.tracing.endpoint import ListenAddress, HeartbeatServer, HeartbeatSource
-from muster.tracing.sharedfolder import SharedFolder
-from muster_operator.collectors import asking
-from muster_operator.collectors.asking import MAX_RESPONSE_BYTES, PollResult, HeartbeatTarget, poll_all
+from muster.tracing.heartbeat_server import ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.shared_folder import SharedFolder
+from muster_operator.collectors import heartbeat_client
+from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, PollResult, HeartbeatTarget, poll_all
 from muster_operator.collectors.tokens import derive_token
 
 NOT_OURS = "it answers with 401: another token, or clocks 300 s apart"
@@ -127,14 +127,14 @@ def test_an_answer_that_is_none_is_said_to_be_none(odd: Any, body: bytes) -> Non
 
 
 def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_one = asking._poll
+    ask_one = heartbeat_client._poll
 
     async def ask_with_a_bug(session: Any, asked: HeartbeatTarget) -> PollResult:
         if asked.uid == "odd":
             raise KeyError("a bug")
         return await ask_one(session, asked)
 
-    monkeypatch.setattr(asking, "_ask", ask_with_a_bug)
+    monkeypatch.setattr(heartbeat_client, "_ask", ask_with_a_bug)
     odd.answer = 200, json.dumps(GOOD).encode(), {}
     port = odd.server_address[1]
     first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S)
@@ -153,7 +153,7 @@ def test_no_redirect_is_followed(odd: Any) -> None:
 
 
 def test_who_does_not_answer_is_given_up_and_nobody_else_waits(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 0.3)
     odd.answer = 200, None, {}
     slow = target(odd.server_address[1], uid="slow")
     nobody = target(1, uid="nobody")

@@ -14,19 +14,19 @@ from tests.operator.seeing import Knowing
 
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name
-from muster.tracing.endpoint import ListenAddress, HeartbeatServer, HeartbeatSource
-from muster.tracing.sharedfolder import SharedFolder
-from muster_operator.collectors import rounds
-from muster_operator.collectors.asking import HeartbeatResponse, PollResult, HeartbeatTarget
-from muster_operator.collectors.rounds import HeartbeatPoller
+from muster.tracing.heartbeat_server import ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.shared_folder import SharedFolder
+from muster_operator.collectors import heartbeat_poller
+from muster_operator.collectors.heartbeat_client import HeartbeatResponse, PollResult, HeartbeatTarget
+from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, derive_token
-from muster_operator.keys import SharedKey
-from muster_operator.kube.api import ApiServerClient
-from muster_operator.lasting import Backoff
-from muster_operator.manifests.collector import CollectorSidecarConfig
+from muster_operator.shared_key import SharedKey
+from muster_operator.kube.client import ApiServerClient
+from muster_operator.supervisor import Backoff
+from muster_operator.pod_builder.collector import CollectorSidecarConfig
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.sight.shapes import V1Container, RawTrainingJob
-from muster_operator.sight.world import CollectorSettings, ClusterCache
+from muster_operator.cache.k8s_types import V1Container, RawTrainingJob
+from muster_operator.cache.cluster_cache import CollectorSettings, ClusterCache
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)
@@ -101,7 +101,7 @@ def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monk
     endpoint.start()
     try:
         port = endpoint.wait_for_port(20.0)
-        monkeypatch.setattr(rounds, "collector_port", lambda *pod, on_host_network: port)
+        monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: port)
         stage = Stage("127.0.0.1")
         stage.until(lambda: stage.count("ok") >= 3)
     finally:
@@ -111,8 +111,8 @@ def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monk
 
 
 def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "collector_port", lambda *pod, on_host_network: 1)
-    monkeypatch.setattr(rounds, "_SILENT_S", 0.0)
+    monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
+    monkeypatch.setattr(heartbeat_poller, "_SILENT_S", 0.0)
     stage = Stage("127.0.0.1")
     stage.until(lambda: stage.count("silent") >= 3)
     (event,) = stage.told
@@ -143,8 +143,8 @@ def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPat
     def fails(*asked: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr(rounds, "ask_all", fails)
-    monkeypatch.setattr(rounds, "Pauses", lambda: Backoff((0.0, 0.0)))
+    monkeypatch.setattr(heartbeat_poller, "ask_all", fails)
+    monkeypatch.setattr(heartbeat_poller, "Pauses", lambda: Backoff((0.0, 0.0)))
     stage = Stage("127.0.0.1")
     stage.until(lambda: stage.metrics.component_failures.value(("collectors",)) >= 3)
 
@@ -154,7 +154,7 @@ def test_an_answer_that_nobody_can_take_hides_no_other(monkeypatch: pytest.Monke
     answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
     asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
     odd = PollResult(HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer"))
-    monkeypatch.setattr(rounds, "ask_all", lambda *sweep: [odd, PollResult(asked, answer)])
+    monkeypatch.setattr(heartbeat_poller, "ask_all", lambda *sweep: [odd, PollResult(asked, answer)])
     stage.until(lambda: stage.woken > 0)
     assert stage.sight.observe().heartbeats[UID].step == 3
     assert stage.metrics.component_failures.value(("collectors",)) >= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.cluster import ObjectWrites, WriteStatus
 from muster.spec import TrainingJobStatus
-from muster_operator.backlog import DeferredStatusQueue, WriteThrottle
+from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
 
 
 def part(uid: str, version: str = "1") -> ObjectWrites:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.cluster import Heartbeat
 from muster.spec import CheckpointStatus, ProgressStatus
-from muster_operator.sight.beats import HeartbeatCache, HeartbeatReport
+from muster_operator.cache.heartbeats import HeartbeatCache, HeartbeatReport
 
 PATIENCE_S = 50.0
 NOW = 1_000_000.0

@@ -10,8 +10,8 @@ from tests.operator.seeing import sight
 
 from muster.cluster import PodView, ObservedState
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
-from muster_operator.sight.shapes import V1Pod
-from muster_operator.sight.world import ClusterCache
+from muster_operator.cache.k8s_types import V1Pod
+from muster_operator.cache.cluster_cache import ClusterCache
 
 UID = "uid-llama"
 STAYS = {"nvidia.com/gpu": 1, "pods": 1}

@@ -8,23 +8,15 @@ import pytest
 from tests.operator.objects import create, job, job_seen, pod_seen, template
 
 from muster.errors import InvalidSpec
-from muster_operator.manifests.collector import (
-    COLLECTOR_PORT,
-    CollectorSidecarConfig,
-    collector_port,
-    has_collector,
-    lead_role,
-    secret_manifest,
-    secret_name,
-)
-from muster_operator.manifests.pods import PodConfig, pod_manifest
-from muster_operator.manifests.run_folder import JOB_FOLDER, has_durable_run_folder
+from muster_operator.pod_builder.collector import COLLECTOR_PORT, CollectorSidecarConfig, collector_port, has_collector, lead_role, secret_manifest, secret_name
+from muster_operator.pod_builder.pods import PodConfig, pod_manifest
+from muster_operator.pod_builder.run_folder import JOB_FOLDER, has_durable_run_folder
 from muster_operator.settings import parse_flags
-from muster_operator.sight.jobs import JobCache
-from muster_operator.sight.known_job import DryRunResult
-from muster_operator.sight.known_pod import cached_pod
-from muster_operator.sight.specs import SpecCache
-from muster_operator.sight.templates import CachedTemplate
+from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.cache.cached_pod import cached_pod
+from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.templates import CachedTemplate
 
 IMAGE = CollectorSidecarConfig(image="registry.example.com/trainer:1")
 STORE = CollectorSidecarConfig(image="x", store="s3://traces/muster/", store_secret="keys")

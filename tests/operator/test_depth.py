@@ -14,13 +14,13 @@ from tests.operator.seeing import relist, sight
 from tests.operator.serving import Rounds, Server, serve, tried
 
 from muster import spec
-from muster.documents.shorn import decode_truncated
+from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient
-from muster_operator.outbox import PendingEvent
-from muster_operator.sight.known_job import CachedJob, DryRunResult
-from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
-from muster_operator.sight.written import written_metadata
+from muster_operator.kube.client import ApiServerClient
+from muster_operator.event_recorder import PendingEvent
+from muster_operator.cache.cached_job import CachedJob, DryRunResult
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
+from muster_operator.cache.write_response import written_metadata
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
 
@@ -136,7 +136,7 @@ def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monke
         rounds = Rounds(api)
         ask = partial(tried, rounds, rounds.dry_runs)
         with monkeypatch.context() as patched:
-            patched.setattr("muster_operator.dryrun.pod_manifest", fails)
+            patched.setattr("muster_operator.dry_run.pod_manifest", fails)
             assert await ask() == DryRunResult(refusal="its pods cannot be tried: RecursionError: a bug")
         assert await ask() == DryRunResult()
 

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.objects import pod_seen
 from tests.operator.serving import Rounds, Server, admitted, serve
 
-from muster_operator.kube.api import ApiServerClient
+from muster_operator.kube.client import ApiServerClient
 
 OWNER = "uid-llama"
 ENDED_AT = "2026-11-21T10:00:07Z"

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from aiohttp import web
 
-from muster_operator.kube.api import ApiServerClient, Fenced, ApiRateLimits
-from muster_operator.kube.connect import ApiServerEndpoint
+from muster_operator.kube.client import ApiServerClient, Fenced, ApiRateLimits
+from muster_operator.kube.config import ApiServerEndpoint
 
 
 def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str], list[str]]:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from muster_operator import lasting
-from muster_operator.lasting import Backoff
+from muster_operator import supervisor
+from muster_operator.supervisor import Backoff
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> No
 
 
 def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lasting, "Pauses", lambda: Backoff((0.0, 0.0)))
+    monkeypatch.setattr(supervisor, "Pauses", lambda: Backoff((0.0, 0.0)))
     begun = 0
     told: list[str] = []
     done = asyncio.Event()
@@ -44,7 +44,7 @@ def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: 
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.create_task(lasting.supervise("lead", part, told.append))
+        task = asyncio.create_task(supervisor.supervise("lead", part, told.append))
         async with asyncio.timeout(30):
             await done.wait()
         assert not task.done()

@@ -14,14 +14,14 @@ from tests.operator.serving import Server, serve, serving
 from muster import spec
 from muster.engine import Engine
 from muster_operator.__main__ import Operator, ComponentExited
-from muster_operator.accounts import JobMetrics
-from muster_operator.kube.api import ApiServerClient, ApiRateLimits
-from muster_operator.kube.connect import ApiServerEndpoint
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.kube.client import ApiServerClient, ApiRateLimits
+from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import LeaseCandidate, LeaderElector, Lease, LeaseTimes, boot_clock
 from muster_operator.kube.resources import PODS
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.run import LeaderTerm
+from muster_operator.leader import LeaderTerm
 from muster_operator.settings import Settings, parse_flags
 
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)

@@ -10,11 +10,11 @@ from tests.operator.objects import create, job, template
 
 from muster import spec
 from muster.cluster import RecordEvent
-from muster_operator.manifests.events import event_manifest
-from muster_operator.manifests.names import host_name, rendezvous_port, service_name
-from muster_operator.manifests.pods import PodConfig, pin_to_node, pod_manifest
-from muster_operator.manifests.services import needs_service, service_manifest
-from muster_operator.manifests.status import status_patch
+from muster_operator.pod_builder.events import event_manifest
+from muster_operator.pod_builder.names import host_name, rendezvous_port, service_name
+from muster_operator.pod_builder.pods import PodConfig, pin_to_node, pod_manifest
+from muster_operator.pod_builder.services import needs_service, service_manifest
+from muster_operator.pod_builder.status_patch import status_patch
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n7"]}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

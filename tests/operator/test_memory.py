@@ -16,13 +16,13 @@ from tests.operator.objects import job_document, read
 from tests.operator.seeing import sight
 from tests.operator.serving import Rounds, Server, serve
 
-from muster.spec.bounds import MAX_ROLES_BYTES, MAX_ROLES_VALUES
-from muster_operator.kube.api import ApiServerClient
+from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.sight.recent import LRUCache
-from muster_operator.sight.shapes import RawTrainingJob
-from muster_operator.sight.world import ClusterCache
+from muster_operator.cache.lru_cache import LRUCache
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.cluster_cache import ClusterCache
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ from aiohttp import web
 from tests.operator.serving import Rounds, Server, serve, serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient, ApiError, Fenced, ApiRateLimits
-from muster_operator.kube.connect import ApiServerEndpoint
+from muster_operator.kube.client import ApiServerClient, ApiError, Fenced, ApiRateLimits
+from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
 
 
@@ -52,7 +52,7 @@ def test_a_server_that_cannot_be_reached_is_an_outage_and_one_that_refuses_is_no
 
 
 def test_an_answer_that_takes_too_long_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.kube.api._TIMEOUT_S", 0.05)
+    monkeypatch.setattr("muster_operator.kube.client._TIMEOUT_S", 0.05)
 
     class Slow:
         async def answer(self, request: web.Request) -> web.StreamResponse:

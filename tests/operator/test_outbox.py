@@ -13,9 +13,9 @@ from tests.operator.serving import Rounds, Server, serve
 
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
-from muster_operator import outbox
-from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
-from muster_operator.outbox import PendingEvent, EventRecorder
+from muster_operator import event_recorder
+from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
+from muster_operator.event_recorder import PendingEvent, EventRecorder
 
 
 def letter(name: str, about: str = "", instead: str = "") -> PendingEvent:
@@ -49,7 +49,7 @@ def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[f
         sending.cancel()
 
     parts = {"TaskGroup": asyncio.TaskGroup, "Event": asyncio.Event, "sleep": sleep}
-    monkeypatch.setattr(outbox, "asyncio", SimpleNamespace(**parts))
+    monkeypatch.setattr(event_recorder, "asyncio", SimpleNamespace(**parts))
     asyncio.run(story())
 
 
@@ -100,7 +100,7 @@ def test_every_fourth_is_no_warning_so_that_the_others_are_sent_as_well() -> Non
 
 def test_what_waited_for_too_long_is_dropped_and_counted_but_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
-    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     box = EventRecorder(cast(ApiServerClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
@@ -149,7 +149,7 @@ def test_the_slower_they_are_answered_the_fewer_are_sent(monkeypatch: pytest.Mon
     box = EventRecorder(cast(ApiServerClient, Slow()), lambda: False, lambda: None)
     for number in range(3):
         box.enqueue(letter(str(number)))
-    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(event_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     play(box, monkeypatch, lambda seconds: rests.append(round(seconds, 6)))
     assert rests == [0.027, 0.45, 2.0], "a tenth of the time, and never more than 2 s"
 

@@ -6,7 +6,7 @@ import pytest
 from tests.operator.objects import job
 
 from muster import spec
-from muster_operator.accounts import JobMetrics
+from muster_operator.job_metrics import JobMetrics
 from muster_operator.finalizers import desired_finalizers
 from muster_operator.labels import IN_USE
 from muster_operator.metrics import Histogram, Metric, OperatorMetrics

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.operator.serving import Rounds, Server, serve
 
-from muster_operator.kube.api import ApiServerClient
+from muster_operator.kube.client import ApiServerClient
 
 
 class Waiting:

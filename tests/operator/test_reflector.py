@@ -14,10 +14,10 @@ from aiohttp import web
 from tests.operator.serving import serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient
+from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.cache.k8s_types import RawTrainingJob
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 

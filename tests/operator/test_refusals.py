@@ -10,9 +10,9 @@ from tests.operator.seeing import relist
 from tests.operator.serving import Rounds, Server, admitted, serve, tried
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient, ApiError, Fenced
-from muster_operator.refusals import RetryLimiter, is_server_wide
-from muster_operator.sight.known_job import DryRunResult
+from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.cache.cached_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_operator.sight.shelf import MutationCache
+from muster_operator.cache.mutation_cache import MutationCache
 
 Change = tuple[str, str | None, str | None]
 

@@ -10,9 +10,9 @@ from tests.operator.seeing import relist, sight
 
 from muster.cluster import ObservedState
 from muster.model import Resources, NodeTaint
-from muster_operator.sight.amounts import effective_request
-from muster_operator.sight.known_pod import created_pod, pod_view
-from muster_operator.sight.shapes import V1ResourceRequirements, RawCustomObject, V1Namespace, V1Pod, V1PodSpec
+from muster_operator.cache.pod_requests import effective_request
+from muster_operator.cache.cached_pod import created_pod, pod_view
+from muster_operator.cache.k8s_types import V1ResourceRequirements, RawCustomObject, V1Namespace, V1Pod, V1PodSpec
 
 
 def foreign(world: ObservedState, node: str = "n1") -> dict[str, int]:

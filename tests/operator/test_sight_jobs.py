@@ -10,9 +10,9 @@ from tests.operator.seeing import Knowing, relist, sight, tell
 
 from muster import spec
 from muster.snapshot import pod_request
-from muster_operator.dryrun import compare_pod
-from muster_operator.sight.known_job import DryRunResult
-from muster_operator.sight.shapes import RawTrainingJob
+from muster_operator.dry_run import compare_pod
+from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.cache.k8s_types import RawTrainingJob
 
 
 def test_a_job_is_shown_once_its_templates_are_known() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from tests.operator.objects import read
 from tests.operator.seeing import relist, sight
 
-from muster_operator.sight.shapes import RawCustomObject
+from muster_operator.cache.k8s_types import RawCustomObject
 
 
 def seen_as(name: str, version: int = 1, uid: str = "u", **fields: Any) -> RawCustomObject:

@@ -14,11 +14,11 @@ from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 from muster import spec
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
-from muster.spec.bounds import MAX_ROLES_VALUES
-from muster_operator.kube.api import ApiServerClient
-from muster_operator.sight.admission import PodAdmissionRecord, AdmissionSigner
-from muster_operator.sight.shapes import RawTrainingJob
-from muster_operator.sight.world import ClusterCache
+from muster.spec.limits import MAX_ROLES_VALUES
+from muster_operator.kube.client import ApiServerClient
+from muster_operator.cache.admission_signing import PodAdmissionRecord, AdmissionSigner
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.cluster_cache import ClusterCache
 
 BOUND = 3000
 Document = dict[str, Any]

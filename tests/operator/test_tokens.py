@@ -11,7 +11,7 @@ from tests.operator.test_leading import TIMES, Cluster, until
 
 from muster_operator.__main__ import Operator
 from muster_operator.collectors.tokens import derive_token
-from muster_operator.kube.api import ApiServerClient
+from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.fence import Fence
 from muster_operator.kube.lease import LeaseCandidate, LeaderElector
 from muster_operator.metrics import OperatorMetrics

@@ -21,14 +21,14 @@ from tests.operator.test_leading import Cluster, operator, until
 from muster import spec
 from muster.cluster import ObjectWrites, PodView
 from muster.errors import ClusterError
-from muster.lifecycle import Timeouts, is_admitted, is_evicting, moves
+from muster.lifecycle import Timeouts, is_admitted, is_evicting, transitions
 from muster.model import RolePlacement
-from muster_operator.kube.api import ApiServerClient, ApiError
+from muster_operator.kube.client import ApiServerClient, ApiError
 from muster_operator.labels import ADMITTED
-from muster_operator.manifests.pods import PodConfig, pod_manifest
-from muster_operator.sight.admission import PodAdmissionRecord, AdmissionSigner, admission_record, admitted_status
-from muster_operator.sight.shapes import RawTrainingJob, V1Pod
-from muster_operator.sight.world import ClusterCache
+from muster_operator.pod_builder.pods import PodConfig, pod_manifest
+from muster_operator.cache.admission_signing import PodAdmissionRecord, AdmissionSigner, admission_record, admitted_status
+from muster_operator.cache.k8s_types import RawTrainingJob, V1Pod
+from muster_operator.cache.cluster_cache import ClusterCache
 
 SEAL = AdmissionSigner(b"k" * 32, "this")
 FORGER = AdmissionSigner(b"o" * 32, "this")
@@ -183,7 +183,7 @@ def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: p
     async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api, jobs=0)
         now = rounds.sight._clock()
-        monkeypatch.setattr("muster_operator.run.time.time", lambda: now)
+        monkeypatch.setattr("muster_operator.leader.time.time", lambda: now)
         for number in range(70):
             submit_told(rounds, f"crowd{number}", number, now - (59.0 if number < 65 else 1.0))
         assert len(rounds.sight.jobs.lagging()) == 70
@@ -259,7 +259,7 @@ def test_the_pod_of_a_job_that_was_there_before_under_that_name_admits_nobody() 
 
 
 def test_a_status_that_says_more_counts_more() -> None:
-    finished = moves.finish(admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0)
+    finished = transitions.finish(admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0)
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = finished.model_dump(mode="json", by_alias=True, exclude_none=True)
     seen = seen_anew(told(), read(RawTrainingJob, document))
@@ -603,9 +603,9 @@ def test_a_template_does_not_say_what_only_the_operator_says() -> None:
 def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
     one = job(roles=ALONE)
     first = admitted_status(one, ADMISSION)
-    left = moves.requeue(moves.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Timeouts(), [], 0.0)
+    left = transitions.requeue(transitions.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Timeouts(), [], 0.0)
     waits = one.model_copy(update={"status": left})
-    again = moves.admit(left, (RolePlacement("trainer", "g", (("n2", 1),)),), 1795255320.5)
+    again = transitions.admit(left, (RolePlacement("trainer", "g", (("n2", 1),)),), 1795255320.5)
     admission = admission_record(waits, again)
     assert admission is not None
     assert (admission.attempt, admission.node, admission.flavor, admission.at) == (1, "n2", "g", 1795255320.5)
@@ -620,7 +620,7 @@ def test_what_a_pod_cannot_tell_is_written_first() -> None:
     hold = spec.NominationStatus(placement=status.placement, victims=[], expires_at=2e9)
     held = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
     assert admission_record(held, status) is None
-    two = moves.admit(one.status, (RolePlacement("trainer", "f", (("n1", 2),)),), 1795255210.25)
+    two = transitions.admit(one.status, (RolePlacement("trainer", "f", (("n1", 2),)),), 1795255210.25)
     assert admission_record(one, two) is None
 
 

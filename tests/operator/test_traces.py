@@ -10,11 +10,11 @@ from tests.operator.objects import job, job_document, pod_seen, read, template
 from tests.operator.seeing import Knowing
 
 from muster import spec
-from muster_operator.manifests.collector import CollectorSidecarConfig, run_location
-from muster_operator.sight.endings import TerminationMessage, parse_termination_message
-from muster_operator.sight.shapes import V1ContainerStatus, RawTrainingJob
-from muster_operator.sight.world import CollectorSettings, ClusterCache
-from muster_operator.traces import TraceStatusTracker
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
+from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
+from muster_operator.cache.k8s_types import V1ContainerStatus, RawTrainingJob
+from muster_operator.cache.cluster_cache import CollectorSettings, ClusterCache
+from muster_operator.trace_status import TraceStatusTracker
 
 UID = "uid-llama"
 TRACE = {"startStep": 20, "steps": 5}

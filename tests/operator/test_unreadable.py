@@ -12,13 +12,13 @@ from tests.operator.seeing import Knowing, relist, sight
 from tests.operator.serving import NOW, Rounds, Server, admitted, serve
 
 from muster import spec
-from muster.lifecycle import Timeouts, moves
+from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator import finalizers
-from muster_operator.kube.api import ApiServerClient
-from muster_operator.sight.shapes import RawCustomObject, RawTrainingJob
-from muster_operator.sight.world import ClusterCache
-from muster_operator.unreadable import InvalidObjectReporter
+from muster_operator.kube.client import ApiServerClient
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.invalid_objects import InvalidObjectReporter
 
 WRONG = "spec.roles: 'none' is not a list; write a list"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -43,8 +43,8 @@ def running_and_odd(seen: ClusterCache, status: Status | None = None) -> spec.Tr
 
 def preempted(status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
     """It was told to leave, and has left."""
-    evicted = moves.evict(status, "Preempted", "for another", 2000.0)
-    return moves.requeue(evicted, 2000.0, Timeouts(), [], 0.0)
+    evicted = transitions.evict(status, "Preempted", "for another", 2000.0)
+    return transitions.requeue(evicted, 2000.0, Timeouts(), [], 0.0)
 
 
 def as_written(status: spec.TrainingJobStatus) -> Status:
@@ -56,7 +56,7 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
 
 def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> None:
     seen, _ = sight()
-    over = moves.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
+    over = transitions.finish(running_and_odd(seen), COMPLETE, "Completed", "done", 2000.0)
     assert finalizers.queues_in_use(seen.jobs) == {"research"}
     seen.jobs.on_status_written("uid-llama", over, 7)
     seen.jobs.on_upsert(odd(7, as_written(over)))

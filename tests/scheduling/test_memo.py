@@ -13,7 +13,7 @@ from tests.scheduling.worlds import gang, gpus, rack, refused, role, run, world
 
 from muster.model import Gang, Snapshot
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, plan
-from muster.scheduling.memo import STALE_REQUESTS_ALLOWED
+from muster.scheduling.planner_cache import STALE_REQUESTS_ALLOWED
 
 
 def edited(draw: Random, one: Gang, queues: list[str]) -> Gang | None:

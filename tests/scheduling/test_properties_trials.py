@@ -13,7 +13,7 @@ from tests.scheduling.worlds import evicted, gang, queue, rack, refused, run, wo
 
 from muster.model import RunningGang, Snapshot
 from muster.scheduling import MUSTER, PlanResult, plan
-from muster.scheduling.acts import Decisions
+from muster.scheduling.decisions import Decisions
 
 PEACEFUL = replace(MUSTER, preempts=False)
 """The same rules, but nobody even tries to make others leave."""

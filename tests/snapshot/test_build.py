@@ -9,7 +9,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 from muster import spec
 from muster.cluster import DRAIN_TAINT, NodeView, PodView, DecodeErrors, ObservedState
 from muster.engine import replay
-from muster.lifecycle import moves, pod_name
+from muster.lifecycle import transitions, pod_name
 from muster.model import Nomination, Placement, QueueInfo, Quota, Resources, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
 from muster.snapshot import BuildResult, SnapshotCache, build_snapshot
 
@@ -30,7 +30,7 @@ def named(name: str, **fields: Any) -> spec.TrainingJob:
 
 def admitted(name: str, **fields: Any) -> spec.TrainingJob:
     one = named(name, **fields)
-    return one.model_copy(update={"status": moves.admit(one.status, PLACED, NOW - 5)})
+    return one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW - 5)})
 
 
 def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: Any = "Running") -> PodView:
@@ -120,7 +120,7 @@ def test_suspended_and_cancelled_jobs_do_not_wait(fields: dict[str, Any]) -> Non
 
 def test_finished_and_deleted_jobs_do_not_wait() -> None:
     done = named("a")
-    done = done.model_copy(update={"status": moves.finish(done.status, "Cancelled", "Cancelled", "", NOW)})
+    done = done.model_copy(update={"status": transitions.finish(done.status, "Cancelled", "Cancelled", "", NOW)})
     gone = named("b")
     gone = gone.model_copy(update={"metadata": gone.metadata.model_copy(update={"deletion_timestamp": NOW})})
     assert snapshot(done, gone).pending == ()
@@ -160,7 +160,7 @@ def test_a_role_that_was_edited_away_under_an_admitted_gang_breaks_no_plan() -> 
 
 def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
     one = admitted("a")
-    one = one.model_copy(update={"status": moves.finish(one.status, "Cancelled", "Cancelled", "", NOW)})
+    one = one.model_copy(update={"status": transitions.finish(one.status, "Cancelled", "Cancelled", "", NOW)})
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
     running = snapshot(one, pods={"a": pods}).running[0]
     assert (running.state, running.placement) == ("leaving", (RolePlacement("trainer", "any", (("n1", 1),)),))
@@ -201,7 +201,7 @@ def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_n
 def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone() -> None:
     one = admitted("a")
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
-    status = moves.evict(one.status, "Preempted", "", NOW, eviction=eviction)
+    status = transitions.evict(one.status, "Preempted", "", NOW, eviction=eviction)
     running = snapshot(one.model_copy(update={"status": status})).running[0]
     assert (running.state, running.preemptor, running.placement, running.retained_placement) == ("evicting", "b", PLACED, ())
 
@@ -222,7 +222,7 @@ def test_a_gang_that_leaves_keeps_its_good_nodes_only_if_it_comes_back_to_them(
 ) -> None:
     one = admitted("a")
     entries = [spec.BlamedNode(node=name, until=NOW + 100) for name in blamed]
-    status = moves.evict(one.status, reason, "", NOW).model_copy(update={"blamed_nodes": entries, "restarts": 3})
+    status = transitions.evict(one.status, reason, "", NOW).model_copy(update={"blamed_nodes": entries, "restarts": 3})
     running = snapshot(one.model_copy(update={"status": status})).running[0]
     assert (running.state, running.placement, running.retained_until) == ("evicting", PLACED, until)
     assert tuple(node for part in running.retained_placement for node, _ in part.nodes) == keeps
@@ -232,7 +232,7 @@ def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_ar
     one = admitted("a", least=1)
     smaller: Placement = (RolePlacement("trainer", "any", (("n1", 1),)),)
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
-    one = one.model_copy(update={"status": moves.resize(one.status, smaller, "Reclaimed", NOW, eviction=eviction)})
+    one = one.model_copy(update={"status": transitions.resize(one.status, smaller, "Reclaimed", NOW, eviction=eviction)})
     old = (pod(one, 0, "n0"), pod(one, 1, "n1"))
     during = snapshot(one, pods={"a": old}).running[0]
     taken = {node: count for part in during.placement for node, count in part.nodes}
@@ -301,7 +301,7 @@ def in_order(seen: Snapshot) -> Snapshot:
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
     one, cache = named("a"), SnapshotCache()
     seen = world(one)
-    soon = one.model_copy(update={"status": moves.admit(one.status, PLACED, NOW)})
+    soon = one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW)})
     assert [stay.gang.uid for stay in build_snapshot(seen, cache, updated_jobs={"a": soon}).snapshot.running] == ["a"]
     refused = build_snapshot(seen, cache).snapshot
     assert ([gang.uid for gang in refused.pending], refused.running) == (["a"], ())
@@ -311,7 +311,7 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
     cache = SnapshotCache()
     one, two = named("a"), admitted("b")
     build_snapshot(world(one, two), cache)
-    evicted = two.model_copy(update={"status": moves.evict(two.status, "NodeLost", "", NOW)})
+    evicted = two.model_copy(update={"status": transitions.evict(two.status, "NodeLost", "", NOW)})
     held = one.status.model_copy(update={"hold": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
     changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
     again, fresh = build_snapshot(changed, cache).snapshot, build_snapshot(changed, SnapshotCache()).snapshot
@@ -349,7 +349,7 @@ def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_ot
     assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [
         ("a", "UnknownFlavor", "flavor h200 cannot be read: spec: odd")
     ]
-    both = replace(seen, unreadable=DecodeErrors(flavors={"h200": "spec: odd", "any": "spec: too"}))
+    both = replace(seen, decode_errors=DecodeErrors(flavors={"h200": "spec: odd", "any": "spec: too"}))
     assert [wait.gang_uid for wait in build_snapshot(both, SnapshotCache()).rejected] == ["a", "b", "c"]
 
 

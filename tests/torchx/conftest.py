@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torchx")
 
-from muster.documents import load_objects
+from muster.yaml_input import load_objects
 from muster.errors import DaemonError
 from muster.local.client import LocalClient
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torchx.specs import AppDef, Resource, Role
 
-from muster.torchx.accelerator import NodeCapacity, needs_node_capacity, resolve_auto_resources
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.auto_resources import NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.errors import SubmissionRefused
 
 LAPTOP = [NodeCapacity(cpu_milli=8000, gpus=0)]
 HOST = [NodeCapacity(cpu_milli=16_000, gpus=0), NodeCapacity(cpu_milli=192_000, gpus=8)]

@@ -12,8 +12,8 @@ from muster.local.environment import expand_references
 from muster.spec import FailureRule, TopologyRequest, TraceRequest
 from muster.torchx.appdef import app_id, split_app_id, to_training_job
 from muster.torchx.local import to_yaml
-from muster.torchx.readback import describe_response
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.describe import describe_response
+from muster.torchx.errors import SubmissionRefused
 from muster_components import train
 
 
@@ -103,7 +103,7 @@ def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() 
     described = dist.ddp("--lr", "0.1", script="train.py", j="1x2")
     with pytest.raises(SubmissionRefused, match=re.escape("trace_steps: '20:25' would record nothing")) as refused:
         to_training_job(described, "a", {"trace_steps": "20:25"})
-    for wanted in ("muster.train.script", "muster_components.trainer.attach", "role 'train'", "'bash'"):
+    for wanted in ("muster.train.script", "muster_components.trainer.instrument", "role 'train'", "'bash'"):
         assert wanted in str(refused.value)
     assert to_training_job(described, "a", {"trace_steps": ""}).spec.trace is None
 
@@ -111,9 +111,9 @@ def test_the_option_trace_steps_is_refused_where_nothing_would_record_a_trace() 
 @pytest.mark.parametrize(
     "described",
     [
-        dist.ddp("train.py", "--lr", "0.1", m="muster_components.trainer.attach", j="1x2"),
+        dist.ddp("train.py", "--lr", "0.1", m="muster_components.trainer.instrument", j="1x2"),
         app(args=["-m", "muster_components.trainer", "--model", "gpt:10m"]),
-        app(entrypoint="sh", args=["-c", "exec python -m muster_components.trainer.attach train.py"]),
+        app(entrypoint="sh", args=["-c", "exec python -m muster_components.trainer.instrument train.py"]),
         train.script("--lr", "0.1", script="train.py"),
         train.fsdp(model="gpt:10m", data="DIR"),
     ],

@@ -16,7 +16,7 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_component
 
 from muster.torchx.appdef import to_training_job
-from muster_components.apps import InvalidArgument
+from muster_components.app_builder import InvalidArgument
 from muster_components.train import ddp, fsdp, script
 
 
@@ -102,7 +102,7 @@ def test_a_script_runs_with_tracing_and_heartbeat_attached() -> None:
     app = built("script", "-j 1x2 --script my/train.py -- --lr 0.1")
     assert app.name == "train"
     assert app.roles[0].args == [
-        "-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer.attach",
+        "-m", "muster_components.launch", "--nproc", "2", "--", "-m", "muster_components.trainer.instrument",
         "my/train.py", "--lr", "0.1",
     ]  # fmt: skip
     assert built("script", "-m pkg.train").roles[0].args[-2:] == ["-m", "pkg.train"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob
 from muster.torchx.follow import FollowedPod, StatusReporter, follow
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.torchx import forms
+from muster.torchx import option_parsers
 
 
 @pytest.mark.parametrize(
@@ -22,24 +22,24 @@ from muster.torchx import forms
     ],
 )
 def test_a_topology_is_required_then_preferred(text: str, wanted: dict[str, str]) -> None:
-    assert forms.parse_topology(text) == wanted
+    assert option_parsers.parse_topology(text) == wanted
 
 
 def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
-    assert forms.parse_list("h200, a100") == forms.parse_list("h200;a100") == forms.parse_list('["h200", "a100"]')
-    assert forms.parse_ranks("3,0,3") == [0, 3]
+    assert option_parsers.parse_list("h200, a100") == option_parsers.parse_list("h200;a100") == option_parsers.parse_list('["h200", "a100"]')
+    assert option_parsers.parse_ranks("3,0,3") == [0, 3]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "told"),
     [
-        (forms.parse_topology, ":", "is no topology"),
-        (forms.parse_topology, "a:b:c", "is no topology"),
-        (forms.parse_int, "high", "is no whole number"),
-        (forms.parse_ranks, "0,x", "is no list of ranks"),
-        (forms.parse_list, "[1]", "holds something else than texts"),
-        (forms.parse_json_list, "{}", "is no JSON list"),
-        (forms.parse_json_list, "[", "is no JSON"),
+        (option_parsers.parse_topology, ":", "is no topology"),
+        (option_parsers.parse_topology, "a:b:c", "is no topology"),
+        (option_parsers.parse_int, "high", "is no whole number"),
+        (option_parsers.parse_ranks, "0,x", "is no list of ranks"),
+        (option_parsers.parse_list, "[1]", "holds something else than texts"),
+        (option_parsers.parse_json_list, "{}", "is no JSON list"),
+        (option_parsers.parse_json_list, "[", "is no JSON"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[str], Any], text: str, told: str) -> None:
@@ -47,13 +47,13 @@ def test_what_cannot_be_read_is_told_with_what_would_be_right(read: Callable[[st
         read(text)
 
 
-@given(st.text(max_size=80), st.integers(8, forms.MAX_NAME_LENGTH))
+@given(st.text(max_size=80), st.integers(8, option_parsers.MAX_NAME_LENGTH))
 def test_any_text_becomes_a_name_that_kubernetes_takes(text: str, longest: int) -> None:
-    name = forms.with_suffix(text, "a1b2c3", longest)
+    name = option_parsers.with_suffix(text, "a1b2c3", longest)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= longest
     assert name.endswith("-a1b2c3")
 
 
 def test_a_name_keeps_what_can_be_kept() -> None:
-    assert forms.to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"
+    assert option_parsers.to_kubernetes_name("Train_GPT (v2)") == "train-gpt-v2"

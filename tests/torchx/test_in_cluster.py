@@ -11,9 +11,9 @@ from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
-from muster.documents import load_objects
+from muster.yaml_input import load_objects
 from muster.spec import TrainingJob
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.errors import SubmissionRefused
 from muster.torchx.run_options import run_options
 from muster_components.train import ddp
 

@@ -6,8 +6,8 @@ import pytest
 from tests.torchx.test_story import ended, job, running
 from torchx.specs import AppState
 
-from muster.lifecycle import conditions, moves
-from muster.torchx.readback import app_state
+from muster.lifecycle import conditions, transitions
+from muster.torchx.describe import app_state
 
 KINDS = [
     (conditions.COMPLETE, AppState.SUCCEEDED),
@@ -18,6 +18,6 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "state"), KINDS)
 def test_a_finished_job_is_running_until_its_last_process_has_ended(kind: str, state: AppState) -> None:
-    status = moves.finish(running(), kind, "Because", "", 3.0)
+    status = transitions.finish(running(), kind, "Because", "", 3.0)
     assert app_state(job(status)) == AppState.RUNNING
     assert app_state(job(ended(status))) == state

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from muster.lifecycle import conditions, moves
+from muster.lifecycle import conditions, transitions
 from muster.model import RolePlacement, Wait
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx.follow import StatusReporter
-from muster.torchx.story import status_message, change_key
+from muster.torchx.status_message import status_message, change_key
 
 WAIT = Wait("u", "NoRoom", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
 PLACE = (RolePlacement("main", "local", (("n1", 1), ("n2", 1))),)
@@ -24,7 +24,7 @@ def job(status: TrainingJobStatus) -> TrainingJob:
 
 
 def running() -> TrainingJobStatus:
-    admitted = moves.admit(TrainingJobStatus(), PLACE, 1.0)
+    admitted = transitions.admit(TrainingJobStatus(), PLACE, 1.0)
     return conditions.set_condition(admitted, conditions.PODS_READY, True, "Ready", "", 2.0)
 
 
@@ -37,18 +37,18 @@ def ended(status: TrainingJobStatus) -> TrainingJobStatus:
     ("status", "told"),
     [
         (TrainingJobStatus(), "waits in queue research"),
-        (moves.set_waiting(TrainingJobStatus(), WAIT, 1.0), "waits in queue research, place 2: needs 2 cores; 1 of 2 free"),
-        (moves.admit(TrainingJobStatus(), PLACE, 1.0), "admitted to n1, n2; its pods are starting"),
+        (transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0), "waits in queue research, place 2: needs 2 cores; 1 of 2 free"),
+        (transitions.admit(TrainingJobStatus(), PLACE, 1.0), "admitted to n1, n2; its pods are starting"),
         (running(), "runs on n1, n2"),
-        (moves.restart(running(), "Restarting", "restart 1 of 3 in 5 s", 3.0, 5.0), "restart 1 of 3 in 5 s"),
-        (moves.suspend(running(), 3.0), "suspended; `muster resume a-1` lets it go on"),
-        (moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited", 3.0), "all 2 exited"),
+        (transitions.restart(running(), "Restarting", "restart 1 of 3 in 5 s", 3.0, 5.0), "restart 1 of 3 in 5 s"),
+        (transitions.suspend(running(), 3.0), "suspended; `muster resume a-1` lets it go on"),
+        (transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited", 3.0), "all 2 exited"),
         (
-            moves.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0),
+            transitions.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0),
             "stopping: cancelled by the user",
         ),
         (
-            ended(moves.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)),
+            ended(transitions.finish(running(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)),
             "cancelled by the user",
         ),
     ],
@@ -60,7 +60,7 @@ def test_a_job_says_what_it_is_doing(status: TrainingJobStatus, told: str) -> No
 def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     def seen(position: int, start: float) -> tuple[object, ...] | None:
         verdict = Wait("u", "NoRoom", "no room", position=position, estimated_start=start)
-        return change_key(job(moves.set_waiting(TrainingJobStatus(), verdict, 1.0)))
+        return change_key(job(transitions.set_waiting(TrainingJobStatus(), verdict, 1.0)))
 
     assert seen(2, 100.0) == seen(2, 200.0)
     assert seen(2, 100.0) != seen(1, 100.0)
@@ -70,8 +70,8 @@ def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
 def test_nobody_is_told_the_same_twice_in_a_row() -> None:
     told = StatusReporter()
     waiting, starting = (
-        job(moves.set_waiting(TrainingJobStatus(), WAIT, 1.0)),
-        job(moves.admit(TrainingJobStatus(), PLACE, 1.0)),
+        job(transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0)),
+        job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)),
     )
     heard = [told.next_message("a-1", each) is not None for each in (waiting, waiting, starting, starting, waiting)]
     assert heard == [True, False, True, False, True]

@@ -10,11 +10,11 @@ import pytest
 from tests.torchx.test_story import job, running
 from tests.torchx.test_waiting import Ranks, Watching
 
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.lifecycle import conditions, moves
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.lifecycle import conditions, transitions
 from muster.spec import LastFailure, TrainingJob
-from muster.torchx.readback import describe_response
-from muster.torchx.story import status_message
+from muster.torchx.describe import describe_response
+from muster.torchx.status_message import status_message
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 RED = "\x1b[31mred\x1b[0m"
@@ -54,7 +54,7 @@ def test_torchx_log_gives_a_terminal_text_and_colours_and_all_others_what_was_wr
 
 
 def test_how_a_job_ended_is_told_as_text() -> None:
-    ended = moves.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
+    ended = transitions.finish(running(), conditions.FAILED, "Error", f"it said{CLIPBOARD}: no", 3.0)
     assert status_message(job(ended)) == "it said: no"
     failure = LastFailure(pod="a-1-main-0-x", exit_code=1, log_tail=f"{RED}{CLIPBOARD} bad\n")
     told = describe_response(job(ended.model_copy(update={"last_failure": failure, "finished_at": 4.0})))

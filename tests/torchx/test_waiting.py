@@ -11,14 +11,14 @@ import pytest
 from tests.torchx.test_story import PLACE, job, running
 
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.lifecycle import conditions, moves
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.lifecycle import conditions, transitions
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx import scheduler
 from muster.torchx.local import LocalScheduler
-from muster.torchx.refusal import WatchInterrupted
+from muster.torchx.errors import WatchInterrupted
 from muster.torchx.scheduler import JobClient
-from muster.torchx.waiting import ProgressReporter
+from muster.torchx.progress import ProgressReporter
 
 
 @dataclass
@@ -62,7 +62,7 @@ def test_whoever_waits_hears_of_the_start_the_compilation_steps_now_and_then_and
         phase = {"loss": None, "phase": "setup" if second < 5 else "compile", "at": 5.0 if second >= 5 else 0.0}
         ranks.said = [] if second < 2 else [beat(0, **phase)] if not step else [beat(min(step, 60))]
         heard += [(second, line) for line in waiting.next_lines("a-1", job(running()), ranks)]
-    over = moves.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
+    over = transitions.finish(running(), conditions.COMPLETE, "Completed", "all 2 exited with 0", 3.0)
     over = over.model_copy(update={"started_at": 2.0, "finished_at": 3.0})
     for _ in range(2):
         heard += [(150, line) for line in waiting.next_lines("a-1", job(over), ranks)]
@@ -89,8 +89,8 @@ def test_every_attempt_is_told_to_run_and_what_an_earlier_one_said_is_no_progres
 
 def test_a_job_that_waits_or_never_started_has_no_start_to_tell_of() -> None:
     ranks, waiting = Ranks(), ProgressReporter(clock=lambda: 0.0)
-    assert list(waiting.next_lines("a-1", job(moves.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
-    ended = moves.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
+    assert list(waiting.next_lines("a-1", job(transitions.admit(TrainingJobStatus(), PLACE, 1.0)), ranks)) == []
+    ended = transitions.finish(TrainingJobStatus(), conditions.CANCELLED, "Cancelled", "cancelled by the user", 3.0)
     assert list(waiting.next_lines("b-2", job(ended), ranks)) == [], "processes of it may still run"
     ended = conditions.with_status_fields(ended, {"finished_at": 4.0})
     assert list(waiting.next_lines("b-2", job(ended), ranks)) == ["cancelled: cancelled by the user"]

@@ -19,20 +19,20 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import claims, collect, manifest, publish, sharedfolder, store
+from muster.tracing import spool_claims, spool_collector, manifest, publish, shared_folder, trace_store
 from muster.tracing.manifest import read_manifest
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.shared_folder import SharedFolder
 
-WATCHED = {module.__file__ for module in (claims, collect, manifest, publish, sharedfolder, store)}
+WATCHED = {module.__file__ for module in (spool_claims, spool_collector, manifest, publish, shared_folder, trace_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"
 BAD = "rank-1.attempt-0.steps-20-25.json"
 
 
 def collect_all(run_dir: Path, pod: int = 0) -> None:
     """What the collector's process does with what is in the spool."""
-    duty = collect.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "kept"))
-    with claims.collector_lock(duty.run_folder, duty.owner):
-        collector = collect.start_collector(duty, time.time())
+    duty = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=str(run_dir / "kept"))
+    with spool_claims.collector_lock(duty.run_folder, duty.owner):
+        collector = spool_collector.start_collector(duty, time.time())
         while collector.collect_finished(time.time(), respect_backoff=False):
             pass
 

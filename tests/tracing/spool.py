@@ -12,7 +12,7 @@ from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing.collector import main
 from muster.tracing.manifest import Manifest, TraceEntry, read_manifests, read_manifest
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.shared_folder import SharedFolder
 
 TRACE = trace_text(training_steps(5))
 

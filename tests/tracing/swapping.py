@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import claims, collect, keeping, manifest, publish, sharedfolder, store
-from muster.tracing.collect import CollectorOptions
+from muster.tracing import spool_claims, spool_collector, run_sync, manifest, publish, shared_folder, trace_store
+from muster.tracing.spool_collector import CollectorOptions
 from muster.tracing.collector import CollectorState, run_collector
 
 SECRET = b"AWS_SECRET_ACCESS_KEY"
@@ -136,7 +136,7 @@ def _folder_for_a_link(path: Path, target: Path) -> None:
 
 
 def watched() -> set[str | None]:
-    modules: list[ModuleType] = [claims, collect, keeping, manifest, publish, sharedfolder, store]
+    modules: list[ModuleType] = [spool_claims, spool_collector, run_sync, manifest, publish, shared_folder, trace_store]
     return {module.__file__ for module in modules}
 
 

@@ -20,13 +20,13 @@ from tests.tracing.spool import (
     uncollected,
 )
 
-from muster.tracing import collect
-from muster.tracing.claims import SpoolClaims
-from muster.tracing.collect import CollectorOptions
+from muster.tracing import spool_collector
+from muster.tracing.spool_claims import SpoolClaims
+from muster.tracing.spool_collector import CollectorOptions
 from muster.tracing.collector import parse_ranks
-from muster.tracing.names import parse_trace_name
+from muster.tracing.trace_name import parse_trace_name
 from muster.tracing.reader import TraceInfo, validate_trace
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.shared_folder import SharedFolder
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -136,8 +136,8 @@ def test_a_manifest_that_cannot_be_read_is_kept_and_written_anew(tmp_path: Path)
     assert (tmp_path / "traces/manifest-trainer-0.broken").exists()
 
 
-def collector_of(run_dir: Path, store: Path | None = None) -> collect.Collector:
-    return collect.start_collector(CollectorOptions(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
+def collector_of(run_dir: Path, store: Path | None = None) -> spool_collector.Collector:
+    return spool_collector.start_collector(CollectorOptions(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
 
 
 def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up_no_other(
@@ -150,8 +150,8 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
         return validate_trace(file, path)
 
-    monkeypatch.setattr(collect, "check", dies)
-    for _ in range(collect.MAX_READ_ATTEMPTS):
+    monkeypatch.setattr(spool_collector, "check", dies)
+    for _ in range(spool_collector.MAX_READ_ATTEMPTS):
         with pytest.raises(SystemExit):
             collector_of(tmp_path).collect_finished(0.0)
     assert claimed(killer).exists()
@@ -170,11 +170,11 @@ def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         raise MemoryError
 
-    monkeypatch.setattr(collect, "check", fails)
+    monkeypatch.setattr(spool_collector, "check", fails)
     spooled(tmp_path)
     assert run_once(tmp_path) == 1
     sweeping = collector_of(tmp_path)
-    for _ in range(collect.MAX_READ_ATTEMPTS):
+    for _ in range(spool_collector.MAX_READ_ATTEMPTS):
         sweeping.collect_finished(0.0, respect_backoff=False)
     assert [entry.status for entry in manifest_of(tmp_path).traces] == ["corrupt"]
     assert uncollected(tmp_path) == []
@@ -186,15 +186,15 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
     (tmp_path / "kept").write_text("a file where the folder should be")
     spooled(tmp_path)
     sweeping = collector_of(tmp_path, tmp_path / "kept")
-    for _ in range(2 * collect.MAX_READ_ATTEMPTS):
+    for _ in range(2 * spool_collector.MAX_READ_ATTEMPTS):
         assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
 
     def unread(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(collect, "check", unread)
-        for _ in range(2 * collect.MAX_READ_ATTEMPTS):
+        patched.setattr(spool_collector, "check", unread)
+        for _ in range(2 * spool_collector.MAX_READ_ATTEMPTS):
             assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
     (tmp_path / "kept").unlink()
     assert sweeping.collect_finished(0.0, respect_backoff=False) == 1

@@ -23,10 +23,10 @@ from tests.local.small import eventually
 
 from muster.heartbeat_auth import SIGNATURE_HEADER, MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.devices import free_port
-from muster.tracing import endpoint
+from muster.tracing import heartbeat_server
 from muster.tracing.collector import main
-from muster.tracing.endpoint import MAX_FILE_BYTES, MAX_REQUEST_BYTES, ListenAddress, HeartbeatServer, HeartbeatSource
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.heartbeat_server import MAX_FILE_BYTES, MAX_REQUEST_BYTES, ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.shared_folder import SharedFolder
 
 TOKEN = "0123456789abcdef-token"
 NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
@@ -194,7 +194,7 @@ def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -
 def test_a_connection_without_a_whole_request_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(endpoint, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(heartbeat_server, "DEADLINE_S", 0.5)
     with listening(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as idle:
         idle.sendall(sent)
         with suppress(ConnectionError):
@@ -202,7 +202,7 @@ def test_a_connection_without_a_whole_request_is_cut_off(
 
 
 def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(heartbeat_server, "_AGAIN_S", 0.05)
     said = threading.Event()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

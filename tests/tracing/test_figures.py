@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.tracing.axes import tick_labels, tick_values
-from muster.tracing.figures import format_count, format_number, format_list, format_percent, format_seconds, format_bytes
+from muster.tracing.formatting import format_count, format_number, format_list, format_percent, format_seconds, format_bytes
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing import keeping
-from muster.tracing.fetching import select_files
-from muster.tracing.keeping import RunSync
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing import run_sync
+from muster.tracing.run_fetch import select_files
+from muster.tracing.run_sync import RunSync
+from muster.tracing.shared_folder import SharedFolder
 
 
 class Stage:
@@ -63,7 +63,7 @@ def test_only_what_changed_is_sent_again_and_not_before_its_time(stage: Stage) -
     stage.keeping.sync()
     stage.write("beats/rank-1.json", '{"step": 1}')
     assert stage.keeping.sync() == 0
-    stage.now += keeping.SYNC_INTERVAL_S
+    stage.now += run_sync.SYNC_INTERVAL_S
     assert stage.keeping.sync() == 1
     assert stage.kept["beats/rank-1.json"] == b'{"step": 1}'
 
@@ -79,7 +79,7 @@ def test_the_longer_sending_takes_the_longer_it_rests(stage: Stage) -> None:
     stage.takes_s = 10.0
     stage.keeping.sync()
     stage.write("beats/rank-0.json", '{"step": 1}')
-    stage.now += 10.0 * keeping.REST_FACTOR - 1.0
+    stage.now += 10.0 * run_sync.REST_FACTOR - 1.0
     assert stage.keeping.sync() == 0
     stage.now += 1.0
     assert stage.keeping.sync() == 1
@@ -92,7 +92,7 @@ def test_a_line_that_is_being_written_waits(stage: Stage) -> None:
 
 
 def test_of_a_large_file_the_newest_whole_lines_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LARGEST_BYTES", 10)
+    monkeypatch.setattr(run_sync, "LARGEST_BYTES", 10)
     stage.write("metrics/rank-0.jsonl", "1111\n2222\n3333\n")
     stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b"3333\n"
@@ -112,7 +112,7 @@ def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) 
     stage.trouble = OSError("no way there")
     for _ in range(3):
         stage.keeping.sync()
-        stage.now += keeping.SYNC_INTERVAL_S
+        stage.now += run_sync.SYNC_INTERVAL_S
     assert stage.said == ["metrics, beats and events cannot be kept, tried again later: OSError: no way there"]
     stage.trouble = None
     assert stage.keeping.sync() == 1

@@ -14,10 +14,10 @@ from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
-from muster.tracing import fetching, reader, runfolder
+from muster.tracing import run_fetch, reader, run_folder
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
-from muster.tracing.scan import TraceLimits
+from muster.tracing.json_stream import TraceLimits
 
 __all__ = ["muster"]  # a fixture
 
@@ -125,8 +125,8 @@ def test_metrics_and_beats_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: p
     line = '{"step": 1, "step_time_s": 0.1, "loss": 1.0}\n'
     (tmp_path / "metrics/rank-0.jsonl").write_text(line * 10 + "x" * 10_000)
     (tmp_path / "beats/rank-0.json").write_text('{"rank": 0, "more": "' + "x" * 100_000 + '"}')
-    monkeypatch.setattr(runfolder, "MOST_LINES_BYTES", 5 * len(line))
-    left_out = {one.file: one.reason for one in runfolder.read_run_folder(tmp_path).skipped}
+    monkeypatch.setattr(run_folder, "MOST_LINES_BYTES", 5 * len(line))
+    left_out = {one.file: one.reason for one in run_folder.read_run_folder(tmp_path).skipped}
     assert "only the first 225 bytes are read" in left_out["metrics/rank-0.jsonl"]
     assert "has more than 65536 bytes" in left_out["beats/rank-0.json"]
 
@@ -136,8 +136,8 @@ def test_a_run_that_is_too_large_to_be_fetched_is_refused_before_anything_is_wri
     packed(store / "traces/rank-0.attempt-0.steps-1-2.json.gz", of_events(1000))
     size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
     with pytest.raises(Refused) as refusal:
-        fetching.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size - 1)
+        run_fetch.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size - 1)
     assert refusal.value.reason == "TooLarge"
     assert "--max-fetch-bytes" in str(refusal.value)
     assert not (tmp_path / "here").exists()
-    assert fetching.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1
+    assert run_fetch.fetch_run(f"file://{store}", tmp_path / "here", max_bytes=size).traces == 1

@@ -16,7 +16,7 @@ from tests.tracing.kineto import Event, trace_text, training_steps
 from muster.errors import InvalidTrace
 from muster.tracing import analysis
 from muster.tracing.report import Report, build, load, render_terminal
-from muster.tracing.runfolder import read_run_folder
+from muster.tracing.run_folder import read_run_folder
 
 SPOOLED = "traces/spool/rank-0.attempt-0.steps-20-23.json"
 

@@ -18,7 +18,7 @@ from tests.tracing import s3
 from tests.tracing.runs import metrics_line
 from tests.tracing.spool import collector
 
-from muster.tracing.store import TraceStore
+from muster.tracing.trace_store import TraceStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 __all__ = ["muster"]  # a fixture
@@ -57,12 +57,12 @@ def store(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> TraceStore
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
-    import muster.cli.client
+    import muster.cli.connect
 
     client = Distant(tmp_path)
     traces = {"files": 2, "location": LOCATION}
     client.kept_jobs["llama"] = _traced(status("Succeeded", startedAt=NOW, finishedAt=NOW + 9, traces=traces))
-    monkeypatch.setattr(muster.cli.client, "_open", lambda start: client)
+    monkeypatch.setattr(muster.cli.connect, "_open", lambda start: client)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return client
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, training_steps
 
 from muster.errors import InvalidTrace
-from muster.tracing import scan as scanning
+from muster.tracing import json_stream as scanning
 from muster.tracing.reader import TraceInfo, validate_trace, read_trace
-from muster.tracing.scan import RawEvent, stream_events
+from muster.tracing.json_stream import RawEvent, stream_events
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
 tricky = st.sampled_from(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.tracing.test_endpoint import ask, listening
 
-from muster.tracing import endpoint
+from muster.tracing import heartbeat_server
 
 
 @contextmanager
@@ -53,6 +53,6 @@ def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
 def test_sockets_that_send_no_request_and_come_back_keep_nobody_from_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: int, peers: int
 ) -> None:
-    monkeypatch.setattr(endpoint, "DEADLINE_S", 600.0)  # so that the bounds on connections have to do
+    monkeypatch.setattr(heartbeat_server, "DEADLINE_S", 600.0)  # so that the bounds on connections have to do
     with listening(tmp_path) as port, crowd(port, sockets, peers):
         assert [ask(port)[0] for _ in range(5)] == [200] * 5

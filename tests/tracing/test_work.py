@@ -14,13 +14,13 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 from muster.tracing.analysis import TraceSummary, summarise_trace
 from muster.tracing.events import Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
-from muster.tracing.nesting import build_call_tree
-from muster.tracing.operators import operators_by_self_time, short_name
+from muster.tracing.call_tree import build_call_tree
+from muster.tracing.operator_stats import operators_by_self_time, short_name
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import spans_from_pairs
 from muster.tracing.steps import step_skews, profiled_steps
 from muster.tracing.timeline import SLOTS, slot_levels
-from muster.tracing.work import TimeCategory
+from muster.tracing.time_breakdown import TimeCategory
 
 MS = 1000.0
 

@@ -24,7 +24,7 @@ TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_com
 HELD = """
 import os, sys, time
 from muster_components.trainer.__main__ import main
-from muster_components.trainer.step import Stepper
+from muster_components.trainer.train_step import Stepper
 launch = Stepper.launch
 def held(self, step, **how):
     while step == int(os.environ["HELD_AT"]) and not os.path.exists(os.environ["HELD_UNTIL"]):

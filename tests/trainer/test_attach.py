@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Starter, events, metrics
 
-ATTACH = "muster_components.trainer.attach"
+ATTACH = "muster_components.trainer.instrument"
 
 GAN = """
     import sys, torch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.beats import RankHeartbeat, StepMetrics, Reporter
+from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Reporter
 from muster_components.trainer.context import RunContext, run_context
 from muster_components.trainer.errors import InputError
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster_components.launch.place import InvalidLayout, read_rank_layout
-from muster_components.launch.watch import launch, log
+from muster_components.launch.rank_layout import InvalidLayout, read_rank_layout
+from muster_components.launch.supervisor import launch, log
 
 EXIT_USAGE = 2
 

@@ -1,7 +1,7 @@
 """The trainer: what runs inside a pod, under torchrun, once the gang is there.
 
     torchrun --nproc-per-node 2 -m muster_components.trainer --model gpt:10m --data FOLDER --steps 60
-    torchrun --nproc-per-node 2 -m muster_components.trainer.attach SCRIPT args...
+    torchrun --nproc-per-node 2 -m muster_components.trainer.instrument SCRIPT args...
 
 The first trains a decoder-only language model on bytes; the second runs any script unchanged and adds the heartbeat and
 the traces. Both know the rest of Muster only through the environment and the run folder (docs/run-folder.md).

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.beats import encode_line
+from muster_components.trainer.reporter import encode_line
 from muster_components.trainer.checkpoint_manifest import read_regular
 
 DESCRIPTION: Final = "muster.json"

@@ -28,7 +28,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muster_components.trainer.beats import replace_file
+from muster_components.trainer.reporter import replace_file
 from muster_components.trainer.checkpoint_manifest import open_regular
 from muster_components.trainer.errors import InputError
 

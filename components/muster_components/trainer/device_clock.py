@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, Self, cast
 
-from muster_components.trainer.beats import StepMetrics
+from muster_components.trainer.reporter import StepMetrics
 
 MAX_PENDING_STEPS: Final = 1000
 """So many steps may be launched and not told yet; before the next one the oldest is waited for."""

@@ -15,15 +15,15 @@ from statistics import median
 import torch
 
 from muster_components.trainer import console, memory
-from muster_components.trainer.beats import RankHeartbeat, StepMetrics, Phase, Reporter
+from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Phase, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, DivergedError
 from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
 from muster_components.trainer.profile import StepTracer, ProfilerTransition
-from muster_components.trainer.step import StepHandle, TrainStep, StepResult
-from muster_components.trainer.stopping import StopSignal
+from muster_components.trainer.train_step import StepHandle, TrainStep, StepResult
+from muster_components.trainer.stop_signal import StopSignal
 from muster_components.trainer.trace_window import TraceWindow
 
 

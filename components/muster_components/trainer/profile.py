@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from muster_components.trainer.beats import Reporter
+from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 

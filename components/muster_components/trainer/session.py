@@ -16,9 +16,9 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from muster_components.launch.place import usable_cores
+from muster_components.launch.rank_layout import usable_cores
 from muster_components.trainer import console
-from muster_components.trainer.beats import RankHeartbeat, Reporter
+from muster_components.trainer.reporter import RankHeartbeat, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.config import HostCapabilities, TrainPlan, TrainConfig, resolve_plan
@@ -30,8 +30,8 @@ from muster_components.trainer.models import parameter_count
 from muster_components.trainer.optim import adamw
 from muster_components.trainer.parallelize import ParallelModel, select_kernels, parallelize, init_distributed
 from muster_components.trainer.profile import StepTracer
-from muster_components.trainer.step import TrainStep
-from muster_components.trainer.stopping import StopSignal
+from muster_components.trainer.train_step import TrainStep
+from muster_components.trainer.stop_signal import StopSignal
 
 
 def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) -> int:

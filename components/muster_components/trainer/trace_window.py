@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster_components.trainer.beats import Reporter
+from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 

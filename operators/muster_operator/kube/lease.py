@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient, ApiError
+from muster_operator.kube.client import ApiServerClient, ApiError
 from muster_operator.kube.resources import LEASES
 
 _LOG = logging.getLogger("muster.operator")

@@ -21,9 +21,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from muster.documents.shorn import decode_truncated
+from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.api import ApiServerClient, ApiError, V1Status
+from muster_operator.kube.client import ApiServerClient, ApiError, V1Status
 from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")

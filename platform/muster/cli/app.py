@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import draining, host, jobs, logs, objects, queues, reports, scaling, watch, worlds
-from muster.cli.clusters import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
-from muster.cli.helping import CONTEXT_SETTINGS, HelpGroup, HelpTyper
-from muster.cli.outcome import CommandExit, ExitCode, run_command, print_error
+from muster.cli import drain, daemon, jobs, logs, objects, queues, reports, scale, watch, simulate
+from muster.cli.cluster_options import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
+from muster.cli.help import CONTEXT_SETTINGS, HelpGroup, HelpTyper
+from muster.cli.exit_codes import CommandExit, ExitCode, run_command, print_error
 
 _HELP_SECTIONS = {
     "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),
@@ -73,9 +73,9 @@ def _global_options(
     select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
 
-for _room in (jobs, scaling, logs, watch, objects, queues, draining, reports, worlds):
+for _room in (jobs, scale, logs, watch, objects, queues, drain, reports, simulate):
     _room.register(app)
-app.add_typer(host.app, name="local")
+app.add_typer(daemon.app, name="local")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

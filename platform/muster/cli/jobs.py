@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import ClusterClient, connect, default_list_namespace
-from muster.cli.completing import AllNamespacesOption, JobArgument, JobsArgument, JsonOption, NamespaceOption, PhaseOption, QueueOption, split_job_name
-from muster.cli.outcome import CommandExit, ExitCode, usage_error
-from muster.cli.printing import print_note, console, print_json, print_renderable
+from muster.cli.connect import ClusterClient, connect, default_list_namespace
+from muster.cli.completion import AllNamespacesOption, JobArgument, JobsArgument, JsonOption, NamespaceOption, PhaseOption, QueueOption, split_job_name
+from muster.cli.exit_codes import CommandExit, ExitCode, usage_error
+from muster.cli.output import print_note, console, print_json, print_renderable
 
 if TYPE_CHECKING:
-    from muster.cli.reading import LoadedJob
-    from muster.listing import JobList
+    from muster.cli.manifests import LoadedJob
+    from muster.job_list import JobList
     from muster.spec import TrainingJob
 
 
@@ -61,10 +61,10 @@ def submit(
     as_json: JsonOption = False,
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.clusters import selected_context
-    from muster.cli.reading import SpecOverrides, parse_env_overrides, locate_errors, load_jobs
+    from muster.cli.cluster_options import selected_context
+    from muster.cli.manifests import SpecOverrides, parse_env_overrides, locate_errors, load_jobs
     from muster.cli.watch import watch_job
-    from muster.variables import not_passed_message
+    from muster.env_vars import not_passed_message
 
     names, values = parse_env_overrides(env or [], on_host=selected_context() is None)
     overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
@@ -154,7 +154,7 @@ def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[st
 def _check_queue_exists(client: ClusterClient, name: str) -> None:
     """Raises `NotFound` where there is no such queue, as far as queues may be read."""
     from muster.errors import NotFound, Refused
-    from muster.nearest import did_you_mean
+    from muster.text.suggest import did_you_mean
 
     try:
         known = [row["name"] for row in client.queues()]
@@ -167,8 +167,8 @@ def _check_queue_exists(client: ClusterClient, name: str) -> None:
 
 def _parse_phases(text: str) -> frozenset[str]:
     """`Running,Pending`, in any case. Raises `InvalidSpec` Usage that names what is no phase and the nearest one."""
-    from muster.cli.views.job_words import PHASE_STYLES
-    from muster.nearest import did_you_mean
+    from muster.cli.views.job_text import PHASE_STYLES
+    from muster.text.suggest import did_you_mean
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     otherwise = f"write some of {', '.join(PHASE_STYLES)}"
@@ -183,7 +183,7 @@ def _parse_phases(text: str) -> frozenset[str]:
 
 def describe(job: JobArgument, namespace: NamespaceOption = None, as_json: JsonOption = False) -> None:
     """Show one job: why it waits, where it runs, what happened."""
-    from muster.cli.views.job_page import JobDetails, job_details_view
+    from muster.cli.views.job_details import JobDetails, job_details_view
 
     client, (name, space) = connect(), split_job_name(job, namespace)
     found = client.job(name, space)
@@ -246,8 +246,8 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` that tells of every job that cannot be acted on."""
-    from muster.admission import final_phase, resumed_in_vain
-    from muster.cli.clusters import selected_context
+    from muster.validation import final_phase, resumed_in_vain
+    from muster.cli.cluster_options import selected_context
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
 
@@ -271,8 +271,8 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
 
 def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
     """The job once it is over; until it starts, what `watch` says of its waiting is printed unless `quiet`."""
-    from muster.cli.views.job_words import is_over, deleted_message
-    from muster.cli.views.watching import WatchFrame, change_lines
+    from muster.cli.views.job_text import is_over, deleted_message
+    from muster.cli.views.watch_view import WatchFrame, change_lines
     from muster.errors import NotFound
 
     last: TrainingJob | None = None
@@ -317,13 +317,13 @@ def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
 
 def _print_ended(job: TrainingJob) -> None:
     """One line of a job that succeeded; of another one also why, its exit code, its last line and where to look."""
-    from muster.cli.views import job_words
+    from muster.cli.views import job_text
 
-    out, (code, message) = console(), job_words.phase_reason(job)
+    out, (code, message) = console(), job_text.phase_reason(job)
     out.print(f"{_qualified_name(job)} {job.status.phase}", markup=False)
     if job.status.phase == "Succeeded":
         return
-    failure, last = job.status.last_failure, job_words.last_log_line(job)
+    failure, last = job.status.last_failure, job_text.last_log_line(job)
     facts = [
         f"{code}: {message}" if code or message else "",
         f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from muster.amounts import pluralize
-from muster.cli.outcome import usage_error
+from muster.text.humanize import pluralize
+from muster.cli.exit_codes import usage_error
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
@@ -55,7 +55,7 @@ def select_pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -
 
 def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
     """Without those that an elastic job has not at its present size: their last logs are an earlier attempt's."""
-    from muster.lifecycle.places import index_range
+    from muster.lifecycle.placement import index_range
 
     placed = {
         PodAttempt(part.role, index)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import ClusterClient, connect
-from muster.cli.completing import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.connect import ClusterClient, connect
+from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
 from muster.cli.log_pods import PodAttempt, split_by_newest_attempt, select_pods, select_pods_of_attempt, omitted_logs_message, with_newest_log_attempt
-from muster.cli.outcome import usage_error
-from muster.cli.printing import print_note, console
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.terminal import sanitize_keep_colors
+from muster.cli.exit_codes import usage_error
+from muster.cli.output import print_note, console
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.text.sanitize import sanitize_keep_colors
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
@@ -62,7 +62,7 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Print what the pods of a job wrote. Several pods are told apart by a prefix."""
-    from muster.amounts import parse_time
+    from muster.text.humanize import parse_time
     from muster.spec import TERMINAL_PHASES
 
     now, (name, space) = time.time(), split_job_name(job, namespace)
@@ -92,7 +92,7 @@ def logs(
 
 
 def _print_no_output_reason(job: TrainingJob) -> None:
-    from muster.cli.views.job_words import no_output_reason
+    from muster.cli.views.job_text import no_output_reason
 
     print_note(no_output_reason(job))
 
@@ -127,7 +127,7 @@ def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: 
     """One object a line when following, which has no end to close a list at; else a list. True when there was one."""
     import json
 
-    from muster.cli.printing import print_json
+    from muster.cli.output import print_json
 
     rows = (
         {"role": pod.role, "index": pod.index, "attempt": current_attempt if pod.attempt is None else pod.attempt, "line": line}

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli.client import ClusterClient, connect, default_namespace
-from muster.cli.completing import JsonOption, NamespaceOption, split_job_name
-from muster.cli.outcome import usage_error
-from muster.cli.printing import print_note, console, print_json
+from muster.cli.connect import ClusterClient, connect, default_namespace
+from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
+from muster.cli.exit_codes import usage_error
+from muster.cli.output import print_note, console, print_json
 from muster.errors import Refused
 
 _KINDS = {
@@ -34,7 +34,7 @@ def apply(
     as_json: JsonOption = False,
 ) -> None:
     """Create or change queues and flavors: all of the files', or none."""
-    from muster.cli.reading import load_objects
+    from muster.cli.manifests import load_objects
 
     objects = [item for file in files for item in load_objects(file)]
     _print_results(connect().apply(objects), as_json)
@@ -56,7 +56,7 @@ def delete(
 
     A job that runs is stopped first; a queue goes once no unfinished job names it.
     """
-    from muster.cli.reading import load_objects
+    from muster.cli.manifests import load_objects
 
     targets: list[tuple[str, str, str]] = []
     if kind is not None:
@@ -118,7 +118,7 @@ def _print_blocking_jobs(client: ClusterClient, queue: str) -> None:
 
 def _unfinished_jobs_by_queue(client: ClusterClient, queues: Collection[str]) -> dict[str, list[str]]:
     """The unfinished jobs of some queues, by queue, as far as they may be read."""
-    from muster.cli.views.job_words import is_over, qualified_name
+    from muster.cli.views.job_text import is_over, qualified_name
 
     unfinished: dict[str, list[str]] = {}
     if not queues:

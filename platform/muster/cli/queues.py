@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from muster.cli.client import connect
-from muster.cli.completing import JsonOption
-from muster.cli.printing import console, print_json, print_renderable
+from muster.cli.connect import connect
+from muster.cli.completion import JsonOption
+from muster.cli.output import console, print_json, print_renderable
 
 if TYPE_CHECKING:
-    from muster.cli.client import NodeTableRow, QueueTableRow
+    from muster.cli.connect import NodeTableRow, QueueTableRow
 
 
 def register(app: typer.Typer) -> None:

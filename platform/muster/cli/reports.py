@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import connect
-from muster.cli.completing import JsonOption, NamespaceOption, split_job_name
-from muster.cli.printing import print_note, console, print_json, trim_padding
+from muster.cli.connect import connect
+from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
+from muster.cli.output import print_note, console, print_json, trim_padding
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.quantity import MAX_QUANTITY, parse_quantity
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.tracing.scan import TraceLimits
+    from muster.tracing.json_stream import TraceLimits
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +51,7 @@ def report(
     What a job in a cluster has left in the cluster's store is brought here first, with your credentials for the store
     in the environment.
     """
-    from muster.tracing.scan import TraceLimits
+    from muster.tracing.json_stream import TraceLimits
 
     limits = TraceLimits(_parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     most_bytes = _parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
@@ -108,7 +108,7 @@ def _parse_bytes(text: str, option: str) -> int:
 def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
     """The page, built with all the CPUs that this process may use."""
     from muster.tracing.report import build
-    from muster.tracing.scan import TraceLimits
+    from muster.tracing.json_stream import TraceLimits
 
     workers = len(os.sched_getaffinity(0))
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))
@@ -127,7 +127,7 @@ def _resolve_run(run: str, namespace: str | None, max_bytes: int) -> tuple[Path,
     except NotFound as error:
         raise NotFound(f"{run!r} is neither a folder nor a job: {error}") from error
     if found is None:
-        from muster.cli.distant import fetch_run
+        from muster.cli.remote_run import fetch_run
 
         return fetch_run(connect().job(name, space), max_bytes), name
     if not found.is_dir():

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.client import ClusterClient, connect
-from muster.cli.completing import JobArgument, JsonOption, NamespaceOption, split_job_name
-from muster.cli.outcome import CommandExit, ExitCode
-from muster.cli.printing import print_note, console, print_json
+from muster.cli.connect import ClusterClient, connect
+from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.exit_codes import CommandExit, ExitCode
+from muster.cli.output import print_note, console, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.cli.views.watching import WatchFrame
+    from muster.cli.views.watch_view import WatchFrame
     from muster.spec import TrainingJob
 
 _POLL_S = 0.5
@@ -49,7 +49,7 @@ def watch(
 
 def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
     """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
-    from muster.cli.views.job_words import is_over, deleted_message
+    from muster.cli.views.job_text import is_over, deleted_message
     from muster.errors import NotFound
 
     out = console()
@@ -77,8 +77,8 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
 
 def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[WatchFrame]:
     """What there is to see, whenever the job changes and twice a second in between, until it is over or gone."""
-    from muster.cli.views.job_words import is_over
-    from muster.cli.views.watching import WatchFrame
+    from muster.cli.views.job_text import is_over
+    from muster.cli.views.watch_view import WatchFrame
     from muster.errors import NotFound
     from muster.progress import final_heartbeat, leading_heartbeat, current_heartbeat
 
@@ -129,7 +129,7 @@ def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Draw on a terminal; what was drawn last stays."""
     from rich.live import Live
 
-    from muster.cli.views.watching import LossCurve, change_lines, render_frame
+    from muster.cli.views.watch_view import LossCurve, change_lines, render_frame
 
     last, curve = None, LossCurve()
     with Live(console=out, auto_refresh=False, transient=True) as live:
@@ -146,8 +146,8 @@ def _draw_live(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
 
 def _print_changes(frames: Iterator[WatchFrame], out: Console) -> WatchFrame | None:
     """Print lines into a pipe: what has changed at once, progress now and then."""
-    from muster.cli.views.job_words import is_over
-    from muster.cli.views.watching import change_lines
+    from muster.cli.views.job_text import is_over
+    from muster.cli.views.watch_view import change_lines
     from muster.progress import ProgressLines
 
     last, progress = None, ProgressLines(PROGRESS_INTERVAL_S)
@@ -166,7 +166,7 @@ PROGRESS_INTERVAL_S = 5.0
 
 
 def _print_end(frame: WatchFrame, out: Console) -> None:
-    from muster.cli.views.watching import end_summary
+    from muster.cli.views.watch_view import end_summary
 
     out.print(end_summary(frame))
 
@@ -210,7 +210,7 @@ def _print_report(job: TrainingJob, run_dir: Path | None, out: Console, context:
 
     traces = job.status.traces
     if run_dir is None:  # inside a cluster
-        from muster.kubernetes.kept import report_command
+        from muster.kubernetes.run_location import report_command
 
         command = report_command(job, context)
         if command is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from muster.engine.assess import check_feasibility
+from muster.engine.feasibility import check_feasibility
 from muster.engine.engine import Engine, CycleResult
-from muster.engine.recording import encode_snapshot, decode_snapshot
+from muster.engine.snapshot_file import encode_snapshot, decode_snapshot
 from muster.engine.replay import POLICIES, replay
 from muster.scheduling import MUSTER, Policy
 

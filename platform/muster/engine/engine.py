@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.changes import TimerQueue, ChangeTracker
+from muster.change_tracker import TimerQueue, ChangeTracker
 from muster.cluster import Cluster, NodeView, ObjectWrites, WritePhase, ObservedState, Write
-from muster.engine.desk import StatusUpdater
-from muster.engine.drafts import WritePriority, write_phases
-from muster.engine.news import WaitStatusThrottle
-from muster.engine.refit import invalid_placements
-from muster.engine.reports import guarantees_exceeding_nodes, flavor_status_writes, queue_status_writes
+from muster.engine.status_updater import StatusUpdater
+from muster.engine.status_update import WritePriority, write_phases
+from muster.engine.wait_status import WaitStatusThrottle
+from muster.engine.placement_check import invalid_placements
+from muster.engine.queue_status import guarantees_exceeding_nodes, flavor_status_writes, queue_status_writes
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
 from muster.lifecycle import Timeouts, from_status, is_admitted

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
-from muster.excerpt import LogOptions
+from muster.log_options import LogOptions
 from muster.kubernetes import paths
-from muster.kubernetes.connection import UNREACHABLE_TIMEOUT_S, KubeClient, JsonObject
-from muster.kubernetes.reading import decode, to_unix_seconds
+from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, KubeClient, JsonObject
+from muster.kubernetes.decode import decode, to_unix_seconds
 from muster.lifecycle import is_finished, pod_name
 from muster.spec import TrainingJob
 

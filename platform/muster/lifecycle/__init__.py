@@ -7,7 +7,7 @@ writes it is made of.
 
 from __future__ import annotations
 
-from muster.lifecycle.bounds import Timeouts
+from muster.lifecycle.timeouts import Timeouts
 from muster.lifecycle.conditions import (
     find_condition,
     has_terminated,
@@ -18,10 +18,10 @@ from muster.lifecycle.conditions import (
     phase_of,
     set_condition,
 )
-from muster.lifecycle.keeping import retained_placement, retained_until
-from muster.lifecycle.live import reconcile_job
-from muster.lifecycle.places import from_status, pod_name, pod_slots, to_status
-from muster.lifecycle.sight import ACTIVE_POD_PHASES, Observation, ReconcileResult, max_grace_period_s, role_grace_period_s
+from muster.lifecycle.retention import retained_placement, retained_until
+from muster.lifecycle.reconcile import reconcile_job
+from muster.lifecycle.placement import from_status, pod_name, pod_slots, to_status
+from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, max_grace_period_s, role_grace_period_s
 
 __all__ = [
     "ACTIVE_POD_PHASES",

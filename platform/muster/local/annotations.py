@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster import spec
-from muster.documents.complaints import field_path
+from muster.yaml_input.field_errors import field_path
 from muster.errors import InvalidSpec
 from muster.local.log_limits import LOG_LIMIT_ANNOTATION, job_log_limit
 from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, allows_oversubscription
-from muster.local.submitter import SUBMITTER_ANNOTATIONS, PASS_ENVIRONMENT_ANNOTATION, passed_variables
-from muster.nearest import closest_match
+from muster.local.submission import SUBMITTER_ANNOTATIONS, PASS_ENVIRONMENT_ANNOTATION, passed_variables
+from muster.text.suggest import closest_match
 
 _PREFIX = "muster.dev/"
 _KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION}

@@ -22,7 +22,7 @@ def main(run_dir: Path, job: str, parent: int) -> int:
         return 1
     os.nice(10)
     from muster.errors import InvalidTrace
-    from muster.tracing.collect import collect_abandoned
+    from muster.tracing.spool_collector import collect_abandoned
     from muster.tracing.report import build
 
     try:

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from muster.errors import NotFound, Refused
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import has_terminated
-from muster.listing import JobList
-from muster.local.caller import DaemonClient
+from muster.job_list import JobList
+from muster.local.daemon_client import DaemonClient
 from muster.local.connection import DaemonUnavailable
 from muster.local.environment import omitted_env_vars
 from muster.local.home import Home, home_path, open_home
 from muster.local.logs import tail_offset, byte_range, read_lines, log_path
 from muster.local.pod_folder import PodFolder
-from muster.local.progress import rank_heartbeats
+from muster.local.heartbeats import rank_heartbeats
 from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
-from muster.local.shape import HOST_SHAPE, parse_shape
-from muster.local.submitter import submitter_environment, annotate_submitter, passed_variables
+from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
+from muster.local.submission import submitter_environment, annotate_submitter, passed_variables
 from muster.local.version import API_VERSION
-from muster.nearest import did_you_mean
+from muster.text.suggest import did_you_mean
 from muster.spec import Flavor, TrainingJob
 
 if TYPE_CHECKING:
-    from muster.documents import AnyObject
+    from muster.yaml_input import AnyObject
 
 _WATCH_TIMEOUT_S = 20.0
 
@@ -165,7 +165,7 @@ class LocalClient:
         return TrainingJob.model_validate(self._daemon.request("POST", f"{_job_url(namespace, name)}/replicas", dict(replicas)))
 
     def queues(self) -> list[dict[str, Any]]:
-        """The queue tree as rows, parents first (`muster.overview`)."""
+        """The queue tree as rows, parents first (`muster.tables`)."""
         answer: list[dict[str, Any]] = self._daemon.request("GET", f"/v{API_VERSION}/queues")
         return answer
 

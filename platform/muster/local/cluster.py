@@ -34,13 +34,13 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.aside import QUARANTINE_S, Quarantine, with_unmanaged_usage
+from muster.local.quarantine import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.capacity import GPU
 from muster.local.devices import free_port
 from muster.local.home import Home
-from muster.local.progress import HeartbeatReader
+from muster.local.heartbeats import HeartbeatReader
 from muster.local.records import EventRecord, PodRecord
-from muster.local.replicas import PodSupervisor
+from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import SqliteStore
 from muster.snapshot import pod_request
 

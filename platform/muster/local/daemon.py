@@ -28,7 +28,7 @@ from muster.cluster import RecordEvent, Write
 from muster.engine import Engine
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
 from muster.lifecycle import is_admitted
-from muster.local.boot import DaemonComponents, assemble
+from muster.local.wiring import DaemonComponents, assemble
 from muster.local.home import Home, open_home
 from muster.local.server import RequestTracker, DaemonServer
 from muster.local.version import API_VERSION, version

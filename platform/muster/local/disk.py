@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from muster.amounts import format_resource
+from muster.text.humanize import format_resource
 from muster.errors import ClusterError
 
 MIN_FREE_BYTES = 2**20

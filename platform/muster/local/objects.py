@@ -10,21 +10,9 @@ from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
-from muster.admission import (
-    apply_warnings,
-    being_deleted_conflict,
-    check_apply,
-    check_edit,
-    check_flavor_unused,
-    check_no_children,
-    check_size,
-    check_submit,
-    check_unfinished,
-    resumed_in_vain,
-    with_replicas,
-)
+from muster.validation import apply_warnings, being_deleted_conflict, check_apply, check_edit, check_flavor_unused, check_no_children, check_size, check_submit, check_unfinished, resumed_in_vain, with_replicas
 from muster.cluster import NodeView
-from muster.documents import AnyObject
+from muster.yaml_input import AnyObject
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused, together
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.annotations import check_annotations
@@ -35,8 +23,8 @@ from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, check_proces
 from muster.local.records import EventRecord
 from muster.local.restrictions import check_local_support
 from muster.local.store import SqliteStore
-from muster.local.submitter import SUBMITTER_ANNOTATIONS, SUBMISSION_ANNOTATION
-from muster.nearest import did_you_mean
+from muster.local.submission import SUBMITTER_ANNOTATIONS, SUBMISSION_ANNOTATION
+from muster.text.suggest import did_you_mean
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
 

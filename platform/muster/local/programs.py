@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from muster import spec
 from muster.errors import InvalidSpec
 from muster.local.environment import command_line, find_executable
-from muster.local.submitter import working_directory
-from muster.nearest import did_you_mean
+from muster.local.submission import working_directory
+from muster.text.suggest import did_you_mean
 
 _LAUNCHER_MODULE = "muster_components.launch"
 _LAUNCHER_OPTIONS = ("--nproc", "--nnodes")
 _TRAINER_MODULE = "muster_components.trainer"
-_INSTRUMENT_MODULE = "muster_components.trainer.attach"
+_INSTRUMENT_MODULE = "muster_components.trainer.instrument"
 
 
 def check_program(

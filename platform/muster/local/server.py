@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from muster.documents import KINDS
+from muster.yaml_input import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.local.service import DaemonService
 from muster.local.version import API_VERSION

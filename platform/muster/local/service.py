@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster import model, spec
-from muster.documents import AnyObject
+from muster.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import InvalidSpec, NotFound, Refused
-from muster.lifecycle import is_admitted, is_finished, moves
+from muster.lifecycle import is_admitted, is_finished, transitions
 from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
 from muster.local.cluster import LocalCluster
 from muster.local.disk import log_fault
 from muster.local.home import Home
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
-from muster.overview import node_rows, queue_rows, waiting_by_queue
+from muster.tables import node_rows, queue_rows, waiting_by_queue
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 
@@ -195,7 +195,7 @@ class DaemonService:
         wait = self._notifier.waits.get(job.metadata.uid)
         if wait is None:
             return job
-        return job.model_copy(update={"status": moves.set_waiting(job.status, wait, time.time())})
+        return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, time.time())})
 
     def _prune_log_faults(self) -> None:
         """Those of jobs that ended or are no longer there. The caller holds the lock."""

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from muster.documents import KINDS, AnyObject
+from muster.yaml_input import KINDS, AnyObject
 from muster.errors import ClusterError
 from muster.local.capacity import GPU
 from muster.local.records import EventRecord, PodRecord

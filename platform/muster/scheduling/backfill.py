@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster.model import WaitReason
-from muster.scheduling.departures import ExpectedRelease, ExpectedReleases, OrderedReleases
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, OrderedReleases
 from muster.scheduling.fit import GangAssignment, fit, fits
 from muster.scheduling.ledger import Ledger, ReservedCapacity
-from muster.scheduling.outlook import QuotaForecast
-from muster.scheduling.room import IntersectionView, FreeCapacity, CapacityView
-from muster.scheduling.shape import FlavorOption, QueueRequest
+from muster.scheduling.quota_forecast import QuotaForecast
+from muster.scheduling.capacity import IntersectionView, FreeCapacity, CapacityView
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,26 +7,26 @@ from functools import partial
 
 from muster.model import Decision, Gang, Snapshot, WaitReason
 from muster.quota import CellAmounts
-from muster.scheduling.acts import Decisions
+from muster.scheduling.decisions import Decisions
 from muster.scheduling.backfill import ReservationIndexes, BackfillReservations
-from muster.scheduling.departures import ExpectedRelease, latest_release, tiebreak_of
-from muster.scheduling.entitle import GuaranteeEligibility
-from muster.scheduling.estimate import estimate_starts
-from muster.scheduling.evict import Preemptor
-from muster.scheduling.explain import wait_decisions
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.guarantees import GuaranteeEligibility
+from muster.scheduling.start_estimates import estimate_starts
+from muster.scheduling.preemption import Preemptor
+from muster.scheduling.wait_messages import wait_decisions
 from muster.scheduling.fit import GangAssignment, fit, fits
-from muster.scheduling.futile import QuickReject
+from muster.scheduling.quick_reject import QuickReject
 from muster.scheduling.grow import ContendedFlavors, find_growths
-from muster.scheduling.holds import complete_placement, active_nominations, nomination_fits, fits_while_reserved, waiting_message
-from muster.scheduling.leaves import LeafOrder, PendingGang
+from muster.scheduling.nominations import complete_placement, active_nominations, nomination_fits, fits_while_reserved, waiting_message
+from muster.scheduling.leaf_queues import LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.memo import PlannerCache, update
+from muster.scheduling.planner_cache import PlannerCache, update
 from muster.scheduling.order import QueueOrder, FairShares, queue_order
 from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.refuse import UnschedulableReason, unschedulable_reason
-from muster.scheduling.search import PreemptionResult
-from muster.scheduling.shape import FlavorOption, QueueRequest, largest_feasible
-from muster.scheduling.victims import PreemptionCandidates
+from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
+from muster.scheduling.preemption_search import PreemptionResult
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest, largest_feasible
+from muster.scheduling.preemption_candidates import PreemptionCandidates
 
 
 @dataclass(frozen=True, slots=True)

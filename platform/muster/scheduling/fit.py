@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 
 from muster.scheduling.nodes import FlavorNodes, IntArray, NodeTable
-from muster.scheduling.room import UNBOUNDED_PODS, Counts, ReservedView, NodeUsage, PodClass, CapacityView
-from muster.scheduling.shape import FlavorOption, RoleSizes, PlacementGroup
+from muster.scheduling.capacity import UNBOUNDED_PODS, Counts, ReservedView, NodeUsage, PodClass, CapacityView
+from muster.scheduling.gang_requests import FlavorOption, RoleSizes, PlacementGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from muster.model import GROWTH_REST_S
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.departures import ExpectedRelease
+from muster.scheduling.releases import ExpectedRelease
 from muster.scheduling.fit import GangAssignment, fit
-from muster.scheduling.holds import placed_pods
+from muster.scheduling.nominations import placed_pods
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.memo import PlannerCache, GangUsage
-from muster.scheduling.refuse import UnschedulableReason
-from muster.scheduling.shape import QueueRequest, largest_feasible
+from muster.scheduling.planner_cache import PlannerCache, GangUsage
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.gang_requests import QueueRequest, largest_feasible
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from muster.quota import QuotaUsage
-from muster.scheduling.departures import ExpectedRelease
-from muster.scheduling.memo import PlannerCache
-from muster.scheduling.outlook import QuotaForecast
-from muster.scheduling.room import FreeCapacity
+from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.quota_forecast import QuotaForecast
+from muster.scheduling.capacity import FreeCapacity
 
 
 @dataclass(slots=True)

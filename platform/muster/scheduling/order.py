@@ -19,10 +19,10 @@ from typing import Protocol, TypeAlias
 
 from muster.model import Gang, DecayedUsage
 from muster.quota import CellAmounts, QueueTree
-from muster.scheduling.entitle import GuaranteeEligibility, CoveredGuarantees
-from muster.scheduling.leaves import BY_LEAF_ORDER, LeafQueue, LeafOrder, PendingGang
+from muster.scheduling.guarantees import GuaranteeEligibility, CoveredGuarantees
+from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafQueue, LeafOrder, PendingGang
 from muster.scheduling.policy import Policy
-from muster.scheduling.shape import QueueRequest
+from muster.scheduling.gang_requests import QueueRequest
 
 SHARE_TICK_S = 60.0
 """A gang placed by a plan counts at once with so many seconds of its request: one share tick."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
 from muster.simulate.result import RefusedJob, SimulationResult, DurationStats, write_placements
-from muster.simulate.rows import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
+from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
 from muster.simulate.run import SimulationProgress, SimulationConfig, compare, run
 from muster.simulate.work import JobBehavior
 from muster.simulate.workload import WorkloadAssumptions, RecordedWorkload, read_workload

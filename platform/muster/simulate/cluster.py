@@ -27,7 +27,7 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, NotFound
 from muster.lifecycle import ACTIVE_POD_PHASES
-from muster.simulate.agenda import EventQueue
+from muster.simulate.event_queue import EventQueue
 from muster.simulate.pods import SimulationObserver, SimulatedPods, SimJob, NullObserver
 from muster.simulate.work import JobBehavior
 

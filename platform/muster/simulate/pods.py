@@ -10,7 +10,7 @@ from muster import spec
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Resources
-from muster.simulate.agenda import EventQueue
+from muster.simulate.event_queue import EventQueue
 from muster.simulate.work import Attempt, JobBehavior
 from muster.snapshot import pod_request
 

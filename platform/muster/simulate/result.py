@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from muster.simulate.records import PodRun
-from muster.simulate.rows import TraceJob
+from muster.simulate.metrics import PodRun
+from muster.simulate.trace_csv import TraceJob
 
 PLACEMENT_COLUMNS = ("job", "pod", "node", "gpus", "cpu_milli", "memory_mib", "start_s", "end_s", "outcome")
 

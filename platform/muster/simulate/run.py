@@ -14,10 +14,10 @@ from muster.cluster import ObservedState
 from muster.engine import MUSTER, POLICIES, Engine, Policy, replay
 from muster.model import Wait
 from muster.simulate.cluster import SimCluster
-from muster.simulate.idle import IdleCapacity, demand_of
-from muster.simulate.records import MetricsRecorder
+from muster.simulate.idle_capacity import IdleCapacity, demand_of
+from muster.simulate.metrics import MetricsRecorder
 from muster.simulate.result import RefusedJob, SimulationResult, DurationStats
-from muster.simulate.rows import TraceJob
+from muster.simulate.trace_csv import TraceJob
 from muster.simulate.workload import WorkloadAssumptions, JobFactory, RecordedWorkload, flavor_names, build_flavors, build_nodes, build_queues
 from muster.snapshot import SnapshotCache, build_snapshot
 

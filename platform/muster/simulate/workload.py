@@ -16,7 +16,7 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources
-from muster.simulate.rows import InvalidRow, TraceJob, TraceNode, CsvTable, read_jobs, read_nodes
+from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, CsvTable, read_jobs, read_nodes
 from muster.simulate.work import JobBehavior
 
 GPU = "nvidia.com/gpu"

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from muster.snapshot.build import BuildResult, SnapshotCache, build_snapshot
 from muster.snapshot.jobs import to_gang, to_roles
-from muster.spec.requests import pod_request
+from muster.spec.pod_request import pod_request
 
 __all__ = ["BuildResult", "SnapshotCache", "build_snapshot", "pod_request", "to_gang", "to_roles"]

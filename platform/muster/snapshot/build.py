@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from muster import model, spec
-from muster.admission import QueueReadiness, namespace_allowed, queue_readiness
-from muster.changes import TimerQueue, ChangeTracker
+from muster.validation import QueueReadiness, namespace_allowed, queue_readiness
+from muster.change_tracker import TimerQueue, ChangeTracker
 from muster.cluster import NO_DECODE_ERRORS, NodeView, PodView, DecodeErrors, ObservedState
 from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import Snapshot, DecayedUsage, Wait

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster import model, spec
-from muster.admission import invalid_dependency
+from muster.validation import invalid_dependency
 from muster.cluster import NO_DECODE_ERRORS, PodView, DecodeErrors
 from muster.lifecycle import (
     ACTIVE_POD_PHASES,
@@ -27,7 +27,7 @@ from muster.lifecycle import (
 from muster.lifecycle.conditions import SUSPENDED, is_condition_true
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
 from muster.snapshot.requests import max_amount_per_pod, node_affinity, tolerations
-from muster.spec.requests import pod_request
+from muster.spec.pod_request import pod_request
 
 NEVER = float("inf")
 _SLOT = Resources.of({"pods": 1})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muster import model, spec
-from muster.admission import QueueReadiness
-from muster.admission.tree import quotas_of
+from muster.validation import QueueReadiness
+from muster.validation.quota_tree import quotas_of
 
 
 def to_queue(queue: spec.Queue, verdict: QueueReadiness) -> model.QueueInfo:

@@ -1,7 +1,7 @@
 """TrainingJob, Queue and Flavor as users write them: the one source of fields, defaults, descriptions and the CRDs.
 
-What one object shows wrong is refused here, by field, value and what would be right; `muster.manifests` makes the API
-server refuse the same. What relates objects (an unknown queue, a cycle) is `muster.admission`'s matter. Field names
+What one object shows wrong is refused here, by field, value and what would be right; `muster.crdgen` makes the API
+server refuse the same. What relates objects (an unknown queue, a cycle) is `muster.validation`'s matter. Field names
 are those of Kubernetes: camelCase outside, snake_case in Python.
 """
 

@@ -1,6 +1,6 @@
 """Kinds of field: names, seconds, times, quantities, lists whose entries have a key.
 
-Each says once what is right; Python reads it when an object is validated, and `muster.manifests` when the CRDs are
+Each says once what is right; Python reads it when an object is validated, and `muster.crdgen` when the CRDs are
 written.
 """
 

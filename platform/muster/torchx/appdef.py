@@ -14,11 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
-from muster.documents.complaints import to_field_error
-from muster.documents.located import SourceMap
+from muster.yaml_input.field_errors import to_field_error
+from muster.yaml_input.source_map import SourceMap
 from muster.spec import API_VERSION, TrainingJob
-from muster.torchx.forms import to_kubernetes_name
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.option_parsers import to_kubernetes_name
+from muster.torchx.errors import SubmissionRefused
 from muster.torchx.settings import resolve_settings
 
 RANK0_HOST = "MUSTER_RANK0_HOST"
@@ -104,8 +104,8 @@ def _check_traceable(roles: list[Role], steps: object) -> None:
         return
     raise SubmissionRefused(
         f"trace_steps: {steps!r} would record nothing: {_entrypoints(roles)}; use the component muster.train.script, or "
-        "start the script through `python -m muster_components.trainer.attach SCRIPT args...` "
-        "(dist.ddp -m muster_components.trainer.attach -- SCRIPT args...)"
+        "start the script through `python -m muster_components.trainer.instrument SCRIPT args...` "
+        "(dist.ddp -m muster_components.trainer.instrument -- SCRIPT args...)"
     )
 
 

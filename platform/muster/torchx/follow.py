@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from muster.errors import ClusterError, NotFound
-from muster.excerpt import LogOptions
-from muster.kubernetes.kept import report_command
+from muster.log_options import LogOptions
+from muster.kubernetes.run_location import report_command
 from muster.spec import TERMINAL_PHASES, TrainingJob
-from muster.torchx.story import status_message, change_key
+from muster.torchx.status_message import status_message, change_key
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient

@@ -13,7 +13,7 @@ from torchx.specs import AppDef, DeviceMount, Role
 
 from muster.spec import TrainingJob
 from muster.torchx.appdef import validate_job
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.errors import SubmissionRefused
 
 RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
 """As the operator names them (docs/operator.md): a volume of this name takes the place of its own empty one."""

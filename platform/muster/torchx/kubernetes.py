@@ -13,13 +13,13 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
 from muster.errors import ClusterError, NotFound, Refused
-from muster.kubernetes.access import DEFAULT_NAMESPACE, KubeContext, load_config
-from muster.kubernetes.client import KubernetesClusterClient
+from muster.kubernetes.config import DEFAULT_NAMESPACE, KubeContext, load_config
+from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.spec import TrainingJob
-from muster.torchx.accelerator import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
+from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.appdef import to_training_job
 from muster.torchx.in_cluster import with_cluster_settings
-from muster.torchx.refusal import as_submission_refused
+from muster.torchx.errors import as_submission_refused
 from muster.torchx.run_options import run_options
 from muster.torchx.scheduler import MusterScheduler, cfg_mapping, unique_job_name, to_yaml
 from muster.torchx.settings import resolve_settings

@@ -8,7 +8,7 @@ from typing import Any
 from torchx.specs import CfgVal, InvalidRunConfigException, runopts
 from torchx.util.types import to_dict
 
-from muster.nearest import did_you_mean
+from muster.text.suggest import did_you_mean
 from muster.torchx.settings import SETTINGS
 
 

@@ -24,17 +24,17 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo
 
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.excerpt import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.kubernetes.connection import UNREACHABLE_TIMEOUT_S
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
 from muster.spec import TrainingJob, max_job_name_length
-from muster.terminal import sanitize_keep_colors
+from muster.text.sanitize import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id
 from muster.torchx.follow import FollowedPod, StatusReporter, follow
-from muster.torchx.forms import to_kubernetes_name, with_suffix
-from muster.torchx.readback import app_state, describe_response
-from muster.torchx.refusal import WatchInterrupted, is_torchx_command, print_errors_without_traceback
-from muster.torchx.waiting import ProgressReporter
-from muster.variables import redact, redact_secrets
+from muster.torchx.option_parsers import to_kubernetes_name, with_suffix
+from muster.torchx.describe import app_state, describe_response
+from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback
+from muster.torchx.progress import ProgressReporter
+from muster.env_vars import redact, redact_secrets
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0

@@ -10,19 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.List)
 
-from muster.forms import read_duration, read_step_range
-from muster.nearest import did_you_mean
-from muster.torchx.forms import (
-    parse_bool,
-    parse_json_list,
-    parse_list,
-    parse_env_names,
-    parse_replica_count,
-    parse_ranks,
-    parse_topology,
-    parse_int,
-)
-from muster.torchx.refusal import SubmissionRefused
+from muster.duration import read_duration, read_step_range
+from muster.text.suggest import did_you_mean
+from muster.torchx.option_parsers import parse_bool, parse_json_list, parse_list, parse_env_names, parse_replica_count, parse_ranks, parse_topology, parse_int
+from muster.torchx.errors import SubmissionRefused
 
 PREFIX = "muster.dev/"
 _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from muster.tracing.axes import tick_labels, tick_values
-from muster.tracing.figures import format_percent
+from muster.tracing.formatting import format_percent
 
 _Scale = Callable[[float], float]
 GLYPH_PX = 7.3  # an average letter of 12 px DejaVu Sans, the widest of the page's fonts

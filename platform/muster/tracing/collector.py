@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 
 from muster.quantity import parse_quantity
-from muster.tracing.claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
-from muster.tracing.collect import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
+from muster.tracing.spool_claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
+from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
 from muster.tracing.credentials import load_store_credentials, read_token, disable_process_inspection
-from muster.tracing.ending import readable_trace_count, write_termination_message
-from muster.tracing.endpoint import MIN_TOKEN_LENGTH, ListenAddress, HeartbeatServer, HeartbeatSource
-from muster.tracing.keeping import RunSync
+from muster.tracing.termination_message import readable_trace_count, write_termination_message
+from muster.tracing.heartbeat_server import MIN_TOKEN_LENGTH, ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.run_sync import RunSync
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
-from muster.tracing.figures import format_number, format_list, format_percent, format_seconds
-from muster.tracing.operators import OperatorStats, merge_operators, short_name
-from muster.tracing.pauses import ProfilerOverhead, overhead_sentences, steady_median
-from muster.tracing.rows import LabelledTrace
-from muster.tracing.runfolder import RunFolder, SkippedFile, finite_values
+from muster.tracing.formatting import format_number, format_list, format_percent, format_seconds
+from muster.tracing.operator_stats import OperatorStats, merge_operators, short_name
+from muster.tracing.profiler_overhead import ProfilerOverhead, overhead_sentences, steady_median
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.run_folder import RunFolder, SkippedFile, finite_values
 from muster.tracing.steps import StepSkew
-from muster.tracing.untraced import missing_trace_reasons
-from muster.tracing.work import TimeCategory
+from muster.tracing.missing_traces import missing_trace_reasons
+from muster.tracing.time_breakdown import TimeCategory
 
 # A difference between ranks worth a sentence: this part of the step. Smaller ones change from run to run.
 NOTABLE_SHARE = 0.05

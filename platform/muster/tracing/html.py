@@ -8,9 +8,9 @@ from __future__ import annotations
 from html import escape
 from importlib.resources import files
 
-from muster.tracing.figures import format_count, format_number, format_percent, format_seconds, format_bytes
-from muster.tracing.job import Report
-from muster.tracing.pictures import metric_charts, time_breakdown_section, timeline_section
+from muster.tracing.formatting import format_count, format_number, format_percent, format_seconds, format_bytes
+from muster.tracing.run_analysis import Report
+from muster.tracing.sections import metric_charts, time_breakdown_section, timeline_section
 from muster.tracing.tables import hta_table, operator_tables
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from muster.tracing.sharedfolder import SharedFolder
+from muster.tracing.shared_folder import SharedFolder
 
 BLOCK_BYTES = 1 << 20
 # What zlib itself takes for its default: 30% smaller than level 1 for twice the time, still over 150 MB/s.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 RECORDED_BY: Final = (
-    "traces are recorded by Muster's trainer, or beside a script that `python -m muster_components.trainer.attach"
+    "traces are recorded by Muster's trainer, or beside a script that `python -m muster_components.trainer.instrument"
     " SCRIPT args...` starts"
 )
 HOW_TO_TRACE: Final = (

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from muster.errors import InvalidTrace
 from muster.tracing.html import render_page
-from muster.tracing.job import Report, analyse_run
+from muster.tracing.run_analysis import Report, analyse_run
 from muster.tracing.publish import write_atomically
-from muster.tracing.runfolder import read_run_folder, read_selected_traces
-from muster.tracing.scan import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.terminal import render_report
+from muster.tracing.run_folder import read_run_folder, read_selected_traces
+from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.terminal_report import render_report
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 

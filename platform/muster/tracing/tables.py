@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from muster.tracing.figures import format_percent, format_seconds
-from muster.tracing.job import Report
-from muster.tracing.operators import OperatorStats, short_name
-from muster.tracing.rows import LabelledTrace
-from muster.tracing.temporal import KernelType, kernel_type
-from muster.tracing.work import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
+from muster.tracing.formatting import format_percent, format_seconds
+from muster.tracing.run_analysis import Report
+from muster.tracing.operator_stats import OperatorStats, short_name
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.hta_breakdown import KernelType, kernel_type
+from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
 
 CATEGORY_NAMES = {
     TimeCategory.COMPUTE: "compute",

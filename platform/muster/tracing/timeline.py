@@ -15,7 +15,7 @@ from muster.tracing.idle import launch_times
 from muster.tracing.overlap import overlap
 from muster.tracing.spans import Spans, clip
 from muster.tracing.steps import ProfiledStep
-from muster.tracing.work import CategorySpans, TimeCategory
+from muster.tracing.time_breakdown import CategorySpans, TimeCategory
 
 SLOTS = 400
 LEVELS = 4  # a slot is covered 0, 1/4, ... 4/4

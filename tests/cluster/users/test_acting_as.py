@@ -8,8 +8,8 @@ import yaml
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
-from muster.kubernetes.access import KubeContext, load_config
-from muster.kubernetes.connection import KubeClient
+from muster.kubernetes.config import KubeContext, load_config
+from muster.kubernetes.kube_client import KubeClient
 
 ACTING = {
     "as": "zoë",

@@ -9,15 +9,15 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
 from muster.errors import Conflict
-from muster.kubernetes import overview, writing
-from muster.kubernetes.access import KubeContext, load_config
-from muster.kubernetes.connection import KubeClient
+from muster.kubernetes import queries, apply
+from muster.kubernetes.config import KubeContext, load_config
+from muster.kubernetes.kube_client import KubeClient
 from muster.spec import TrainingJob
 
 Write = Callable[[KubeClient, TrainingJob], object]
 WRITES: dict[str, Write] = {
-    "suspend": lambda connection, job: writing.patch_job_spec(connection, job, {"suspend": True}),
-    "scale": lambda connection, job: writing.scale_job(connection, job, {"worker": 1}),
+    "suspend": lambda connection, job: apply.patch_job_spec(connection, job, {"suspend": True}),
+    "scale": lambda connection, job: apply.scale_job(connection, job, {"worker": 1}),
 }
 
 
@@ -32,7 +32,7 @@ def test_a_write_that_is_meant_for_another_uid_is_refused(pool: Pool, connection
     pool.set_up()
     pool.submit("llama", pods=2)
     pool.wait_for_phase("llama", "Running")
-    job = overview.get_job(connection, "llama", pool.namespace)
+    job = queries.get_job(connection, "llama", pool.namespace)
     meta = job.metadata.model_copy(update={"uid": "11111111-1111-1111-1111-111111111111"})
     with pytest.raises(
         Conflict, match="llama was deleted meanwhile, and another has its name; look at it and try again"
@@ -40,14 +40,14 @@ def test_a_write_that_is_meant_for_another_uid_is_refused(pool: Pool, connection
         write(connection, job.model_copy(update={"metadata": meta}))
     assert pool.phase("llama") == "Running"
     assert len(pool.pods("llama")) == 2
-    write(connection, overview.get_job(connection, "llama", pool.namespace))
+    write(connection, queries.get_job(connection, "llama", pool.namespace))
 
 
 def test_a_role_that_stands_elsewhere_by_now_is_not_scaled(pool: Pool, connection: KubeClient) -> None:
     pool.set_up()
     pool.submit("llama", pods=2, suspend=True)
-    job = overview.get_job(connection, "llama", pool.namespace)
+    job = queries.get_job(connection, "llama", pool.namespace)
     role = pool.job("llama", pods=2)["spec"]["roles"][0]
     pool.edit("llama", roles=[{**role, "name": "judge"}])
     with pytest.raises(Conflict, match="the roles of job 'llama' changed meanwhile"):
-        writing.scale_job(connection, job, {"worker": 1})
+        apply.scale_job(connection, job, {"worker": 1})

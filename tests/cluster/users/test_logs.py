@@ -14,9 +14,9 @@ from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
-from muster.excerpt import LogOptions
-from muster.kubernetes.access import KubeContext
-from muster.kubernetes.client import KubernetesClusterClient
+from muster.log_options import LogOptions
+from muster.kubernetes.config import KubeContext
+from muster.kubernetes.cluster_client import KubernetesClusterClient
 
 LINES = ("step 1 loss 4.0", "step 2 loss 3.5", "saved")
 

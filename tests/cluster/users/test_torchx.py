@@ -15,7 +15,7 @@ from tests.cluster.users.conftest import kubeconfig
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, AppHandle, AppState, Resource, Role
 
-from muster.torchx.refusal import SubmissionRefused
+from muster.torchx.errors import SubmissionRefused
 
 TorchX = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -147,7 +147,7 @@ def test_a_claim_for_the_run_folder_takes_the_place_of_the_empty_one(pool: Pool,
 
 
 def test_an_app_is_deleted(pool: Pool, runner: Runner) -> None:
-    from muster.kubernetes.access import KubeContext
+    from muster.kubernetes.config import KubeContext
     from muster.torchx.kubernetes import KubernetesScheduler
 
     pool.set_up()
@@ -172,7 +172,7 @@ def test_what_can_never_start_is_refused_at_once(pool: Pool, runner: Runner) -> 
 
 
 def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, runner: Runner) -> None:
-    from muster.documents import load_objects
+    from muster.yaml_input import load_objects
     from muster.spec import TrainingJob
     from muster_components.train import fsdp
 

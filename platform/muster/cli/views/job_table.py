@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import format_duration, format_time
-from muster.cli.views import job_words
+from muster.text.humanize import format_duration, format_time
+from muster.cli.views import job_text
 from muster.progress import progress_line, heartbeat_from_status
 from muster.spec import TERMINAL_PHASES, TrainingJob
 
@@ -34,7 +34,7 @@ def sorted_for_display(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
         over = ended if has_ended else (status.submitted_at or 0.0)
         rank = _PHASE_ORDER.index("Ended" if has_ended else status.phase)
         queue = "" if has_ended else job.spec.queue
-        return rank, queue, status.queue_position or 1 << 30, over, job_words.qualified_name(job)
+        return rank, queue, status.queue_position or 1 << 30, over, job_text.qualified_name(job)
 
     return sorted(jobs, key=key)
 
@@ -90,14 +90,14 @@ def _columns_that_fit(widths: Mapping[str, int], width: int) -> Iterator[str]:
 
 
 def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
-    phase, ran = job.status.phase, job_words.run_time_s(job, now)
+    phase, ran = job.status.phase, job_text.run_time_s(job, now)
     born = job.status.submitted_at or job.metadata.creation_timestamp
     return {
-        "JOB": Text(job_words.qualified_name(job) if with_namespace else job.metadata.name),
-        "QUEUE": Text(job_words.truncate(job.spec.queue, _MAX_QUEUE_WIDTH)),
-        "PRIO": Text(job_words.priority(job)),
-        "PHASE": Text(f"{job_words.PHASE_SYMBOLS[phase]} {phase}", style=job_words.PHASE_STYLES[phase]),
-        "PODS": Text(job_words.pod_counts(job)),
+        "JOB": Text(job_text.qualified_name(job) if with_namespace else job.metadata.name),
+        "QUEUE": Text(job_text.truncate(job.spec.queue, _MAX_QUEUE_WIDTH)),
+        "PRIO": Text(job_text.priority(job)),
+        "PHASE": Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase]),
+        "PODS": Text(job_text.pod_counts(job)),
         "AGE": Text("" if born is None else format_duration(now - born)),
         "RAN": Text("" if ran is None else format_duration(ran)),
     }
@@ -106,7 +106,7 @@ def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
 def _reason_text(job: TrainingJob, now: float) -> Text:
     status, text = job.status, Text()
     if status.phase == "Pending":
-        code, message = job_words.phase_reason(job)
+        code, message = job_text.phase_reason(job)
         if status.queue_position:
             text.append(f"#{status.queue_position} ", style="bold")
         if status.estimated_start is not None:
@@ -114,11 +114,11 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         text.append(f"{code}: " if code else "", style="yellow")
         text.append(message)
     elif status.phase in ("Failed", "Cancelled", "Terminating"):
-        code, message = job_words.phase_reason(job)
+        code, message = job_text.phase_reason(job)
         text.append(f"{code}: " if code else "", style="red")
         text.append(message)
-        words = job_words.last_log_line(job)
-        text.append(f"{'; ' if message else ''}{job_words.truncate(words, _MAX_LAST_LINE)}" if words else "", style="dim")
+        words = job_text.last_log_line(job)
+        text.append(f"{'; ' if message else ''}{job_text.truncate(words, _MAX_LAST_LINE)}" if words else "", style="dim")
     elif status.phase in ("Running", "Admitted"):
         if status.progress is not None and status.progress.attempt == status.attempt:
             text.append(f"{progress_line(heartbeat_from_status(status.progress))}  ")

@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import format_resource, short_resource_name
+from muster.text.humanize import format_resource, short_resource_name
 from muster.cli.views.queue_bar import BarUsage, queue_bar
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
-    from muster.cli.client import NodeTableRow
+    from muster.cli.connect import NodeTableRow
 
 _BAR_WIDTH = 10
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import format_time, pluralize
-from muster.lifecycle.places import to_status
+from muster.text.humanize import format_time, pluralize
+from muster.lifecycle.placement import to_status
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Snapshot, Wait
 
 _STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red", "Resize": "magenta"}

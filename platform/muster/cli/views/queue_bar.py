@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.text import Text
 
-from muster.wrapping import wrap_parts
+from muster.text.wrap import wrap_parts
 
 OWN_CELL, BORROWED_CELL, IDLE_CELL, BORROWABLE_CELL = "█", "▓", "░", "·"
 MIN_CELLS = 4  # cells

@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import format_resource, short_resource_name
+from muster.text.humanize import format_resource, short_resource_name
 from muster.cli.views.queue_bar import MIN_CELLS, BarUsage, QueueBar, legend
 from muster.quantity import parse_quantity
 
 if TYPE_CHECKING:
-    from muster.cli.client import QueueTableRow
+    from muster.cli.connect import QueueTableRow
 
 _WIDE_TERMINAL, _MAX_BAR_WIDTH = 100, 40  # columns of the terminal, cells
 _FlavorResource = tuple[str, str]  # flavor, resource

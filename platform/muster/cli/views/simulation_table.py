@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.amounts import format_duration
+from muster.text.humanize import format_duration
 
 if TYPE_CHECKING:
     from muster.simulate import SimulationResult

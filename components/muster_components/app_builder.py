@@ -1,0 +1,224 @@
+"""What a component was asked, as an AppDef: the pods, what each of them runs, and what Muster's schedulers read beside
+that. What is wrong is refused here, before anything is submitted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchx import specs
+from torchx.specs.finder import ComponentValidationException
+
+from muster_components.trainer.config import parse_trace_config
+from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, InputError
+from muster_components.trainer.flags import parse_train_config
+
+GRACE_PERIOD = "60s"
+"""Time to save a checkpoint when the job has to leave."""
+TRAINER_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT, EXIT_DIVERGED], "action": "FailJob"}]
+"""A retry ends the same way: bad input, or numbers that are no longer finite (the order of samples is fixed)."""
+SCRIPT_RULES: list[dict[str, object]] = [{"onExitCodes": [EXIT_BAD_INPUT], "action": "FailJob"}]
+"""What argparse, Python and our launcher end with when they are called wrongly: a retry would be called alike."""
+
+
+class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore[misc]  # TorchX is not typed
+    """An argument of a component; TorchX prints this kind without a traceback."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerArgs:
+    """What a component was asked of the trainer, as it was written."""
+
+    parallel: str
+    model: str
+    data: str
+    steps: int
+    seq_len: int | None
+    global_batch: int | None
+    lr: float | None
+    precision: str
+    compile: bool
+    checkpoint_every: int | None
+    extra_args: Sequence[str]
+    """Flags of the trainer that stood behind the `--`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptArgs:
+    """Which script a component was asked to run, as it was written: one of a path and a module."""
+
+    path: str | None
+    module: str | None
+    args: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodArgs:
+    """What a component was asked of its pods, as it was written."""
+
+    j: str
+    cpu: int | None
+    gpu: int | None
+    memMB: int | None
+    env: dict[str, str] | None
+    image: str
+    max_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingArgs:
+    """What a component was asked of the cluster, as it was written."""
+
+    name: str | None
+    queue: str | None
+    priority: int | None
+    max_runtime: str | None
+    trace_steps: str | None
+    trace_ranks: str | None
+
+
+def training_app(trainer: TrainerArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
+    """The app of `fsdp` and `ddp`. Raises BadArgument."""
+    return specs.AppDef(
+        name=scheduling.name or f"{trainer.parallel}-{trainer.model}",
+        roles=[_role(_trainer_command(trainer), pods)],
+        metadata=_metadata(scheduling, TRAINER_RULES),
+    )
+
+
+def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingArgs) -> specs.AppDef:
+    """The app of `script`. Raises BadArgument."""
+    path, module = program_args.path, program_args.module
+    if path is not None and module is None:
+        target, stem = [path], Path(path).stem
+    elif module is not None and path is None:
+        target, stem = ["-m", module], module.rpartition(".")[2]
+    else:
+        raise InvalidArgument("write one of --script PATH and -m MODULE")
+    program = ["-m", "muster_components.trainer.instrument", *target, *program_args.args]
+    return specs.AppDef(name=scheduling.name or stem, roles=[_role(program, pods)], metadata=_metadata(scheduling, SCRIPT_RULES))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayout:
+    """What `-j` says."""
+
+    min_nodes: int
+    nodes: int
+    nproc: int
+
+
+def _parse_layout(j: str) -> NodeLayout:
+    """`2x8`, `1:4x8` (1 to 4 nodes), or `8` for one node. Raises BadArgument."""
+    match = re.fullmatch(r"(?:(?:(\d+):)?(\d+)x)?(\d+)", j)
+    if not match:
+        raise InvalidArgument(f"-j {j!r} is no NODESxPROCESSES; write one such as 1x2, or 1:4x8 for 1 to 4 nodes")
+    nodes = int(match[2] or 1)
+    shape = NodeLayout(min_nodes=int(match[1] or nodes), nodes=nodes, nproc=int(match[3]))
+    if min(shape.min_nodes, shape.nodes, shape.nproc) < 1:
+        raise InvalidArgument(f"-j {j!r} asks for none; write at least one node and one process, as 1x1")
+    if shape.min_nodes > shape.nodes:
+        raise InvalidArgument(f"-j {j!r}: {shape.min_nodes} nodes at least, {nodes} at most; write MIN:MAXxPROCESSES")
+    return shape
+
+
+def _role(program: list[str], pods: PodArgs) -> specs.Role:
+    """Pods that start `program` once a process. What the user leaves open is for the scheduler to fill in; what stands
+    in the resource meanwhile suits a cluster without GPUs."""
+    shape = _parse_layout(pods.j)
+    cpu, gpu, memory = _check_integer("cpu", pods.cpu, 1), _check_integer("gpu", pods.gpu, 0), _check_integer("memMB", pods.memMB, 1)
+    metadata = {"muster.dev/nproc": str(shape.nproc)}
+    if gpu is None:
+        metadata["muster.dev/accelerator"] = "auto"
+    if cpu is None:
+        metadata["muster.dev/cores"] = "auto"
+    return specs.Role(
+        name="trainer",
+        image=pods.image,
+        entrypoint="python",
+        args=["-m", "muster_components.launch", "--nproc", str(shape.nproc), "--", *program],
+        env=dict(pods.env or {}),
+        num_replicas=shape.nodes,
+        min_replicas=shape.min_nodes,
+        max_retries=_check_integer("max_restarts", pods.max_restarts, 0) or 0,
+        resource=specs.Resource(cpu=cpu or shape.nproc, gpu=gpu or 0, memMB=memory or -1),
+        metadata=metadata,
+    )
+
+
+def _check_integer(argument: str, value: object | None, minimum: int) -> int | None:
+    """The number; TorchX hands over what is int | None as the text that was written. Raises BadArgument."""
+    if value is None:
+        return None
+    if not re.fullmatch(r"[+-]?\d+", str(value)):
+        raise InvalidArgument(f"--{argument} {value!r} is no whole number; write one from {minimum} up")
+    if int(str(value)) < minimum:
+        raise InvalidArgument(f"--{argument} {value} is too small; write at least {minimum}")
+    return int(str(value))
+
+
+def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dict[str, str]:
+    """What Muster's schedulers read beside the roles; `-cfg` wins over it. Raises BadArgument."""
+    try:
+        parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "")
+    except InputError as error:
+        raise InvalidArgument(str(error)) from error
+    if scheduling.trace_ranks and not scheduling.trace_steps:
+        raise InvalidArgument(f"--trace_ranks {scheduling.trace_ranks} without --trace_steps traces nothing; write both")
+    said = {
+        "queue": scheduling.queue,
+        "priority": None if scheduling.priority is None else str(scheduling.priority),
+        "max-runtime": scheduling.max_runtime,
+        "trace-steps": scheduling.trace_steps,
+        "trace-ranks": scheduling.trace_ranks,
+        "grace": GRACE_PERIOD,
+        "failure-rules": json.dumps(rules),
+    }
+    return {f"muster.dev/{key}": value for key, value in said.items() if value is not None}
+
+
+def _trainer_command(trainer: TrainerArgs) -> list[str]:
+    """The trainer with these flags, if it would take them; what the user leaves open is left to it. Raises
+    BadArgument."""
+    given = {
+        "model": trainer.model,
+        "data": trainer.data,
+        "steps": trainer.steps,
+        "seq_len": trainer.seq_len,
+        "global_batch": trainer.global_batch,
+        "lr": trainer.lr,
+        "precision": None if trainer.precision == "auto" else trainer.precision,
+        "checkpoint_every": trainer.checkpoint_every,
+    }
+    flags = [
+        "--parallel",
+        trainer.parallel,
+        *(f"--{name}={value}" for name, value in given.items() if value is not None),
+    ]
+    flags += [] if trainer.compile else ["--no_compile"]
+    for flag in trainer.extra_args:
+        _reject_misplaced_flag(flag)
+    try:
+        parse_train_config([*flags, *trainer.extra_args], {})
+    except InputError as error:
+        raise InvalidArgument(str(error)) from error
+    return ["-m", "muster_components.trainer", *flags, *trainer.extra_args]
+
+
+_COMPONENT_FLAGS = ("queue", "priority", "max_runtime", "name", "max_restarts", "cpu", "gpu", "memMB", "env", "image")
+_LAUNCHER_FLAGS = ("nproc", "nprocs", "nproc_per_node", "nnodes", "nodes", "num_nodes", "j")
+"""As torchrun, our launcher and others call the number of processes and of nodes."""
+
+
+def _reject_misplaced_flag(flag: str) -> None:
+    """What the component is told, not the trainer behind the `--`. Raises BadArgument."""
+    name = flag.lstrip("-").partition("=")[0].replace("-", "_")
+    if not flag.startswith("-"):
+        return
+    if name in _LAUNCHER_FLAGS:
+        raise InvalidArgument(f"{flag!r} is no flag of the trainer; write -j NODESxPROCESSES before the `--`")
+    if name in _COMPONENT_FLAGS:
+        raise InvalidArgument(f"{flag!r} is no flag of the trainer; write --{name} before the `--`")

@@ -1,0 +1,222 @@
+"""From the first rank to the last: who failed first, who has to stop, and which exit code tells it.
+
+All that happens (a rank ends, a signal arrives, the store breaks) comes through one inbox, so the order of events
+is the order of the story. The gang restarts whole, by the engine; nothing is restarted here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from muster_components.launch.rank_layout import RankLayout, rank_environment, needs_store, threads_per_rank, usable_cores
+from muster_components.launch.rank_process import RankExited, RankProcess, start_rank, write_output
+from muster_components.launch.rendezvous_store import EXIT_STORE, RendezvousStore, PortInUse, listen
+
+FAILURE_GRACE_S = 5.0
+"""Ranks that outlive a failed one cannot save a checkpoint without it; they may flush what they hold."""
+EXIT_CANNOT_START = 126  # as a shell says it
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """The pod was told to stop by this signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """Ranks cannot meet; the text says why, `code` is what the pod ends with."""
+
+    code: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeersDone:
+    """The other pods are done too."""
+
+
+LauncherEvent: TypeAlias = RankExited | SignalReceived | StoreFailed | PeersDone
+
+
+def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `command` once per rank of this pod; the exit code of the pod."""
+    inbox: queue.SimpleQueue[LauncherEvent] = queue.SimpleQueue()
+    for signum in SIGNALS:
+        signal.signal(signum, lambda number, frame: inbox.put(SignalReceived(number)))
+    try:
+        listener = listen(layout) if layout.replica == 0 else None
+    except PortInUse as error:
+        log(str(error))
+        write_failure_file(environ.get("MUSTER_FAILURE_FILE", ""), EXIT_STORE, time.monotonic(), reason="PortInUse")
+        return EXIT_STORE
+    if listener is not None:
+        layout = replace(layout, port=listener.getsockname()[1])
+    store = RendezvousStore(layout, listener) if needs_store(layout) else None
+    if store is None and listener is not None:
+        listener.close()  # rank 0 listens itself
+    with _error_folder() as folder:
+        try:
+            ranks = start_ranks(layout, command, environ, folder, inbox)
+        except OSError as error:
+            log(f"{command[0]} cannot be started: {error.strerror or error}")
+            return EXIT_CANNOT_START
+        if store is not None:
+            store.open(on_failure=lambda code, why: inbox.put(StoreFailed(code, why)))
+        code = supervise(ranks, layout.stop_timeout_s, inbox, environ.get("MUSTER_FAILURE_FILE", ""))
+        if code == 0 and store is not None and layout.replicas > 1:
+            wait_for_peers(store, inbox)
+    return code
+
+
+@contextmanager
+def _error_folder() -> Iterator[Path | None]:
+    """Where `@record` leaves what failed; None when the disk has no room for it, which is no reason not to train."""
+    with ExitStack() as stack:
+        folder = None
+        with suppress(OSError):
+            made = tempfile.TemporaryDirectory(prefix="muster-launch-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
+        yield folder
+
+
+def start_ranks(
+    layout: RankLayout,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path | None,
+    events: queue.SimpleQueue[LauncherEvent],
+) -> dict[int, RankProcess]:
+    """Start every rank of this pod, by global rank. Raises OSError when one cannot be started; then none runs."""
+    threads = threads_per_rank(usable_cores(), layout.nproc)
+    ranks: dict[int, RankProcess] = {}
+    for local_rank in range(layout.nproc):
+        rank = layout.rank(local_rank)
+        error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
+        its = rank_environment(layout, local_rank, environ, threads=threads, error_file=error_file)
+        try:
+            ranks[rank] = start_rank(rank, command, its, events.put)
+        except OSError:
+            for started in ranks.values():
+                started.kill()
+            raise
+    return ranks
+
+
+def supervise(ranks: Mapping[int, RankProcess], stop_timeout_s: float, events: queue.SimpleQueue[LauncherEvent], failure_file: str = "") -> int:
+    """Wait for every rank to end; the first failure, or a signal, stops the others. Returns the pod's exit code:
+    the first failed rank's own, 128 + signal when the pod was told to stop before that, else 0. A failure is noted in
+    `failure_file` at once: the pod itself ends only after its other ranks, perhaps later than pods it took along."""
+    alive = set(ranks)
+    began = time.monotonic()
+    code = 0
+    deadline: float | None = None
+    told = False
+    while alive:
+        event = _next_event(events, deadline)
+        match event:
+            case RankExited(rank, rank_code, at):
+                alive.discard(rank)
+                if rank_code and code == 0:
+                    code = rank_code
+                    write_failure_file(failure_file, code, at)
+                    log(f"rank {rank} failed first, after {at - began:.1f} s: {describe_failure(ranks[rank], rank_code)}")
+                    deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
+            case StoreFailed(store_code, reason) if code == 0:
+                code = store_code
+                write_failure_file(failure_file, code, time.monotonic())
+                log(reason)
+                deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
+            case SignalReceived(signum) if not told:
+                told = True
+                name = signal.Signals(signum).name
+                if code == 0:
+                    code = 128 + signum
+                log(f"got {name}: {_rank_list(alive)} may take {stop_timeout_s:g} s to stop")
+                deadline = min(_terminate_ranks(ranks, alive, stop_timeout_s), deadline or float("inf"))
+            case SignalReceived() | None:
+                log(f"killing {_rank_list(alive)} that did not stop")
+                deadline = None
+                for rank in alive:
+                    ranks[rank].kill()
+            case _:
+                pass
+    for running in ranks.values():
+        running.drain(timeout_s=1.0)
+    return code
+
+
+def write_failure_file(path: str, code: int, at: float, reason: str = "") -> None:
+    """Tell whoever runs the pod when its first rank failed (`at`: monotonic) and how (docs/run-folder.md)."""
+    if not path:
+        return
+    note: dict[str, object] = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}
+    if reason:
+        note["reason"] = reason
+    with suppress(OSError):  # a full disk: the end of the pod has to do
+        Path(path + ".tmp").write_text(json.dumps(note))
+        os.replace(path + ".tmp", path)
+
+
+def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None) -> LauncherEvent | None:
+    """The next event; None when the deadline passes first."""
+    try:
+        return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        return None
+
+
+def _terminate_ranks(ranks: Mapping[int, RankProcess], alive: set[int], timeout_s: float) -> float:
+    for rank in alive:
+        ranks[rank].terminate()
+    return time.monotonic() + timeout_s
+
+
+def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:
+    """Wait until the whole gang is done, or until told to stop: this pod has succeeded either way."""
+    store.wait_for_peers(on_done=lambda: events.put(PeersDone()))
+    while not isinstance(events.get(), PeersDone | SignalReceived):
+        pass
+
+
+def describe_failure(rank: RankProcess, code: int) -> str:
+    """What is known of a failure: the signal or exit code, the error that `@record` kept, else the last line."""
+    end = f"exit code {code}"
+    if code > 128 and code - 128 in set(signal.Signals):
+        name = signal.Signals(code - 128).name
+        end = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    rank.drain(timeout_s=0.5)
+    if recorded := _recorded_error(rank.error_file):
+        return f"{end}: {recorded}"
+    return f"{end}; its last line: {rank.last_line}" if rank.last_line else end
+
+
+def _recorded_error(error_file: str) -> str:
+    """The message that `torch.distributed.elastic.multiprocessing.errors.record` left, or nothing."""
+    try:
+        message = json.loads(Path(error_file).read_text())["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _rank_list(alive: set[int]) -> str:
+    names = ", ".join(str(rank) for rank in sorted(alive))
+    return f"rank {names}" if len(alive) == 1 else f"ranks {names}"
+
+
+def log(text: str) -> None:
+    """One line of the launcher's own in the pod's log."""
+    write_output(f"muster: {text}\n".encode())

@@ -1,0 +1,124 @@
+"""Run any training script unchanged, with Muster's heartbeat and traces added.
+
+    torchrun ... -m muster_components.trainer.instrument [--trace_steps 20:25 ...] SCRIPT args...
+    torchrun ... -m muster_components.trainer.instrument -m MODULE args...
+
+A script need not know of Muster to be watched: its optimizer steps are counted from outside (see watch.py). A script
+without torch runs all the same. Either way the script's exit code is the process's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from muster_components.trainer.reporter import Reporter
+from muster_components.trainer.config import TraceConfig, parse_trace_config
+from muster_components.trainer.context import run_context
+from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
+from muster_components.trainer.kineto_environment import silence_kineto
+from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
+
+_OUR_FILES = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy is frozen: it has no file
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: a script's path or a module's name, and its arguments."""
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[Program, TraceConfig]:
+    """Our flags end at SCRIPT or `-m MODULE`; all that follows belongs to it. Raises InputError."""
+    parser = FlagParser(prog="python -m muster_components.trainer.instrument", allow_abbrev=False, description=__doc__,
+                        formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add_trace_flags(parser)
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the name that follows is a module, not a script"
+    )
+    parser.add_argument("target", nargs=argparse.REMAINDER, metavar="SCRIPT|MODULE args...")
+    flags = parser.parse_args(list(arguments))
+    if not flags.target:
+        raise InputError("nothing to run: give a Python script, or -m MODULE")
+    trace = parse_trace_config(
+        os.environ.get(TRACE_STEPS_VARIABLE, "") if flags.trace_steps is None else flags.trace_steps,
+        os.environ.get(TRACE_RANKS_VARIABLE, "") if flags.trace_ranks is None else flags.trace_ranks,
+        shapes=flags.trace_shapes,
+        stack=flags.trace_stack,
+    )
+    return Program(flags.target[0], flags.module, tuple(flags.target[1:])), trace
+
+
+def check_program(program: Program) -> None:
+    """Raises InputError if there is nothing of that name."""
+    if program.is_module:
+        try:
+            found = importlib.util.find_spec(program.name) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise InputError(f"module {program.name!r} does not exist; give one that `python -m` would run")
+    elif not Path(program.name).exists():
+        raise InputError(
+            f"script {program.name!r} does not exist (looked in {Path.cwd()}); "
+            "give the path of a Python file, or -m MODULE"
+        )
+    elif not Path(program.name).is_file():
+        raise InputError(f"script {program.name!r} is a folder; give the path of a Python file, or -m MODULE")
+
+
+def run_program(program: Program) -> None:
+    """Run it as `python SCRIPT` or `python -m MODULE` would, in this process."""
+    sys.argv = [program.name, *program.arguments]
+    if program.is_module:
+        runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program.name).resolve().parent)
+        runpy.run_path(program.name, run_name="__main__")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the target; its own exit goes through as it is, this code is only of a target that cannot be run."""
+    try:
+        target, trace = parse_arguments(arguments)
+        check_program(target)
+        context = run_context(os.environ)
+    except TrainerError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"attach: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    silence_kineto(os.environ)
+    watcher = OptimizerWatcher(context, trace, Reporter(context))
+    install_optimizer_hook(watcher)
+    watcher.on_start()
+    try:
+        run_program(target)
+    except Exception as error:
+        shown = _strip_own_frames(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(shown), shown)  # the script may have set its own
+        return 1
+    finally:
+        watcher.on_finish()
+    return 0
+
+
+def _strip_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback as `python SCRIPT` would have it: without our frames and those of runpy, which come first."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FILES:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

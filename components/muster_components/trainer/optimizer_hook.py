@@ -1,0 +1,164 @@
+"""Watch a training script from outside: count its optimizer steps, beat, and trace the agreed steps.
+
+torch calls a global hook after every step of every optimizer. The first optimizer that is seen does the counting (a GAN
+has two), and the next one takes over if it goes away. torch is not imported for the script's sake: the hook is put in
+place when the script imports `torch.optim` itself, so that what the script sets before (threads, devices) still holds.
+
+Steps count from 1. The hook runs at the end of a step, so recording can start with step 2 at the earliest. On a GPU the
+step may still have to run then: its metrics are written once it has ended there, by a later hook or at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Phase, Reporter
+from muster_components.trainer.config import TraceConfig
+from muster_components.trainer.context import RunContext
+from muster_components.trainer.device_clock import DeviceClock
+from muster_components.trainer.trace_window import TraceWindow
+
+if TYPE_CHECKING:
+    from muster_components.trainer.profile import StepTracer, ProfilerTransition
+
+OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
+FIRST_TRACEABLE_STEP: Final = 2
+"""The first step that can be recorded: torch's hook runs at the end of a step."""
+
+
+class OptimizerWatcher:
+    """Counts the optimizer steps of the script, beats, and traces the agreed ones."""
+
+    def __init__(
+        self, context: RunContext, trace: TraceConfig, reporter: Reporter, clock: DeviceClock | None = None
+    ) -> None:
+        self._context = context
+        self._trace = trace
+        self._reporter = reporter
+        self._window = TraceWindow(trace, context, reporter)
+        self._clock = clock or DeviceClock()
+        self._counted_optimizer: weakref.ref[object] | None = None
+        self._tracer: StepTracer | None = None
+        self._step_ended_at = time.perf_counter()
+        self._step = 0
+        self._step_time_s: float | None = None  # of the newest step that is known to have ended
+        self._tracing_s: dict[ProfilerTransition, float] = {}  # before the step that is under way
+
+    def on_start(self) -> None:
+        """The script is about to run."""
+        self._window.announce(FIRST_TRACEABLE_STEP)
+        self._write_heartbeat("setup")
+
+    def on_optimizer_step(self, optimizer: object, *_arguments: Any) -> None:
+        """torch's hook: an optimizer has made a step."""
+        counting = None if self._counted_optimizer is None else self._counted_optimizer()
+        if counting is None:
+            self._counted_optimizer = weakref.ref(optimizer)
+        elif counting is not optimizer:
+            return
+        now = time.perf_counter()
+        # The time to the first step is set-up and compilation, no step time.
+        cpu_s = now - self._step_ended_at if self._step else None
+        self._step += 1
+        line = StepMetrics(
+            step=self._step,
+            step_time_s=cpu_s,
+            trace_start_s=self._tracing_s.get("start"),
+            trace_write_s=self._tracing_s.get("write"),
+        )
+        self._write_metrics(self._clock.step_launched(optimizer, line))
+        self._write_heartbeat("train")
+        self._tracing_s = self._trace_next()
+        if self._tracing_s:
+            self._clock.restart_step(optimizer)
+        self._step_ended_at = time.perf_counter()
+
+    def on_finish(self) -> None:
+        """The script has ended, in whatever way."""
+        self._write_metrics(self._clock.drain())
+        if self._tracer is not None:
+            self._tracer.close(self._step)
+        self._window.finish(FIRST_TRACEABLE_STEP, self._step)
+        self._write_heartbeat("done")
+
+    def _write_metrics(self, lines: Iterable[StepMetrics]) -> None:
+        """Write the lines of steps that have ended."""
+        for line in lines:
+            self._step_time_s = line.step_time_s
+            self._reporter.write_metrics(line)
+
+    def _trace_next(self) -> dict[ProfilerTransition, float]:
+        """Have the tracer begin the next step; what that took where it started the profiler or wrote the trace."""
+        if self._tracer is None:
+            if not self._trace.covers(self._context.rank):
+                return {}
+            from muster_components.trainer.profile import StepTracer
+
+            self._tracer = StepTracer(self._trace, self._context, self._reporter)
+        if not self._tracer.pending:
+            return {}
+        switch, began_s = self._tracer.next_transition(self._step + 1), time.perf_counter()
+        self._tracer.begin_step(self._step + 1)
+        return {} if switch is None else {switch: time.perf_counter() - began_s}
+
+    def _write_heartbeat(self, phase: Phase) -> None:
+        context = self._context
+        self._reporter.write_heartbeat(
+            RankHeartbeat(
+                rank=context.rank,
+                world_size=context.world_size,
+                attempt=context.attempt,
+                step=self._step,
+                step_time_s=self._step_time_s,
+                phase=phase,
+            )
+        )
+
+
+class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Waits for `torch.optim.optimizer` to be imported, then registers the watcher's hook there."""
+
+    def __init__(self, watcher: OptimizerWatcher) -> None:
+        self._watcher = watcher
+        self._loader: importlib.abc.Loader | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Step between the import system and the one module of interest."""
+        if fullname != OPTIMIZER_MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        assert self._loader is not None
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load it, then hook it."""
+        assert self._loader is not None
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader  # leave no trace
+        sys.meta_path.remove(self)
+        self._loader.exec_module(module)
+        module.register_optimizer_step_post_hook(self._watcher.on_optimizer_step)
+
+
+def install_optimizer_hook(watcher: OptimizerWatcher) -> None:
+    """Hook torch's optimizers now if they are loaded, else as soon as they are."""
+    loaded = sys.modules.get(OPTIMIZER_MODULE)
+    if loaded is not None:
+        loaded.register_optimizer_step_post_hook(watcher.on_optimizer_step)
+    else:
+        sys.meta_path.insert(0, OptimizerImportHook(watcher))

@@ -1,0 +1,125 @@
+"""The admission of a gang of one pod, as its pod tells it: in an annotation, from when it was created.
+
+So one write does for two. The job's own status follows when there is time; until then this is what was decided, for
+whoever leads. The annotation is sealed with a key of the operators, since who may create pods in a namespace may not
+admit jobs there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from dataclasses import dataclass
+
+import msgspec
+
+from muster import spec
+from muster.lifecycle import is_admitted, is_finished, is_condition_true, transitions
+from muster.lifecycle.conditions import SUSPENDED, with_status_fields
+from muster.lifecycle.placement import from_status
+from muster.model import RolePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class PodAdmissionRecord:
+    """One pod on one node. `generation` is that of the job's spec which was decided about, `at` a Unix time."""
+
+    uid: str  # of the job
+    attempt: int
+    role: str
+    node: str
+    flavor: str
+    generation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSigner:
+    """What one leader seals with in one of its terms."""
+
+    key: bytes
+    term: str
+
+    def sign(self, admission: PodAdmissionRecord) -> str:
+        """What the pod is to say of it; the rest stands in its labels, its owner and its pin."""
+        text = _Text(admission.at, admission.flavor, admission.generation, self.term, _signature(admission, self))
+        return msgspec.json.encode(text).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAdmission:
+    """What some pod says of itself; true if the seal is ours."""
+
+    admission: PodAdmissionRecord
+    term: str
+    signature: str
+
+    def verify(self, key: bytes) -> bool:
+        """Whether one of us sealed it."""
+        return hmac.compare_digest(self.signature.encode(), _signature(self.admission, AdmissionSigner(key, self.term)).encode())
+
+
+class _Text(msgspec.Struct):
+    at: float
+    flavor: str
+    generation: int
+    term: str
+    seal: str
+
+
+_text = msgspec.json.Decoder(_Text)
+
+
+def parse_admission(annotation: str, *, uid: str, attempt: int, role: str, node: str) -> SignedAdmission | None:
+    """What the annotation of such a pod says; None where it says nothing."""
+    if not annotation:
+        return None
+    try:
+        text = _text.decode(annotation)
+    except (ValueError, RecursionError):  # whatever anybody wrote there
+        return None
+    return SignedAdmission(PodAdmissionRecord(uid, attempt, role, node, text.flavor, text.generation, text.at), text.term, text.seal)
+
+
+def may_admit_by_pod(status: spec.TrainingJobStatus) -> bool:
+    """Whether a pod may tell that a job of this status is admitted: it waits, and nobody keeps room for it."""
+    off = is_admitted(status) or is_finished(status) or is_condition_true(status, SUSPENDED)
+    return not off and status.nomination is None
+
+
+def admission_record(job: spec.TrainingJob, status: spec.TrainingJobStatus) -> PodAdmissionRecord | None:
+    """The admission that turns the job's status into this one; None where a pod cannot tell all of that."""
+    places = from_status(status.placement)
+    alone = len(places) == 1 and places[0].replicas == 1
+    if not alone or status.admitted_at is None or not may_admit_by_pod(job.status):
+        return None
+    place, meta = places[0], job.metadata
+    admission = PodAdmissionRecord(
+        uid=meta.uid,
+        attempt=status.attempt,
+        role=place.role,
+        node=place.nodes[0][0],
+        flavor=place.flavor,
+        generation=meta.generation,
+        at=status.admitted_at,
+    )
+    return admission if admitted_status(job, admission) == status else None
+
+
+def admitted_status(job: spec.TrainingJob, record: PodAdmissionRecord) -> spec.TrainingJobStatus:
+    """The status of a job that waits, once it is admitted so. One that was edited since leaves again."""
+    created, status = job.metadata.creation_timestamp, job.status
+    fields: dict[str, object] = {"observed_generation": record.generation}
+    if status.submitted_at is None:
+        fields["submitted_at"] = record.at if created is None else created
+    place = RolePlacement(record.role, record.flavor, ((record.node, 1),))
+    status = transitions.admit(with_status_fields(status, fields), (place,), record.at)
+    if record.generation == job.metadata.generation:
+        return status
+    message = "it was edited just when it was admitted; it starts anew, as it is now"
+    return transitions.evict(status, "Edited", message, record.at)
+
+
+def _signature(admission: PodAdmissionRecord, signer: AdmissionSigner) -> str:
+    text = msgspec.json.encode(("muster-admission", signer.term, admission))
+    return base64.urlsafe_b64encode(hmac.digest(signer.key, text, "sha256")[:16]).decode().rstrip("=")

@@ -1,0 +1,224 @@
+"""One pod: what is kept of it, and how the engine sees it if it is a job's.
+
+That it says so is not enough: who may create pods in some namespace may write into them whatever uid, so a pod is a
+job's only in the job's namespace and under the very name that we give it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from muster.cluster import PodView
+from muster.lifecycle import pod_name
+from muster.model import Resources
+from muster_operator.kube.resources import TRAINING_JOBS
+from muster_operator.labels import ATTEMPT, INDEX, ROLE
+from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
+from muster_operator.cache.admission_signing import SignedAdmission, parse_admission
+from muster_operator.cache.pod_requests import effective_request
+from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
+from muster_operator.cache.k8s_types import V1ContainerStatus, V1Pod, V1PodMeta, V1ContainerStateTerminated
+from muster_operator.cache.times import parse_rfc3339
+
+_FINISHED_PHASES = ("Succeeded", "Failed")
+_PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
+    "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
+}  # fmt: skip
+_TAIL_BYTES = 4096
+_IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
+                           "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """Which job it is; neither changes as long as there is one of that uid."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPod:
+    """A pod: as the engine sees it if its job is known (`view`), and what it takes of `node` otherwise."""
+
+    uid: str
+    version: int
+    namespace: str
+    name: str
+    job: JobKey | None  # whose pod it is, if there is such a TrainingJob
+    view: PodView | None
+    node: str  # where it is bound; "" while it is not
+    request: Resources
+    ended: bool
+    deletion_requested: bool = False  # by us, to stop
+    ip: str = ""
+    has_collector: bool = False  # whether the sidecar of ours is in it
+    termination_message: TerminationMessage | None = None  # what that said at its end
+    signed_admission: SignedAdmission | None = None  # what it says of its job's admission
+
+
+def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
+    """What we keep of a pod. The view that says the same as before is the one of before."""
+    meta, spec = pod.metadata, pod.spec
+    same = before is not None and before.uid == meta.uid
+    job = owner_job(meta)
+    request = effective_request(spec, pod.status)  # a pod may be resized in place
+    view = pod_view(pod, job.uid) if job is not None else None
+    if view is not None:
+        view = replace(view, request=request)
+    ended, told = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
+    if same and before is not None and before.view is not None and view is not None:
+        if before.ended and not before.view.deleting:
+            view = replace(view, deleting=False)  # it had ended before it was told to
+        elif told and (before.ended or not ended):
+            view = replace(view, deleting=True)  # as it was a moment before
+        if before.view == view:
+            view = before.view
+    return CachedPod(
+        uid=meta.uid,
+        version=meta.version,
+        namespace=meta.namespace,
+        name=meta.name,
+        job=job,
+        view=view,
+        node=spec.node_name,
+        request=request,
+        ended=ended,
+        deletion_requested=told,
+        ip=pod.status.pod_ip,
+        has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
+        termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
+        signed_admission=None if view is None else before.signed_admission if same and before is not None else _signed_admission(meta, view),
+    )
+
+
+def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) -> CachedPod:
+    """A pod that we just created, pinned to `node`, as the watch will show it a moment later.
+
+    `request` is what its template asks for; what the API server made of that is read once the watch shows it.
+    """
+    job = owner_job(meta)
+    view = pod_view(V1Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
+    return CachedPod(
+        uid=meta.uid,
+        version=meta.version,
+        namespace=meta.namespace,
+        name=meta.name,
+        job=None if view is None else job,
+        view=None if view is None else replace(view, node=node, request=request),
+        node="",
+        request=Resources(),  # read once the watch shows it, which is before it takes room
+        ended=False,
+        signed_admission=None if view is None else _signed_admission(meta, replace(view, node=node)),
+    )
+
+
+def _signed_admission(meta: V1PodMeta, view: PodView) -> SignedAdmission | None:
+    return parse_admission(meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node)
+
+
+def owner_job(meta: V1PodMeta) -> JobKey | None:
+    """The job whose pod this is if there is such a job: the one that owns it, in its namespace, if its name is the one
+    that we give to the pod that its labels say it is. Anybody may write that a pod is somebody's."""
+    seat = _pod_slot(meta)
+    owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
+    if owner is None or seat is None or meta.name != pod_name(owner.name, owner.uid, *seat):
+        return None
+    return JobKey(owner.uid, meta.namespace, owner.name)
+
+
+def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
+    """Role, index and attempt, as its labels say; None where they do not."""
+    try:
+        role, index, attempt = meta.labels[ROLE], int(meta.labels[INDEX]), int(meta.labels[ATTEMPT])
+    except (KeyError, ValueError):
+        return None
+    return (role, index, attempt) if index >= 0 and attempt >= 0 else None
+
+
+def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
+    """The pod of a job as the engine sees it; None when its labels do not say which one it is."""
+    meta, status, seat = pod.metadata, pod.status, _pod_slot(pod.metadata)
+    if seat is None:
+        return None
+    role, index, attempt = seat
+    phase = _PHASES.get(status.phase, "Pending")
+    ended = _first_failure(pod) if phase == "Failed" else _main_termination(pod)
+    return PodView(
+        name=meta.name,
+        job_uid=job_uid,
+        role=role,
+        index=index,
+        attempt=attempt,
+        node=pod.spec.node_name or _pinned_node(pod),
+        phase=phase,
+        ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
+        pending_reason=_start_blocker(pod) if phase == "Pending" else "",
+        deleting=meta.deletion_timestamp is not None,
+        exit_code=None if ended is None else ended.exit_code,
+        reason=_reason(pod, ended) if phase == "Failed" else "",
+        finished_at=parse_rfc3339(ended.finished_at) if ended is not None and phase in _FINISHED_PHASES else None,
+        log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
+    )
+
+
+def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume", "Node"]:
+    """What a pod that has not started waits for.
+
+    A kubelet mounts all volumes, then makes the sandbox, then pulls images. Which of the first two it is at, a status
+    does not say; a pod without a volume of its own can only wait for the node.
+    """
+    conditions = {one.type: one.status for one in pod.status.conditions}
+    if conditions.get("PodScheduled") == "False":
+        return "Unschedulable"
+    if any(one.state.waiting.reason in _IMAGE_ERRORS for one in pod.status.init_container_statuses):
+        return "Image"
+    if any(one.state.waiting.reason in _IMAGE_ERRORS for one in pod.status.container_statuses):
+        return "Image"
+    if conditions.get("PodReadyToStartContainers") == "True":
+        sidecars = {one.name for one in pod.spec.init_containers if one.restart_policy == "Always"}
+        running = {one.name for one in pod.status.init_container_statuses if one.state.running is not None}
+        return "" if running - sidecars else "Image"
+    return "Volume" if any(volume.empty_dir is None for volume in pod.spec.volumes) else "Node"
+
+
+def _pinned_node(pod: V1Pod) -> str:
+    """The node that a pod of ours is bound to be on: the first field of the first term we wrote."""
+    affinity = pod.spec.affinity
+    required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    for term in required.node_selector_terms if required else ():
+        for line in term.match_fields:
+            if line.key == "metadata.name" and len(line.values) == 1:
+                return line.values[0]
+    return ""
+
+
+def _main_termination(pod: V1Pod) -> V1ContainerStateTerminated | None:
+    main = pod.spec.containers[0].name if pod.spec.containers else ""
+    return next((one.state.terminated for one in pod.status.container_statuses if one.name == main), None)
+
+
+def _first_failure(pod: V1Pod) -> V1ContainerStateTerminated | None:
+    """How the main container failed, or else the container that failed first."""
+    main = _main_termination(pod)
+    if main is not None and main.exit_code != 0:
+        return main
+    failed = [one.state.terminated for one in pod.status.container_statuses if _has_failed(one)]
+    return min((end for end in failed if end is not None), key=lambda end: end.finished_at or "", default=main)
+
+
+def _has_failed(container: V1ContainerStatus) -> bool:
+    return container.state.terminated is not None and container.state.terminated.exit_code != 0
+
+
+def _reason(pod: V1Pod, ended: V1ContainerStateTerminated | None) -> str:
+    """Why it failed. A disruption is none of the job's doing, whatever the containers say."""
+    if any(c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions):
+        return "DisruptionTarget"
+    return pod.status.reason or (ended.reason if ended is not None else "")
+
+
+def _is_job(api_version: str, kind: str) -> bool:
+    return kind == TRAINING_JOBS.kind and api_version.partition("/")[0] == TRAINING_JOBS.group

@@ -1,0 +1,136 @@
+"""Everything we see, put together: the world that the engine decides from."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from muster import spec
+from muster.cluster import DecodeErrors, ObservedState
+from muster.lifecycle import is_admitted, pod_name
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
+from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.cache import name_index
+from muster_operator.cache.admission_signing import AdmissionSigner, may_admit_by_pod
+from muster_operator.cache.heartbeats import HeartbeatCache
+from muster_operator.cache.trace_counts import TraceCounts
+from muster_operator.cache.custom_objects import CustomObjectCache
+from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.cached_job import PodRequirements
+from muster_operator.cache.cached_pod import JobKey, CachedPod
+from muster_operator.cache.nodes import NodeCache
+from muster_operator.cache.pods import PodCache
+from muster_operator.cache.k8s_types import V1Namespace, V1PriorityClass
+from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.template_bytes import MOST_BYTES
+from muster_operator.cache.templates import TemplateCache
+
+_MAX_PENDING_TERMINATIONS = 10_000
+_MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """What the installation decides of collectors, and how often they are asked."""
+
+    config: CollectorSidecarConfig = CollectorSidecarConfig()
+    heartbeat_interval_s: float = 15.0
+
+
+class ClusterCache:
+    """The sinks of all resources. `changed` is called, often, when the engine would see a difference."""
+
+    def __init__(
+        self,
+        requirements: PodRequirements,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        collectors: CollectorSettings = CollectorSettings(),
+        templates: TemplateCache | None = None,
+        most_template_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._clock = clock
+        self._has_heartbeats = bool(collectors.config.image)
+        self.nodes = NodeCache(changed)
+        self._changed = changed
+        self.trace_counts = TraceCounts()
+        self.pods = PodCache(self.nodes.add_unmanaged_usage, lambda uid: changed(), self._job_key, self._on_collector_ended, self._on_pod_admission)
+        self.templates = TemplateCache() if templates is None else templates
+        specs = SpecCache(collectors.config, self.templates)
+        self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, self.pods.of_job, most_template_bytes)
+        self.queues = CustomObjectCache(spec.Queue, changed)
+        self.flavors = CustomObjectCache(spec.Flavor, changed)
+        self.namespaces = name_index.NameIndex[V1Namespace, Mapping[str, str]](name_index.namespace_labels, changed)
+        self.priority_classes = name_index.NameIndex[V1PriorityClass, int](name_index.priority_value, changed)
+        self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
+        self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)  # of pods whose jobs are not known yet
+
+    def observe(self) -> ObservedState:
+        """The world now. Its parts are not changed afterwards, so that another thread may read them."""
+        now = self._clock()
+        self._apply_pending_terminations(now)
+        self.jobs.mark_observed()
+        return ObservedState(
+            now=now,
+            nodes=self.nodes.views(),
+            flavors=self.flavors.all(),
+            queues=self.queues.all(),
+            jobs=self.jobs.visible(),
+            pods=self.pods.views(),
+            heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
+            namespaces=self.namespaces.values(),
+            priority_classes=self.priority_classes.values(),
+            pod_rejections=self.jobs.rejections(),
+            decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
+        )
+
+    def _job_key(self, uid: str) -> JobKey | None:
+        known = self.jobs.get(uid)
+        return None if known is None else known.name
+
+    def begin_term(self, signer: AdmissionSigner | None) -> None:
+        """A term of leading begins, and everything there is has been listed. None: no pod is believed."""
+        self.jobs.begin_term(signer, self.pods.all())
+
+    def has_lagging_jobs(self) -> bool:
+        """Whether some pod says that its job is admitted, and the job's status does not."""
+        told = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
+        known = (self.jobs.get(job.uid) for job in told)
+        return any(one is not None and may_admit_by_pod(one.written_status) for one in known)
+
+    def _on_pod_admission(self, job: JobKey) -> None:
+        self.jobs.on_pod_admission(job)
+
+    def _on_collector_ended(self, pod: CachedPod) -> None:
+        if not self._apply_termination(pod, self._clock()):
+            self._pending_terminations.append(pod)
+        self._changed()
+
+    def _apply_pending_terminations(self, now: float) -> None:
+        """Those of pods that were listed before their jobs."""
+        words, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
+        self._pending_terminations += (pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod))
+
+    def _apply_termination(self, pod: CachedPod, now: float) -> bool:
+        """Count what was collected; the checkpoint of the pod that speaks for its job is news, if it outlives the pod.
+        False: its job is not known."""
+        known, view, ending = self.jobs.get(pod.job.uid) if pod.job is not None else None, pod.view, pod.termination_message
+        if known is None or view is None or ending is None:
+            return False
+        if self._job_key(known.uid) != pod.job:
+            return True  # of a pod that only says it is the job's
+        seat, speaker = (view.role, view.index), lead_role(known.job.spec)
+        if known.job.spec.trace is not None:
+            self.trace_counts.record_final(known.uid, seat, ending.traces)
+        if ending.checkpoint is not None and seat == (speaker.name, 0) and has_durable_run_folder(speaker):
+            self.heartbeats.on_termination(known.uid, pod.name, ending.checkpoint, now)
+        return True
+
+    def _stall_monitored(self) -> Iterator[tuple[str, str]]:
+        """Jobs that may not stand still, and the pod that speaks for each."""
+        for job in self.jobs.visible() if self._has_heartbeats else ():
+            if job.spec.stall_timeout_seconds is not None and is_admitted(job.status):
+                meta = job.metadata
+                yield meta.uid, pod_name(meta.name, meta.uid, lead_role(job.spec).name, 0, job.status.attempt)

@@ -1,0 +1,93 @@
+"""What jobs said of themselves when they were last asked, and what that is worth by now.
+
+A job that cannot be asked is no job that stands still: as long as nobody answers, it counts as if it had just made a
+step. So trouble of the pod network, of the operator or of a collector never ends a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from muster.heartbeat import MAX_CLOCK_SKEW_S, ClockReading, parse_heartbeat, parse_count, parse_time
+from muster.cluster import Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReport:
+    """One answer. `now` is the clock of who answered; `durable`: its checkpoints outlive its pods."""
+
+    pod: str
+    now: float
+    heartbeat: Mapping[str, object]
+    checkpoint: Mapping[str, object]
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    pod: str
+    responded_at: float
+    offset_s: float  # what to add to a time of the pod's clock
+    heartbeat: Heartbeat | None
+
+
+class HeartbeatCache:
+    """By job uid. An answer is good for `patience_s`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._entries: dict[str, _Entry] = {}
+
+    def on_response(self, uid: str, report: HeartbeatReport, now: float) -> bool:
+        """An answer came; whether it brings news. `now` is our clock, as it came."""
+        before = self._entries.get(uid)
+        if before is not None and before.pod == report.pod:
+            offset_s = before.offset_s
+        else:
+            skew_s = now - report.now
+            offset_s = float(round(skew_s)) if abs(skew_s) > MAX_CLOCK_SKEW_S else 0.0
+        old = None if before is None else before.heartbeat
+        beat = parse_heartbeat(report.heartbeat, report.checkpoint, ClockReading(now, offset_s), old)
+        if beat is not None and not report.durable:
+            beat = replace(beat, checkpoint_step=None, checkpoint_at=None)
+            beat = old if beat == old else beat
+        self._entries[uid] = _Entry(report.pod, now, offset_s, beat)
+        return beat is not old
+
+    def on_termination(self, uid: str, pod: str, checkpoint: tuple[float, float], now: float) -> bool:
+        """The last words of a pod whose checkpoints are durable name this one (step, when); whether that is news."""
+        before = self._entries.get(uid)
+        same = before is not None and before.pod == pod
+        offset_s = before.offset_s if before is not None and same else 0.0
+        step, at = parse_count(checkpoint[0]), parse_time(checkpoint[1], ClockReading(now, offset_s))
+        old = None if before is None else before.heartbeat
+        if step is None or at is None or (old is not None and (old.checkpoint_at or 0.0) >= at):
+            return False
+        beat = replace(old or Heartbeat(at=at, step=step, step_changed_at=at), checkpoint_step=step, checkpoint_at=at)
+        heard_at = before.responded_at if before is not None and same else 0.0
+        self._entries[uid] = _Entry(pod, heard_at, offset_s, beat)
+        return True
+
+    def last_response_at(self, uid: str, pod: str) -> float | None:
+        """When this pod of the job last answered."""
+        known = self._entries.get(uid)
+        return known.responded_at if known is not None and known.pod == pod else None
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Forget all other jobs."""
+        for uid in self._entries.keys() - uids:
+            del self._entries[uid]
+
+    def observed(self, watched: Iterable[tuple[str, str]], now: float) -> dict[str, Heartbeat]:
+        """The beats as the engine is to see them; what did not change keeps its identity.
+
+        `watched` are jobs that may not stand still, and the name of the pod that speaks for each.
+        """
+        shown = {uid: known.heartbeat for uid, known in self._entries.items() if known.heartbeat is not None}
+        for uid, pod in watched:
+            heard_at = self.last_response_at(uid, pod)
+            if heard_at is None or now - heard_at > self._timeout_s:
+                last = shown.get(uid) or Heartbeat(at=0.0, step=0, step_changed_at=now)
+                shown[uid] = replace(last, step_at=now)
+        return shown

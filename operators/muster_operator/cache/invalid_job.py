@@ -1,0 +1,70 @@
+"""Jobs that the API server keeps and this operator cannot read: written under an older CRD, or meant for a newer one.
+
+Nothing is decided about such a job. What is wrong with it is said in the words of `muster submit`: field, value, what
+would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from muster import spec
+from muster.yaml_input.truncate import decode_truncated
+from muster.yaml_input.invalid_objects import invalid_reason
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.specs import SpecTooLarge
+from muster_operator.cache.template_bytes import TooManyBytes
+
+_MAX_ERROR = 500  # characters of an error
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidJob:
+    """Which job, what is wrong with it, its status (None where that cannot be read either), and the queue that it
+    names; "" where it names none, or nothing that could be one. `sizes` are those of its pod templates, by text, where
+    they are only too much for its namespace as it is now."""
+
+    metadata: spec.ObjectMeta
+    error: str
+    status: spec.TrainingJobStatus | None
+    queue: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
+    """Why a job could not be read; `error` is told of one that seems to be right."""
+    large = isinstance(error, SpecTooLarge)
+    document: dict[str, Any] = {
+        "apiVersion": spec.API_VERSION,
+        "kind": "TrainingJob",
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace},
+        "spec": _without_roles(item.spec) if large else decode_truncated(msgspec.json.decode, item.spec),
+        "status": decode_truncated(msgspec.json.decode, item.status),
+    }
+    try:
+        status = spec.TrainingJobStatus.model_validate(document["status"])
+    except ValidationError:
+        status = None
+    named = document["spec"].get("queue") if isinstance(document["spec"], dict) else ""
+    return InvalidJob(
+        metadata,
+        (str(error) if large else invalid_reason(document, "TrainingJob"))
+        or f"this version of the operator fails to read it: {_error_text(error)}",
+        status,
+        named if isinstance(named, str) else "",
+        error.sizes if isinstance(error, TooManyBytes) else {},
+    )
+
+
+def _without_roles(text: msgspec.Raw) -> dict[str, Any]:
+    fields = decode_truncated(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode, text)
+    return {name: decode_truncated(msgspec.json.decode, value) for name, value in fields.items() if name != "roles"}
+
+
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR]

@@ -1,0 +1,333 @@
+"""TrainingJobs as the engine sees them.
+
+A job is shown once it is known what its pods really ask for (`dryrun`): defaults, overhead and sidecars that the API
+server adds take up room too. Until then it is as if it had not come yet; one that is shown and whose templates are
+edited gets no room until they are known. One that an earlier leader has given room, or promised some, is shown at once,
+as it was written: else its room would be given away a second time. If it loses that room before its templates are
+known, it is shown on: what was written of it counts, and its last pods stop. So it is with one that is edited into
+something that cannot be read while it has room: it is shown as it was before that edit, and gets no room by it again.
+
+Where a pod tells of its job's admission and the status does not yet, the pod counts (`claims`). A new job whose
+templates are more than its namespace may have is put aside like one that cannot be read (`template_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from muster import spec
+from muster.lifecycle import is_finished
+from muster_operator.cache.admission_signing import AdmissionSigner
+from muster_operator.cache.pod_admissions import PodAdmissions
+from muster_operator.cache.cached_job import CachedJob, PodRequirements, DryRunResult, holds_capacity
+from muster_operator.cache.cached_pod import JobKey, CachedPod
+from muster_operator.cache.job_reader import JobReader, read_metadata
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
+from muster_operator.cache.invalid_job import InvalidJob, invalid_job
+
+_DRY_RUN_PENDING = "its pods have not been tried yet: the API server has not said what they ask for"
+
+
+class JobCache:
+    """A sink for TrainingJobs. `show(uid, shown)` is told who appears and goes, `changed` that anything differs."""
+
+    def __init__(
+        self,
+        requirements: PodRequirements,
+        set_visible: Callable[[str, bool], None],
+        changed: Callable[[], None],
+        specs: SpecCache,
+        pods_of: Callable[[JobKey], Iterable[CachedPod]] = lambda job: (),
+        most_template_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._requirements = requirements
+        self._set_visible = set_visible
+        self._changed = changed
+        self._reader = JobReader(specs)
+        self._cache = MutationCache[CachedJob](self._on_change)
+        self._by_uid: dict[str, CachedJob] = {}
+        self._visible: dict[str, spec.TrainingJob] = {}
+        self._awaiting_dry_run: set[str] = set()
+        self._undecided: set[str] = set()
+        self._unobserved: set[str] = set()
+        self.decided_count = 0  # how many were decided about for the first time
+        self._last_complete_spec: dict[
+            str, spec.TrainingJobSpec
+        ] = {}  # what was written when a job was last shown as it really is
+        self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
+        self._rejected: dict[str, str] = {}
+        self._rejections: dict[str, str] | None = None
+        self._pod_admissions = PodAdmissions(pods_of)
+        self._bytes = TemplateBytes(most_template_bytes)
+        self._lagging: dict[str, CachedJob] = {}  # jobs whose pods tell more than what is written, by uid
+        self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by namespace/name
+
+    # ---- what is seen
+
+    def on_list(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        for gone in self.invalid.keys() - keys:
+            self._clear_invalid(gone)
+        self._cache.retain(keys, version)
+
+    def on_upsert(self, item: RawTrainingJob) -> None:
+        """A job was created or changed."""
+        key = _object_key(item)
+        if not self._cache.is_newer(key, item.metadata.version):
+            return
+        before = self._cache.get(key)
+        try:
+            known = self._pod_admissions.with_pod_admission(self._reader.read(item, before), before)
+            self._bytes.check(known, before)
+        except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
+            self._set_invalid(key, item, before, error)
+            return
+        if self.invalid.pop(key, None) is not None and before is not None:
+            self._reject(before.uid, None)  # as what could not be read
+        self._cache.upsert(key, item.metadata.version, known)
+
+    def _set_invalid(self, key: str, item: RawTrainingJob, before: CachedJob | None, error: Exception) -> None:
+        """It cannot be read. One that has room keeps it: it is shown as it was before that edit, and stays shown when
+        it loses the room (see `_consider`)."""
+        aside = key in self.invalid
+        one = self.invalid[key] = invalid_job(item, read_metadata(item), error)
+        same = before is not None and before.uid == one.metadata.uid
+        kept: CachedJob | None = None
+        if before is not None and same and one.status is not None:
+            meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
+            job = before.job.model_copy(update={"metadata": meta, "status": one.status})
+            kept = self._pod_admissions.with_pod_admission(replace(before, job=job, spec_digest=b"", status_text=None), before)
+        if kept is None or not (aside or holds_capacity(kept.job.status)):
+            self._cache.delete(key, item.metadata.version)
+        else:
+            self._cache.upsert(key, item.metadata.version, kept)
+        self._changed()
+
+    def fits_now(self, one: InvalidJob) -> bool:
+        """Whether a job that was too much for its namespace is not any more, or a pod tells that it is admitted."""
+        if not one.sizes or one.status is None or one.metadata.uid in self._by_uid:
+            return False
+        namespace = one.metadata.namespace or "default"
+        name = JobKey(one.metadata.uid, namespace, one.metadata.name)
+        return self._bytes.fits(namespace, one.sizes) or self._pod_admissions.is_told(name, one.status.attempt)
+
+    def on_read(self, item: RawTrainingJob) -> None:
+        """A read shows it, which watches may have passed meanwhile."""
+        if not self._cache.is_deleted(_object_key(item), item.metadata.version):
+            self.on_upsert(item)
+
+    def on_delete(self, item: RawTrainingJob) -> None:
+        """A job is gone."""
+        self._clear_invalid(_object_key(item))
+        self._cache.delete(_object_key(item), item.metadata.version)
+
+    def on_bookmark(self, version: int) -> None:
+        """Everything up to here has been told."""
+        self._cache.advance(version)
+
+    # ---- what we did
+
+    def on_status_written(self, uid: str, status: spec.TrainingJobStatus, version: int) -> None:
+        """Our status of a job was accepted."""
+        known = self._by_uid.get(uid)
+        if known is None:
+            return
+        meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
+        job = known.job.model_copy(update={"metadata": meta, "status": status})
+        self._cache.on_written(known.key, version, self._pod_admissions.with_pod_admission(replace(known, job=job, status_text=None), known))
+
+    def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
+        """A term of leading begins, and these pods are there: what they tell counts, and nothing that others told."""
+        pods = list(pods)
+        self._pod_admissions.begin_term(signer, pods)
+        tell = (pod.job for pod in pods if pod.signed_admission is not None and pod.job is not None)
+        for job in dict.fromkeys((*(known.name for known in self._lagging.values()), *tell)):
+            self._apply_pod_admission(job, recompute=True)
+
+    def on_pod_admission(self, job: JobKey) -> None:
+        """A pod says that its job is admitted."""
+        self._apply_pod_admission(job)
+
+    def lagging(self) -> Collection[CachedJob]:
+        """Jobs whose pods alone tell so far that they are admitted, oldest first."""
+        return self._lagging.values()
+
+    def on_reported(self, key: str, before: InvalidJob, reported: InvalidJob) -> None:
+        """Our complaint about a job was written: `one` is as `told` now, unless watches have shown the job anew, or
+        gone, meanwhile."""
+        if self.invalid.get(key) is before:
+            self.invalid[key] = reported
+
+    def on_dry_run_result(self, namespace: str, digest: str) -> None:
+        """Something was found out about a template."""
+        for uid in tuple(self._uids_by_template.get((namespace, digest), ())):
+            if (known := self._by_uid.get(uid)) is not None:
+                self._update_visibility(known)
+
+    def refresh_dry_runs(self) -> None:
+        """What was refused may not be any more, and what was learned long ago may be otherwise: ask for jobs that wait.
+
+        A job that has room keeps what was learned before it got it: its pods are as they were created.
+        """
+        for uid, known in self._by_uid.items():
+            if uid in self._rejected or not (holds_capacity(known.job.status) or is_finished(known.job.status)):
+                self._requirements.request(known)
+
+    # ---- what the engine sees
+
+    def visible(self) -> tuple[spec.TrainingJob, ...]:
+        """All jobs that are ready to be decided about."""
+        return tuple(self._visible.values())
+
+    def rejections(self) -> Mapping[str, str]:
+        """Why pods of shown jobs would be refused, by uid; the same mapping as long as nothing changed."""
+        if self._rejections is None:
+            self._rejections = dict(self._rejected)
+        return self._rejections
+
+    def has_unobserved(self) -> bool:
+        """Whether a new job is shown since `looked`."""
+        return bool(self._unobserved)
+
+    def mark_observed(self) -> None:
+        """Whatever is shown is being decided about."""
+        self._unobserved.clear()
+
+    def get(self, uid: str) -> CachedJob | None:
+        """One job as it was written."""
+        return self._by_uid.get(uid)
+
+    def status_of(self, one: InvalidJob) -> spec.TrainingJobStatus | None:
+        """The newest status of a job that cannot be read, with what we wrote of it; None where nobody can read that."""
+        known = self._by_uid.get(one.metadata.uid)
+        return one.status if known is None else known.job.status
+
+    def all(self) -> Iterable[CachedJob]:
+        """All jobs, shown or not."""
+        return self._by_uid.values()
+
+    # ---- the rest
+
+    def _on_change(self, key: str, old: CachedJob | None, new: CachedJob | None) -> None:
+        self._bytes.count(old, new)
+        same = old is not None and new is not None and new.uid == old.uid
+        alike = old is not None and new is not None and new.templates is old.templates  # as of a job created anew, too
+        if old is not None and not same:
+            self._hide(old.uid)
+            self._by_uid.pop(old.uid, None)
+            self._lagging.pop(old.uid, None)
+        if old is not None and not (same and alike):
+            for used in _template_keys(old):
+                self._uids_by_template[used].discard(old.uid)
+                if not self._uids_by_template[used]:
+                    del self._uids_by_template[used]
+        if new is not None:
+            self._by_uid[new.uid] = new
+            if new.lagging_status is None:
+                self._lagging.pop(new.uid, None)
+            else:
+                self._lagging[new.uid] = new
+            for used in () if same and alike else _template_keys(new):
+                self._uids_by_template.setdefault(used, set()).add(new.uid)
+            self._update_visibility(new)
+
+    def _apply_pod_admission(self, name: JobKey, *, recompute: bool = False) -> None:
+        known = self._by_uid.get(name.uid)
+        if known is None or known.name != name or (known.lagging_status is not None and not recompute):
+            return
+        told = self._pod_admissions.recompute(known)
+        if told.admission != known.admission:
+            self._cache.replace(known.key, told)
+
+    def _hide(self, uid: str) -> None:
+        self._awaiting_dry_run.discard(uid)
+        self._reject(uid, None)
+        self._undecided.discard(uid)
+        self._unobserved.discard(uid)
+        self._last_complete_spec.pop(uid, None)
+        if self._visible.pop(uid, None) is not None:
+            self._set_visible(uid, False)
+        self._changed()  # also of one that was not shown yet: its queue may have waited for it
+
+    def _clear_invalid(self, key: str) -> None:
+        """What could not be read there is gone."""
+        if self.invalid.pop(key, None) is not None:
+            self._changed()
+
+    def _update_visibility(self, known: CachedJob) -> None:
+        """Show the job as soon as everything about its templates is known.
+
+        One that is shown already stays, always with its newest status: what is written of it, by us too, counts at
+        once. It gets no room by a spec that is not known yet, nor again by one from before an edit that cannot be read.
+        """
+        uid, job, before = known.uid, known.job, self._visible.get(known.uid)
+        verdicts = {role: self._requirements.result(known.namespace, one) for role, one in known.templates.items()}
+        unknown = not is_finished(job.status) and self._needs_dry_run(known, verdicts)
+        if not unknown:
+            self._awaiting_dry_run.discard(uid)
+        elif uid not in self._awaiting_dry_run:
+            self._awaiting_dry_run.add(uid)
+            self._requirements.request(known)
+        waits = unknown and not holds_capacity(job.status)
+        if waits and before is None:
+            return
+        settled = before is not None and self._last_complete_spec.get(uid) is job.spec
+        refusals = [verdict.refusal for verdict in verdicts.values() if verdict is not None and verdict.refusal]
+        complaint = self._invalid_reason(known)
+        if complaint is not None:
+            self._reject(uid, complaint)
+        elif not (waits and settled):
+            self._reject(uid, refusals[0] if refusals else _DRY_RUN_PENDING if waits else None)
+        if before is not None and settled and (waits or holds_capacity(job.status)):
+            self._visible[uid] = job.model_copy(update={"spec": before.spec})
+        else:
+            self._visible[uid] = self._reader.with_effective_pods(job, verdicts)
+        if uid not in self._awaiting_dry_run:
+            self._last_complete_spec[uid] = job.spec
+        if job.status.submitted_at is None:
+            if uid not in self._undecided:
+                self._unobserved.add(uid)
+            self._undecided.add(uid)
+        elif uid in self._undecided:
+            self._undecided.remove(uid)
+            self.decided_count += 1
+        if before is None:
+            self._set_visible(uid, True)
+        self._changed()
+
+    def _invalid_reason(self, known: CachedJob) -> str | None:
+        """Why it gets no room again: its spec is from before an edit that cannot be read. One with room is told so
+        beforehand, since it may lose it and be placed anew within one round; what it is promised it may still take."""
+        one, status = self.invalid.get(known.key) if self.invalid else None, known.job.status
+        if one is None or one.metadata.uid != known.uid or status.nomination is not None or is_finished(status):
+            return None
+        return f"it cannot be read: {one.error}"
+
+    def _needs_dry_run(self, known: CachedJob, verdicts: Mapping[str, DryRunResult | None]) -> bool:
+        """Whether it is not known what its pods ask for; of a job that is shown, what was learned then counts."""
+        if None in verdicts.values():
+            return True
+        new = known.uid not in self._visible and not holds_capacity(known.job.status)
+        return new and not all(self._requirements.is_fresh(known.namespace, one) for one in known.templates.values())
+
+    def _reject(self, uid: str, refusal: str | None) -> None:
+        if self._rejected.get(uid) == refusal:
+            return
+        if refusal is None:
+            del self._rejected[uid]
+        else:
+            self._rejected[uid] = refusal
+        self._rejections = None
+        self._changed()
+
+
+def _template_keys(known: CachedJob) -> set[tuple[str, str]]:
+    return {(known.namespace, template.digest) for template in known.templates.values()}
+
+
+def _object_key(job: RawTrainingJob) -> str:
+    return f"{job.metadata.namespace}/{job.metadata.name}"

@@ -1,0 +1,135 @@
+"""Nodes as the engine sees them, with what pods that are not ours take of each.
+
+A node is made anew only when something that matters changed: heartbeats come all the time and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from muster.cluster import NodeView
+from muster.model import Resources, NodeTaint
+from muster_operator.cache import k8s_types
+from muster_operator.cache.pod_requests import parse_resources
+from muster_operator.cache.k8s_types import V1Node
+from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.times import parse_rfc3339
+
+Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+_TAINT_PREFIX = "node.kubernetes.io/"
+_REDUNDANT_TAINTS = frozenset(_TAINT_PREFIX + name for name in ("unschedulable", "not-ready", "unreachable"))
+_PRESSURE_TAINTS = frozenset(
+    _TAINT_PREFIX + name for name in ("memory-pressure", "disk-pressure", "pid-pressure", "network-unavailable")
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    node: V1Node
+    view: NodeView
+
+
+class NodeCache:
+    """A sink for nodes. `changed` is called when the engine would see a difference."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._cache = MutationCache[_Entry](self._on_change)
+        self._unmanaged: dict[str, Resources] = {}
+        self._views: dict[str, NodeView] = {}
+        self._stale: set[str] = set()  # views to make anew
+        self._view_tuple: tuple[NodeView, ...] = ()
+
+    # ---- what is seen
+
+    def on_list(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        self._cache.retain(keys, version)
+
+    def on_upsert(self, item: V1Node) -> None:
+        """A node was created or changed."""
+        known = self._cache.get(item.metadata.name)
+        view = known.view if known is not None and _is_same(known.node, item) else node_view(item)
+        self._cache.upsert(item.metadata.name, item.metadata.version, _Entry(item, view))
+
+    def on_delete(self, item: V1Node) -> None:
+        """A node was deleted."""
+        self._cache.delete(item.metadata.name, item.metadata.version)
+
+    def on_bookmark(self, version: int) -> None:
+        """Everything up to here has been told."""
+        self._cache.advance(version)
+
+    def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
+        """Foreign pods take so much more (or less, when negative) of a node, which may not be known yet."""
+        self._unmanaged[node] = self._unmanaged.get(node, Resources()).plus(amount)
+        if not self._unmanaged[node]:
+            del self._unmanaged[node]
+        self._stale.add(node)
+        self._changed()
+
+    # ---- what the engine sees
+
+    def views(self) -> tuple[NodeView, ...]:
+        """All nodes, by name; the same tuple as long as nothing changed."""
+        if self._stale:
+            before = len(self._views)
+            for name in self._stale:
+                known = self._cache.get(name)
+                if known is None:
+                    self._views.pop(name, None)
+                    continue
+                foreign = self._unmanaged.get(name, Resources())
+                view = known.view if not foreign else replace(known.view, unmanaged_usage=foreign.capped())
+                if self._views.get(name) != view:
+                    self._views[name] = view
+            fresh = self._stale & self._views.keys()
+            if len(self._views) != before or fresh:
+                self._views = dict(sorted(self._views.items()))
+            self._stale.clear()
+            self._view_tuple = tuple(self._views.values())
+        return self._view_tuple
+
+    def _on_change(self, name: str, old: _Entry | None, new: _Entry | None) -> None:
+        if old is None or new is None or old.view is not new.view:
+            self._stale.add(name)
+            self._changed()
+
+
+def node_view(node: V1Node) -> NodeView:
+    """The node without foreign pods. Since when it is unknown counts only if nobody can tell what it does.
+
+    What the control plane itself taints passes: a node under pressure is as good as cordoned, and one that is cordoned
+    or not ready says so by other means. The planner would take a taint for a reason why pods can never be there.
+    """
+    ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
+    unknown = ready is not None and ready.status == "Unknown"
+    return NodeView(
+        name=node.metadata.name,
+        allocatable=parse_resources(node.status.allocatable),
+        labels=node.metadata.labels,
+        taints=tuple(_taint(one) for one in node.spec.taints if one.key not in _REDUNDANT_TAINTS | _PRESSURE_TAINTS),
+        ready=ready is not None and ready.status == "True",
+        cordoned=node.spec.unschedulable or any(one.key in _PRESSURE_TAINTS for one in node.spec.taints),
+        not_ready_since=parse_rfc3339(ready.last_transition_time) if ready is not None and unknown else None,
+    )
+
+
+def _taint(taint: k8s_types.V1Taint) -> NodeTaint:
+    return NodeTaint(taint.key, taint.value, cast(Effect, taint.effect))
+
+
+def _is_same(a: V1Node, b: V1Node) -> bool:
+    """Whether what we read of a node is the same but for heartbeats."""
+    return (
+        a.metadata.labels == b.metadata.labels
+        and a.spec == b.spec
+        and a.status.allocatable == b.status.allocatable
+        and _ready_condition(a) == _ready_condition(b)
+    )
+
+
+def _ready_condition(node: V1Node) -> Mapping[str, object]:
+    return {c.type: (c.status, c.last_transition_time) for c in node.status.conditions if c.type == "Ready"}

@@ -1,0 +1,78 @@
+"""Which pods are believed that their jobs are admitted, and how such a job looks.
+
+Believed are those sealed in the present term, and those that were there when it began. What comes later from an earlier
+term was sent by a leader that is none any more, and may have been decided otherwise since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from muster.validation import keeps_pods
+from muster_operator.cache.admission_signing import PodAdmissionRecord, SignedAdmission, AdmissionSigner, admitted_status, may_admit_by_pod
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_pod import JobKey, CachedPod
+
+
+@dataclass(slots=True)
+class PodAdmissions:
+    """Believes nobody before `begin`. `pods_of` tells which pods are a job's."""
+
+    pods_of: Callable[[JobKey], Iterable[CachedPod]]
+    _signer: AdmissionSigner | None = None
+    _trusted_pods: set[str] = field(default_factory=set)  # pods that were there, by uid
+
+    def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
+        """A term begins, or goes on, and these pods are there."""
+        if signer is None or signer != self._signer:
+            self._trusted_pods = {pod.uid for pod in pods if pod.signed_admission is not None}
+        self._signer = signer
+
+    def with_pod_admission(self, known: CachedJob, before: CachedJob | None) -> CachedJob:
+        """The job, admitted as its pod tells, if its status does not say so yet. `known.job` is as written, and was
+        `before`."""
+        written = known.job.status
+        admission = self._admission(known, before) if may_admit_by_pod(written) else None
+        if admission is None:
+            return replace(known, lagging_status=None, admission=None) if known.lagging_status is not None else known
+        job = known.job.model_copy(update={"status": admitted_status(known.job, admission)})
+        return replace(known, job=job, lagging_status=written, admission=admission)
+
+    def is_told(self, name: JobKey, attempt: int) -> bool:
+        """Whether a pod tells that this attempt of the job is admitted."""
+        return self._admission_from_pods(name, attempt) is not None
+
+    def recompute(self, known: CachedJob) -> CachedJob:
+        """The job as it looks by what its pods tell now; what was learned of edits counts on."""
+        admission = self._admission_from_pods(known.name, known.written_status.attempt)
+        job = known.job.model_copy(update={"status": known.written_status})
+        return self.with_pod_admission(replace(known, job=job), known if admission is not None else None)
+
+    def _admission(self, known: CachedJob, before: CachedJob | None) -> PodAdmissionRecord | None:
+        """What its pod tells, or told before it went: of the spec as it is now, if an edit since has left alone what
+        pods are made from."""
+        attempt, generation = known.job.status.attempt, known.job.metadata.generation
+        told = None if before is None or before.uid != known.uid else before.admission
+        if before is None or told is None or told.attempt != attempt:
+            return self._admission_from_pods(known.name, attempt)
+        same = told.generation == before.job.metadata.generation and _creates_same_pods(before, known)
+        return replace(told, generation=generation) if same else told
+
+    def _admission_from_pods(self, name: JobKey, attempt: int) -> PodAdmissionRecord | None:
+        """What a pod of the job tells of this attempt."""
+        for pod in self.pods_of(name):
+            claim = pod.signed_admission
+            if claim is not None and claim.admission.attempt == attempt and self._is_trusted(pod, claim):
+                return claim.admission
+        return None
+
+    def _is_trusted(self, pod: CachedPod, signed: SignedAdmission) -> bool:
+        seal = self._signer
+        return seal is not None and (signed.term == seal.term or pod.uid in self._trusted_pods) and signed.verify(seal.key)
+
+
+def _creates_same_pods(before: CachedJob, now: CachedJob) -> bool:
+    """Whether an edit leaves alone everything that pods are made from: specs hold of templates only what is read."""
+    templates = [{role: one.text for role, one in known.templates.items()} for known in (before, now)]
+    return templates[0] == templates[1] and keeps_pods(before.job, now.job)

@@ -1,0 +1,85 @@
+"""What pods ask for and nodes have, from the texts of the API server to whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import cast
+
+import msgspec
+
+from muster import spec
+from muster.model import Resources
+from muster.quantity import clamp_quantity
+from muster.snapshot import pod_request
+from muster_operator.cache.lru_cache import LRUCache
+from muster_operator.cache.k8s_types import ResourceList, V1Container, V1ResourceRequirements, V1ContainerStatus, V1PodSpec, V1PodStatus
+
+_CACHE = LRUCache[bytes, Resources]()
+_NO_STATUS = V1PodStatus()
+
+
+def parse_resources(quantities: Mapping[str, str | int | float]) -> Resources:
+    """Quantities by resource name. What cannot be read counts as nothing: one odd device must not hide a node."""
+    return Resources.of({name: _parse_quantity(text, name) for name, text in quantities.items()})
+
+
+def effective_request(pod: V1PodSpec, status: V1PodStatus = _NO_STATUS) -> Resources:
+    """What a pod takes of its node, its slot included, as kube-scheduler counts it: while a pod is resized in place,
+    the largest of what it asks for now, what its node has set aside, and what it runs with.
+
+    Anybody's pod has an answer: one that asks for more than anything can be takes all there can be.
+    """
+    pod = _with_effective_requests(pod, status)
+    key = msgspec.json.encode((pod.containers, pod.init_containers, pod.resources, pod.overhead))
+    known = _CACHE.get(key)
+    if known is None:
+        known = pod_request(cast(spec.PodSpec, pod), _parse_quantity).capped()  # it reads only what the two have in common
+        _CACHE.put(key, known, len(key))
+    return known
+
+
+def _with_effective_requests(pod: V1PodSpec, status: V1PodStatus) -> V1PodSpec:
+    """The pod with the requests that count: see determineEffectiveRequests in k8s.io/component-helpers/resource."""
+    seen = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses) if one.resources}
+    if not seen and status.resources is None:
+        return pod
+    infeasible = any(one.type == "PodResizePending" and one.reason == "Infeasible" for one in status.conditions)
+    changed: dict[str, object] = {}
+    if status.resources is not None and pod.resources is not None:
+        own = pod.resources.requests
+        most = _max_requests(own, status.resources.requests, status.allocated_resources, infeasible=infeasible)
+        requests = {name: most.get(name, "0") for name in own}
+        changed["resources"] = V1ResourceRequirements(requests, pod.resources.limits)
+    return msgspec.structs.replace(
+        pod,
+        containers=[_effective_container(one, seen.get(one.name), infeasible=infeasible) for one in pod.containers],
+        init_containers=[
+            _effective_container(one, seen.get(one.name), infeasible=infeasible) if one.restart_policy == "Always" else one
+            for one in pod.init_containers
+        ],
+        **changed,
+    )
+
+
+def _effective_container(container: V1Container, status: V1ContainerStatus | None, *, infeasible: bool) -> V1Container:
+    if status is None or status.resources is None:
+        return container
+    own = container.resources
+    most = _max_requests(own.requests, status.resources.requests, status.allocated_resources, infeasible=infeasible)
+    return msgspec.structs.replace(container, resources=V1ResourceRequirements(most, own.limits))
+
+
+def _max_requests(desired: ResourceList, actual: ResourceList, allocated: ResourceList, *, infeasible: bool) -> ResourceList:
+    """The largest amount of each resource; what is asked for does not count where no node could give it."""
+    most: ResourceList = {}
+    for texts in (actual, allocated) if infeasible else (desired, actual, allocated):
+        for name, text in texts.items():
+            if name not in most or _parse_quantity(text, name) > _parse_quantity(most[name], name):
+                most[name] = text
+    return most
+
+
+@lru_cache(maxsize=4096)
+def _parse_quantity(text: str | float, name: str) -> int:
+    return clamp_quantity(text, name)

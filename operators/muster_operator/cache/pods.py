@@ -1,0 +1,217 @@
+"""Pods as the engine sees them: those of the jobs it knows, by job; all others as room that is taken on their nodes.
+
+Whether a pod is ours depends on whether its job is shown to the engine: pods may be listed before their job is, and
+outlive it. A pod that has ended takes nothing; one that is gone may be shown all the same (`departed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import replace
+
+from muster.cluster import PodView
+from muster.model import Resources
+from muster_operator.cache.pod_tombstones import PodTombstones
+from muster_operator.cache.cached_pod import JobKey, CachedPod, cached_pod
+from muster_operator.cache.k8s_types import V1Pod
+from muster_operator.cache.mutation_cache import MutationCache
+
+
+class PodCache:
+    """A sink for pods. `take` is told what foreign pods take more of a node, `changed` when jobs look different,
+    `ended` of pods whose collector has said its last words, `admits` of jobs whose pods say that they are admitted.
+    `named` tells which job has a uid; None: none that is known."""
+
+    def __init__(
+        self,
+        add_usage: Callable[[str, Resources], None],
+        changed: Callable[[str], None],
+        job_key: Callable[[str], JobKey | None],
+        on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
+        on_admission: Callable[[JobKey], None] = lambda job: None,
+    ) -> None:
+        self._add_usage = add_usage
+        self._changed = changed
+        self._job_key = job_key
+        self._on_collector_ended = on_collector_ended
+        self._on_admission = on_admission
+        self._cache = MutationCache[CachedPod](self._on_change)
+        self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
+        self._visible: dict[str, JobKey] = {}  # jobs that the engine knows
+        self._stale: set[str] = set()  # of them, those whose views are to be made anew
+        self._views: dict[str, tuple[PodView, ...]] = {}
+        self._tombstones = PodTombstones[JobKey]()
+        self._unbound: set[str] = set()  # of our pods, by namespace/name
+        self.bound_count = 0  # how many of them wait no more
+
+    # ---- what is seen
+
+    def on_list(self, keys: set[str], version: int) -> None:
+        """There are no others."""
+        self._cache.retain(keys, version)
+
+    def on_upsert(self, item: V1Pod) -> None:
+        """A pod was created or changed."""
+        key, version = _object_key(item), item.metadata.version
+        if self._cache.is_newer(key, version):
+            self._cache.upsert(key, version, cached_pod(item, self._cache.get(key)))
+
+    def on_read(self, item: V1Pod) -> None:
+        """A read shows it, which watches may have passed meanwhile."""
+        if not self._cache.is_deleted(_object_key(item), item.metadata.version):
+            self.on_upsert(item)
+
+    def on_delete(self, item: V1Pod) -> None:
+        """A pod is gone for good."""
+        self._cache.delete(_object_key(item), item.metadata.version)
+
+    def on_bookmark(self, version: int) -> None:
+        """Everything up to here has been told."""
+        self._cache.advance(version)
+
+    # ---- what we did
+
+    def on_created(self, pod: CachedPod) -> None:
+        """We created it."""
+        self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, pod)
+
+    def on_delete_requested(self, pod: CachedPod) -> None:
+        """We asked for its end, knowing this of it, and it is on its way. What has become of it meanwhile counts: it
+        may have ended by itself just before."""
+        if pod.ended and pod.job is not None:
+            self.remove_tombstone(pod.job.uid, pod.name)
+        key = f"{pod.namespace}/{pod.name}"
+        now = self._cache.get(key)
+        if now is None or now.uid != pod.uid or now.view is None or (now.ended and not pod.ended):
+            return
+        self._cache.replace(key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True)))
+
+    def remove_tombstone(self, uid: str, name: str) -> None:
+        """The job goes on without this pod, which is gone."""
+        job = self._job_key(uid)
+        if job is not None and self._tombstones.remove(job, name):
+            self._mark_job_stale(uid)
+
+    def get(self, uid: str, name: str) -> CachedPod | None:
+        """A pod of a job, by name."""
+        return self._pods_of(self._job_key(uid)).get(name)
+
+    def all(self) -> Iterable[CachedPod]:
+        """All pods, of whomever they are."""
+        return self._cache
+
+    def of_job(self, job: JobKey) -> Collection[CachedPod]:
+        """The pods that are a job's, whether it is shown or not."""
+        return self._pods_of(job).values()
+
+    def lead_pod(self, uid: str, role: str) -> CachedPod | None:
+        """Pod 0 of a role, of the newest attempt that has one: of a job that was told to stop, the one that stops."""
+        pods = self._pods_of(self._job_key(uid)).values()
+        found = [(pod.view.attempt, pod) for pod in pods if pod.view and (pod.view.role, pod.view.index) == (role, 0)]
+        return max(found, key=lambda one: one[0])[1] if found else None
+
+    def has_pod_in_phase(self, uid: str, phases: Container[str]) -> bool:
+        """Whether a pod of the job is in one of these phases."""
+        return any(pod.view is not None and pod.view.phase in phases for pod in self._pods_of(self._job_key(uid)).values())
+
+    def contains(self, pod: CachedPod) -> bool:
+        """Whether that very pod still is."""
+        now = self._cache.get(f"{pod.namespace}/{pod.name}")
+        return now is not None and now.uid == pod.uid
+
+    def has_unbound(self) -> bool:
+        """Whether a pod of some job still waits for kube-scheduler."""
+        return bool(self._unbound)
+
+    # ---- what the engine sees
+
+    def set_visible(self, uid: str, visible: bool) -> None:
+        """From now on the engine knows this job, or no longer: its pods are ours, or foreign."""
+        if (uid in self._visible) == visible:
+            return
+        job = self._job_key(uid) if visible else self._visible[uid]
+        if job is None:
+            return
+        if visible:
+            self._visible[uid] = job
+        else:
+            del self._visible[uid]
+            self._tombstones.remove_job(job)
+        for pod in self._pods_of(job).values():
+            self._account_usage(pod, -1 if visible else 1)
+            self._track_binding(f"{pod.namespace}/{pod.name}", pod)
+        self._stale.add(uid)
+
+    def views(self) -> Mapping[str, tuple[PodView, ...]]:
+        """Pods by job uid; tuples are the same as long as nothing about a job's pods changed."""
+        for uid in self._stale:
+            job = self._visible.get(uid)
+            here = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
+            fresh = (*here, *self._tombstones.views_of(job))
+            if not fresh:
+                self._views.pop(uid, None)
+            elif self._views.get(uid) != fresh:
+                self._views[uid] = fresh
+        self._stale.clear()
+        return dict(self._views)
+
+    def _pods_of(self, job: JobKey | None) -> Mapping[str, CachedPod]:
+        return {} if job is None else self._by_job.get(job, {})
+
+    def _is_managed(self, pod: CachedPod | None) -> bool:
+        return pod is not None and pod.job is not None and self._visible.get(pod.job.uid) == pod.job
+
+    def _on_change(self, key: str, old: CachedPod | None, new: CachedPod | None) -> None:
+        was_ours, is_ours = self._is_managed(old), self._is_managed(new)
+        if old is not None:
+            if not was_ours:
+                self._account_usage(old, -1)
+            if old.job is not None and (new is None or new.job != old.job):
+                self._remove_from_job(old, old.job)
+            if new is None and was_ours and old.job is not None and old.view is not None and old.ended:
+                self._tombstones.add(old.job, old.view)
+        if new is not None:
+            if not is_ours:
+                self._account_usage(new, 1)
+            if new.job is not None:
+                self._by_job.setdefault(new.job, {})[new.name] = new
+                self._tombstones.remove(new.job, new.name)
+        if old is None or new is None or old.view is not new.view:
+            for pod in (old, new):
+                self._mark_stale(pod)
+        if new is not None and new.termination_message is not None and (old is None or old.termination_message != new.termination_message):
+            self._on_collector_ended(new)
+        self._track_binding(key, new)
+        if new is not None and new.job is not None and new.signed_admission is not None and (old is None or old.uid != new.uid):
+            self._on_admission(new.job)
+
+    def _remove_from_job(self, pod: CachedPod, job: JobKey) -> None:
+        pods = self._by_job[job]
+        del pods[pod.name]
+        if not pods:
+            del self._by_job[job]
+
+    def _mark_stale(self, pod: CachedPod | None) -> None:
+        if pod is not None and pod.job is not None and self._is_managed(pod):
+            self._mark_job_stale(pod.job.uid)
+
+    def _mark_job_stale(self, uid: str) -> None:
+        self._stale.add(uid)
+        self._changed(uid)
+
+    def _track_binding(self, key: str, pod: CachedPod | None) -> None:
+        """Note whether this pod of ours waits for kube-scheduler."""
+        waits = pod is not None and pod.view is not None and not (pod.node or pod.ended or pod.view.deleting)
+        if waits and self._is_managed(pod):
+            self._unbound.add(key)
+        elif key in self._unbound:
+            self._unbound.remove(key)
+            self.bound_count += 1
+
+    def _account_usage(self, pod: CachedPod, sign: int) -> None:
+        if pod.node and not pod.ended:
+            self._add_usage(pod.node, pod.request.times(sign))
+
+
+def _object_key(pod: V1Pod) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"

@@ -1,0 +1,55 @@
+"""The last words of collectors, which Kubernetes puts into the status of their pods (`muster.tracing.termination_message`).
+
+They are a program's in a user's pod: only numbers that can be true are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.heartbeat import finite_number
+from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
+from muster_operator.cache.k8s_types import V1ContainerStatus
+
+MAX_TRACES = 1_000_000
+_MAX_LENGTH = 4096  # characters: as much as Kubernetes keeps of one
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationMessage:
+    """What a collector said at its end: how many traces it has collected, and the newest checkpoint as it is written
+    in the run folder."""
+
+    traces: int
+    checkpoint: tuple[float, float] | None  # step, and when, by the pod's clock
+
+
+class _Message(msgspec.Struct):
+    traces: Any = 0
+    checkpoint: Any = None
+
+
+def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
+    """The last words among a pod's sidecars; None where the collector has not ended, or said nothing we know."""
+    for one in containers:
+        end = one.state.terminated
+        if one.name == COLLECTOR and end is not None and len(end.message) <= _MAX_LENGTH:
+            try:
+                return _validated(msgspec.json.decode(end.message, type=_Message))
+            except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+                return None  # nothing, or the end of its log
+    return None
+
+
+def _validated(message: _Message) -> TerminationMessage:
+    traces = finite_number(message.traces)
+    told = message.checkpoint if isinstance(message.checkpoint, Mapping) else {}
+    step, at = finite_number(told.get("step")), finite_number(told.get("at"))
+    return TerminationMessage(
+        traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
+        checkpoint=None if step is None or at is None else (step, at),
+    )

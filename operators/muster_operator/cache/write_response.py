@@ -1,0 +1,27 @@
+"""What the API server answers to a write: the metadata of the object as it is now.
+
+Who owns which field stands in it too, and is as deep as whatever a user wrote.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.yaml_input.truncate import decode_truncated
+from muster.errors import ClusterError
+from muster_operator.cache.k8s_types import V1PodMeta
+
+
+class _WriteResponse(msgspec.Struct):
+    metadata: V1PodMeta
+
+
+_write_response = msgspec.json.Decoder(_WriteResponse)
+
+
+def written_metadata(answer: bytes) -> V1PodMeta:
+    """The metadata. Raises ClusterError where the answer is none: who gives it is no API server."""
+    try:
+        return decode_truncated(_write_response.decode, answer).metadata
+    except ValueError as error:
+        raise ClusterError(f"the answer to a write is no object: {answer[:200]!r}") from error

@@ -1,0 +1,146 @@
+"""While this operator acts, all collectors are asked in turn, every few seconds: how far is your job?
+
+What they say goes to `sight.beats`; the engine is woken once a sweep, and only if there is news. A collector that does
+not answer for long is told of in an Event; its job is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from muster.cluster import RecordEvent
+from muster.errors import ClusterError
+from muster.lifecycle import is_finished
+from muster_operator.collectors.heartbeat_client import PollResult, HeartbeatTarget, poll_all
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.supervisor import Backoff
+from muster_operator.pod_builder.collector import collector_port, lead_role
+from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.cache.heartbeats import HeartbeatReport
+from muster_operator.cache.termination_message import MAX_TRACES
+from muster_operator.cache.cluster_cache import ClusterCache
+
+_LOG = logging.getLogger("muster.operator")
+_UNREACHABLE_AFTER_S = 120.0  # then somebody is told
+_MIN_SWEEP_S = 5.0
+
+
+@dataclass(slots=True)
+class HeartbeatPoller:
+    """Asks, sweep after sweep, `every_s` from the begin of one to the begin of the next, at least."""
+
+    cache: ClusterCache
+    tokens: CollectorTokens
+    metrics: OperatorMetrics
+    interval_s: float
+    is_leading: Callable[[], bool]  # whether this operator acts
+    record_event: Callable[[RecordEvent], None]
+    on_change: Callable[[], None]
+    _unreachable: dict[str, tuple[str, float]] = field(default_factory=dict)  # by job: its pod, since when
+    _reported: set[str] = field(default_factory=set)  # of them, those that an Event told of
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pauses = Backoff()
+        while True:
+            began, pause_s = time.monotonic(), 0.0
+            try:
+                self._prune()
+                if self.is_leading():
+                    await self._sweep()
+            except ClusterError as error:  # of the key
+                _LOG.warning("collectors are not asked", extra={"why": str(error)})
+            except Exception:  # a bug that an answer met: the jobs go on unasked meanwhile
+                pause_s = pauses.next_s()
+                _LOG.exception("collectors are not asked", extra={"again_in_s": pause_s})
+                self.metrics.component_failures.add(1.0, ("collectors",))
+            await asyncio.sleep(max(0.05, pause_s, began + self.interval_s - time.monotonic()))
+
+    def _prune(self) -> None:
+        """What jobs said that are gone or done; also while another operator acts: last words come all the time."""
+        jobs = list(self.cache.jobs.all())
+        self.cache.heartbeats.retain({known.uid for known in jobs if not is_finished(known.job.status)})
+        self.cache.trace_counts.retain({known.uid for known in jobs})
+
+    async def _sweep(self) -> None:
+        await self.tokens.load()
+        targets = sorted(self._targets(), key=lambda target: target.uid in self._unreachable)  # they cost most time
+        outcomes = await asyncio.to_thread(poll_all, targets, max(self.interval_s, _MIN_SWEEP_S))
+        news = [self._handle_safely(outcome, time.time()) for outcome in outcomes]
+        asked = {target.uid for target in targets}
+        for uid in self._unreachable.keys() - asked:
+            self._mark_reachable(uid)
+        self.metrics.unreachable_collectors.replace({(): float(len(self._unreachable))})
+        if any(news):
+            self.on_change()
+
+    def _targets(self) -> Iterator[HeartbeatTarget]:
+        """The pods that speak for jobs, as far as they run and have a collector."""
+        for known in self.cache.jobs.all():
+            if is_finished(known.job.status):
+                continue
+            # Also one that is to stop, and of a job that is suspended: it writes a checkpoint in its grace.
+            role = lead_role(known.job.spec)
+            pod = self.cache.pods.lead_pod(known.uid, role.name)
+            if pod is None or pod.view is None or not pod.has_collector or not pod.ip or role.name not in known.templates:
+                continue
+            if pod.view.phase == "Running":
+                on_host = bool(role.template.spec.host_network)
+                port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
+                durable = has_durable_run_folder(role)
+                yield HeartbeatTarget(known.uid, pod.name, pod.ip, port, self.tokens.token(known.uid), durable)
+
+    def _handle_safely(self, result: PollResult, now: float) -> bool:
+        try:
+            return self._handle(result, now)
+        except Exception:  # whatever one says, the others are heard
+            _LOG.exception("an answer cannot be taken", extra={"pod": result.target.pod})
+            self.metrics.component_failures.add(1.0, ("collectors",))
+            return False
+
+    def _handle(self, result: PollResult, now: float) -> bool:
+        """Note what came of it; whether it is news."""
+        target, answer = result.target, result.response
+        if answer is None:
+            if self._is_running(target):
+                self.metrics.heartbeats.add(1.0, ("silent",))
+                self._mark_unreachable(target, result.error, now)
+            return False
+        self.metrics.heartbeats.add(1.0, ("ok",))
+        self._mark_reachable(target.uid)
+        pod = self.cache.pods.get(target.uid, target.pod)
+        if pod is not None and pod.view is not None and 0 < answer.traces <= MAX_TRACES:
+            self.cache.trace_counts.record(target.uid, (pod.view.role, pod.view.index), answer.traces)
+        if answer.unreadable:
+            _LOG.debug("collector", extra={"pod": target.pod, "why": "; ".join(answer.unreadable)[:500]})
+        said = HeartbeatReport(target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable)
+        return self.cache.heartbeats.on_response(target.uid, said, now)
+
+    def _is_running(self, target: HeartbeatTarget) -> bool:
+        """Whether the pod should still answer by now."""
+        pod = self.cache.pods.get(target.uid, target.pod)
+        return pod is not None and pod.view is not None and pod.view.phase == "Running" and not pod.view.deleting
+
+    def _mark_unreachable(self, target: HeartbeatTarget, error: str, now: float) -> None:
+        pod, since = self._unreachable.get(target.uid, (target.pod, now))
+        if pod != target.pod:
+            since = now
+            self._reported.discard(target.uid)
+        self._unreachable[target.uid] = target.pod, since
+        if now - since >= _UNREACHABLE_AFTER_S and target.uid not in self._reported:
+            self._reported.add(target.uid)
+            message = (
+                f"the collector of {target.pod} at {target.host} port {target.port} does not answer: {error}; "
+                "meanwhile a stall goes unnoticed"
+            )
+            _LOG.warning("collector is silent", extra={"pod": target.pod, "why": error})
+            self.record_event(RecordEvent(target.uid, "Warning", "CollectorSilent", message))
+
+    def _mark_reachable(self, uid: str) -> None:
+        self._unreachable.pop(uid, None)
+        self._reported.discard(uid)

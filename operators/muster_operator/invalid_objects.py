@@ -1,0 +1,173 @@
+"""Tells whoever wrote something that it cannot be read: a condition with reason InvalidSpec, an Event, a log line.
+
+A job says so in Admitted=False. One that has room keeps it, and its conditions: it is decided about as it was before
+the edit (`sight.jobs`), so only the Event tells; if it loses the room, the engine writes why it gets none again. A
+queue says so in Active=False, which the engine writes, and a flavor in Readable=False. A job whose templates are too
+much for its namespace is told so in the same way, and is read again once they are not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+from pydantic import ValidationError
+
+from muster import spec
+from muster.cluster import RecordEvent
+from muster.yaml_input.truncate import decode_truncated
+from muster.lifecycle import is_finished, set_condition
+from muster.lifecycle.conditions import ADMITTED, with_condition
+from muster_operator.kube.client import ApiServerClient, ApiError
+from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
+from muster_operator.pod_builder.events import event_manifest
+from muster_operator.pod_builder.status_patch import changed_fields, status_patch
+from muster_operator.event_recorder import PendingEvent, EventRecorder
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.cache.custom_objects import InvalidObject
+from muster_operator.cache.cached_job import INVALID, holds_capacity
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.invalid_job import InvalidJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.write_response import written_metadata
+
+VALID = "Readable"
+_LOG = logging.getLogger("muster.operator")
+_MAX_MESSAGE = 4096  # of a condition's message; an Event holds less and is cut
+
+
+class _Jobs(msgspec.Struct):
+    items: list[RawTrainingJob] = []
+
+
+_jobs = msgspec.json.Decoder(_Jobs)
+
+
+@dataclass(slots=True)
+class InvalidObjectReporter:
+    """What is said of objects that cannot be read."""
+
+    api: ApiServerClient
+    cache: ClusterCache
+    events: EventRecorder
+    instance: str
+    clock: Callable[[], float] = time.time
+    retry_limiter: RetryLimiter = field(default_factory=RetryLimiter)
+    _reported: set[tuple[str, int]] = field(default_factory=set)  # uid and generation of what has had its Event
+
+    async def report(self) -> None:
+        """Tell what was not told yet, and of flavors that they can be read again. Raises ClusterError for what is no
+        single object's trouble."""
+        jobs, queues, flavors = self.cache.jobs, self.cache.queues, self.cache.flavors
+        for key, one in tuple(jobs.invalid.items()):
+            if jobs.fits_now(one):
+                await self._read_again(key, one)
+                continue
+            status = jobs.status_of(one)
+            if status is not None and is_finished(status):
+                continue
+            if status is None or holds_capacity(status) or jobs.get(one.metadata.uid) is not None:
+                self._record_event_once(TRAINING_JOBS, one)
+            else:
+                await self._report_job(key, one, status)
+        for faulty in tuple(queues.invalid.values()):
+            self._record_event_once(QUEUES, faulty)
+        for faulty in tuple(flavors.invalid.values()):
+            self._record_event_once(FLAVORS, faulty)
+            await self._report_invalid_flavor(faulty)
+        for flavor in flavors.all():
+            if any(
+                condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions
+            ):
+                await self._report_valid_flavor(flavor)
+        if not (jobs.invalid or queues.invalid or flavors.invalid):
+            self._reported.clear()
+
+    async def _read_again(self, key: str, one: InvalidJob) -> None:
+        """By a list of one: the operator has no right to get single objects."""
+        query = {"fieldSelector": f"metadata.name={one.metadata.name}"}
+        answer = await self.api.get(TRAINING_JOBS.path(one.metadata.namespace), query)
+        for item in decode_truncated(_jobs.decode, answer).items:
+            if item.metadata.uid == one.metadata.uid and self.cache.jobs.invalid.get(key) is one:
+                self.cache.jobs.on_upsert(item)
+
+    async def _report_job(self, key: str, one: InvalidJob, status: spec.TrainingJobStatus) -> None:
+        meta = one.metadata
+        wanted = status.model_copy(
+            update={"observed_generation": meta.generation, "queue_position": None, "estimated_start": None}
+        )
+        wanted = set_condition(wanted, ADMITTED, False, INVALID, one.error[:_MAX_MESSAGE], self.clock())
+        if wanted == status:
+            return
+        path = TRAINING_JOBS.path(meta.namespace, meta.name, "status")
+        version = await self._patch(path, msgspec.json.encode(status_patch(status, wanted, meta.resource_version)))
+        if version is not None:
+            told = meta.model_copy(update={"resource_version": version})
+            self.cache.jobs.on_reported(key, one, replace(one, metadata=told, status=wanted))
+            self._record_event(TRAINING_JOBS, one)
+
+    async def _report_invalid_flavor(self, one: InvalidObject) -> None:
+        """Say in a flavor's status that it cannot be read."""
+        meta = one.metadata
+        try:
+            status = spec.FlavorStatus.model_validate(one.document["status"])
+        except ValidationError:
+            status = spec.FlavorStatus()
+        message = one.error[:_MAX_MESSAGE]
+        version, wanted = await self._write_condition(meta, status, valid=False, reason=INVALID, message=message)
+        if version is not None:
+            told = meta.model_copy(update={"resource_version": version})
+            document = {**one.document, "status": wanted.model_dump(mode="json", by_alias=True, exclude_none=True)}
+            self.cache.flavors.on_reported(one, replace(one, metadata=told, document=document))
+
+    async def _report_valid_flavor(self, flavor: spec.Flavor) -> None:
+        """Say in a flavor's status that it can be read again."""
+        version, wanted = await self._write_condition(flavor.metadata, flavor.status, valid=True, reason="Mended", message="")
+        if version is not None:
+            self.cache.flavors.on_written(flavor.metadata.name, int(version), {"status": wanted})
+
+    async def _write_condition(
+        self, meta: spec.ObjectMeta, status: spec.FlavorStatus, *, valid: bool, reason: str, message: str
+    ) -> tuple[str | None, spec.FlavorStatus]:
+        """Write the condition, unless it is there; its version if it was written."""
+        conditions = with_condition(status.conditions, VALID, valid, reason, message, self.clock(), meta.generation)
+        if conditions is status.conditions:
+            return None, status
+        wanted = status.model_copy(update={"conditions": conditions})
+        patch = {"metadata": {"resourceVersion": meta.resource_version}, "status": changed_fields(status, wanted)}
+        path = FLAVORS.path(None, meta.name, "status")
+        return await self._patch(path, msgspec.json.encode(patch)), wanted
+
+    async def _patch(self, path: str, patch: bytes) -> str | None:
+        """The version after the write; None where the object changed meanwhile (the watch wakes us), or the API server
+        refuses the write: it is tried again after a pause."""
+        if not self.retry_limiter.may_retry(path):
+            return None
+        try:
+            answer = await self.api.patch(path, patch)
+        except ApiError as error:
+            if is_server_wide(error):
+                raise
+            if error.code not in (404, 409):
+                self.retry_limiter.record_write_failure(path, error)
+            return None
+        self.retry_limiter.reset(path)
+        return written_metadata(answer).resource_version
+
+    def _record_event_once(self, of: Resource, one: InvalidJob | InvalidObject) -> None:
+        mark = one.metadata.uid, one.metadata.generation
+        if mark not in self._reported:
+            self._reported.add(mark)
+            self._record_event(of, one)
+
+    def _record_event(self, of: Resource, one: InvalidJob | InvalidObject) -> None:
+        meta = one.metadata
+        name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+        kind = "job" if of is TRAINING_JOBS else of.kind.lower()
+        _LOG.error(f"{kind} cannot be read", extra={kind: name, "why": one.error})
+        event = RecordEvent(meta.uid, "Warning", INVALID, one.error)
+        manifest = event_manifest(meta, event, self.clock(), self.instance, of)
+        self.events.enqueue(PendingEvent(meta.namespace or "default", manifest))

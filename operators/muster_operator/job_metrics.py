@@ -1,0 +1,94 @@
+"""What is told of jobs as numbers: how many wait where, how long they waited, how many GPU-seconds they had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from muster import spec
+from muster.lifecycle import is_admitted, is_finished
+from muster.lifecycle.placement import from_status
+from muster.snapshot import pod_request
+from muster_operator.metrics import OperatorMetrics
+
+_UsageKey = tuple[str, str, str]  # queue, namespace, resource
+
+
+@dataclass(slots=True)
+class _RunningUsage:
+    since: float
+    amounts: dict[_UsageKey, int]
+
+
+class JobMetrics:
+    """Keeps `metrics` up to date from acknowledged statuses, and from all jobs whenever somebody asks.
+
+    Only jobs that are other objects than the last time are looked into: somebody may ask every second.
+    """
+
+    def __init__(
+        self, metrics: OperatorMetrics, jobs: Callable[[], Iterable[spec.TrainingJob]], clock: Callable[[], float]
+    ) -> None:
+        self.cycle_started_at = 0.0
+        self._metrics = metrics
+        self._jobs = jobs
+        self._clock = clock
+        self._scraped_jobs: dict[str, spec.TrainingJob] = {}
+        self._running: dict[str, _RunningUsage] = {}
+
+    def on_status_written(self, before: spec.TrainingJob, status: spec.TrainingJobStatus) -> None:
+        """A status was acknowledged."""
+        now, queue = self._clock(), before.spec.queue
+        if is_admitted(status) and not is_admitted(before.status):
+            submitted_at = now if status.submitted_at is None else status.submitted_at
+            self._metrics.wait_s.observe(max(0.0, now - submitted_at), (queue,))
+            self._metrics.admission_s.observe(max(0.0, now - self.cycle_started_at))
+            self._metrics.admitted.add(1.0, (queue,))
+        self._start_usage(before, status, now)
+
+    def refresh(self) -> None:
+        """Bring gauges and running counters up to now."""
+        now, depth = self._clock(), dict[tuple[str, ...], float]()
+        before, self._scraped_jobs = self._scraped_jobs, {}
+        for job in self._jobs():
+            uid, status = job.metadata.uid, job.status
+            self._scraped_jobs[uid] = job
+            key = (job.spec.queue, status.phase)
+            depth[key] = depth.get(key, 0.0) + 1.0
+            if before.get(uid) is not job:
+                self._start_usage(job, status, now)
+        for uid in tuple(self._running):
+            self._accrue_usage(uid, now)
+            if uid not in self._scraped_jobs:
+                del self._running[uid]
+        self._metrics.queue_jobs.replace(depth)
+
+    def reset(self) -> None:
+        """Another operator leads, and counts from now on. What was counted here stays in the counters."""
+        self._scraped_jobs.clear()
+        self._running.clear()
+        self._metrics.queue_jobs.replace({})
+
+    def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
+        """From now on the job has what its status says."""
+        uid = job.metadata.uid
+        self._accrue_usage(uid, now)
+        self._running.pop(uid, None)
+        if not is_admitted(status) or is_finished(status):
+            return
+        requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
+        amounts: dict[_UsageKey, int] = {}
+        for part in from_status(status.placement):
+            for resource, amount in requests.get(part.role, ()):
+                if "gpu" in resource:
+                    cell = (job.spec.queue, job.metadata.namespace or "default", resource)
+                    amounts[cell] = amounts.get(cell, 0) + amount * part.replicas
+        if amounts:
+            self._running[uid] = _RunningUsage(now, amounts)
+
+    def _accrue_usage(self, uid: str, now: float) -> None:
+        running = self._running.get(uid)
+        if running is not None:
+            for cell, amount in running.amounts.items():
+                self._metrics.gpu_s.add(amount * max(0.0, now - running.since), cell)
+            running.since = now

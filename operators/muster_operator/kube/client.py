@@ -1,0 +1,282 @@
+"""A thin client of the API server: bytes in and out, one call each, counted, bounded, and fenced.
+
+It knows nothing of objects. Whoever may write is decided by a fence that is asked right before every write: an operator
+that lost its lease while a write waited for its turn must not send it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+from muster.errors import ClusterError
+from muster_operator.kube.rate_limit import TokenBucket
+from muster_operator.kube.config import ApiServerEndpoint
+from muster_operator.kube.outages import Outages
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""An answer without spec and status: all we want to know of what we wrote is its version."""
+
+_TIMEOUT_S = 30.0
+_RETRIES = 4
+_RETRY_CODES = frozenset({429, 503})
+_MAX_RETRY_S = 10.0
+
+
+class ApiError(ClusterError):
+    """The API server answered, but not with success. `reason` is that of its Status."""
+
+    reason = "ApiError"
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{reason or code}: {message}" if message else f"{reason} ({code})", reason=reason or None)
+        self.code = code
+        self.message = message
+
+
+class Fenced(ClusterError):
+    """A write was not begun: this operator may not write, or not before everything is listed again."""
+
+    reason = "Fenced"
+
+
+class V1Status(msgspec.Struct):
+    """What the API server says of a call that failed."""
+
+    reason: str = ""
+    message: str = ""
+    code: int = 0
+
+
+@dataclass(slots=True)
+class ApiRateLimits:
+    """Calls on their way at once, calls a second, and how many may come in one burst."""
+
+    in_flight: int = 64
+    per_s: float = 300.0
+    burst: int = 500
+
+
+CallCounter = Callable[[str, str, str], None]
+"""Told of every call: verb, resource, code ("error" when there was no answer)."""
+
+
+class ApiServerClient:
+    """Calls to one API server. An async context manager; `may_write` is asked right before every write. A
+    write that was asked for before an outage is not begun after it; `outages` may be shared with other clients."""
+
+    def __init__(
+        self,
+        endpoint: ApiServerEndpoint,
+        limits: ApiRateLimits,
+        *,
+        may_write: Callable[[], bool] = lambda: True,
+        count: CallCounter = lambda verb, resource, code: None,
+        outages: Outages | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._may_write = may_write
+        self._count = count
+        self.outages = outages or Outages()
+        self._bucket = TokenBucket(limits.per_s, limits.burst)
+        self._in_flight = asyncio.Semaphore(limits.in_flight)
+        self._connections = limits.in_flight
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the connection pool. Watches come on top of the calls in flight, hence no limit of its own."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, ssl=self._endpoint.tls or True)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+            headers={"User-Agent": "muster-operator", "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            trace_configs=[self._recheck_fence()],
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def available_tokens(self) -> float:
+        """How many calls could be made right now; negative while some wait for their turn."""
+        return self._bucket.available(time.monotonic())
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
+        """GET. Raises ApiError, or ClusterError when there is no answer."""
+        return await self._call("GET", path, None, params or {}, JSON, JSON)
+
+    async def post(self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = JSON) -> bytes:
+        """POST; a write unless it is a dry run. Raises as `read` does, and Fenced."""
+        return await self._call("POST", path, body, params or {}, JSON, accept)
+
+    async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
+        """PATCH with a JSON merge patch. Raises as `post` does."""
+        return await self._call("PATCH", path, body, {}, MERGE_PATCH, accept)
+
+    async def put(self, path: str, body: bytes) -> bytes:
+        """PUT. Raises as `post` does."""
+        return await self._call("PUT", path, body, {}, JSON, JSON)
+
+    async def delete(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
+        """DELETE with DeleteOptions. Raises as `post` does."""
+        return await self._call("DELETE", path, body, {}, JSON, accept)
+
+    @asynccontextmanager
+    async def stream(self, path: str, params: Mapping[str, str], quiet_s: float) -> AsyncIterator[aiohttp.StreamReader]:
+        """The body of a watch as it comes. Raises ClusterError when nothing came for `quiet_s`, and as `read` does."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=quiet_s)
+        resource, answered = _resource_name(path), False
+        try:
+            await self._wait_for_token()
+            async with self._http().get(
+                self._endpoint.url + path,
+                params=params,
+                headers=self._headers(JSON),
+                timeout=timeout,
+                server_hostname=self._endpoint.server_name,
+            ) as response:
+                answered = True
+                self.outages.record_answer()
+                self._count("WATCH", resource, str(response.status))
+                if response.status != 200:
+                    raise _api_error(response.status, await response.read())
+                yield response.content
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._count("WATCH", resource, "error")
+            if not answered:
+                self._record_outage(error)
+            raise ClusterError(f"watch of {resource}: {_error_text(error)}") from error
+
+    # ---- one call
+
+    async def _call(
+        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
+    ) -> bytes:
+        resource, writes, outages = _resource_name(path), _is_write(verb, params), self.outages.count
+        for attempt in range(_RETRIES + 1):
+            await self._wait_for_token()
+            async with self._in_flight:
+                if writes:
+                    self._fence(f"{verb} {path}")
+                    if self.outages.count != outages:
+                        raise Fenced(f"{verb} {path} aborted: it was decided before the API server was unreachable")
+                code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
+            self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
+            if 200 <= code < 300:
+                return answer
+            if code not in _RETRY_CODES or attempt == _RETRIES:
+                raise _api_error(code, answer)
+            await asyncio.sleep(retry_after_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _send(
+        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
+    ) -> tuple[int, bytes, float]:
+        headers = self._headers(accept)
+        if body is not None:
+            headers["Content-Type"] = content
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                self._http().request(
+                    verb,
+                    self._endpoint.url + path,
+                    data=body,
+                    params=params or None,
+                    headers=headers,
+                    server_hostname=self._endpoint.server_name,
+                    trace_request_ctx=f"{verb} {path}" if _is_write(verb, params) else None,
+                ) as response,
+            ):
+                self.outages.record_answer()
+                return response.status, await response.read(), _retry_after(response.headers.get("Retry-After"))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._count(verb, _resource_name(path), "error")
+            self._record_outage(error)
+            raise ClusterError(f"{verb} {path}: {_error_text(error)}") from error
+
+    def _record_outage(self, error: Exception) -> None:
+        """Note an outage, unless there was a connection and the answer only took too long."""
+        if isinstance(error, aiohttp.ClientError) or not isinstance(error, TimeoutError):
+            self.outages.record_unreachable()
+
+    def _fence(self, call: str) -> None:
+        if not self._may_write():
+            raise Fenced(f"{call} aborted: leadership lost, or resources are being listed again")
+
+    def _recheck_fence(self) -> aiohttp.TraceConfig:
+        """Ask again once there is a connection: opening one takes time, and a process can be frozen in the middle."""
+
+        async def look(session: object, context: Any, params: object) -> None:
+            if context.trace_request_ctx is not None:
+                self._fence(context.trace_request_ctx)
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(look)
+        trace.on_connection_reuseconn.append(look)
+        return trace
+
+    async def _wait_for_token(self) -> None:
+        wait_s = self._bucket.reserve(time.monotonic())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    def _headers(self, accept: str) -> dict[str, str]:
+        headers = {"Accept": accept}
+        authorization = self._endpoint.authorization()
+        if authorization:
+            headers["Authorization"] = authorization
+        return headers
+
+    def _http(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "the client is not open"
+        return self._session
+
+
+def _api_error(code: int, answer: bytes) -> ApiError:
+    try:
+        status = msgspec.json.decode(answer, type=V1Status)
+    except (ValueError, RecursionError):
+        status = V1Status(message=answer[:300].decode(errors="replace"))
+    return ApiError(code, status.reason, status.message)
+
+
+def _is_write(verb: str, params: Mapping[str, str]) -> bool:
+    """Whether a call changes anything. A dry run does not, whoever leads: what it says is the API server's word."""
+    return verb != "GET" and "dryRun" not in params
+
+
+def _error_text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _resource_name(path: str) -> str:
+    """The plural in a path, with its subresource: pods, trainingjobs/status."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join([*parts[:1], *parts[2:]])
+
+
+def _retry_after(header: str | None) -> float:
+    try:
+        return min(_MAX_RETRY_S, max(0.1, float(header or "1")))
+    except ValueError:
+        return 1.0

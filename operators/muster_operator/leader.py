@@ -1,0 +1,240 @@
+"""The operator: watches everything, and while it holds the Lease decides and writes, round after round.
+
+The engine decides in a thread of its own, from values that nobody changes, so that watches are read and the Lease is
+renewed however long a plan takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from muster.cluster import ObjectWrites, WritePhase, WriteStatus
+from muster.engine import Engine, CycleResult
+from muster.errors import ClusterError
+from muster.lifecycle import Timeouts
+from muster_operator import finalizers
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
+from muster_operator.kube.client import Fenced
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.trace_status import TraceStatusTracker
+from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.decision_writer import WriteResult, DecisionWriter
+
+_LOG = logging.getLogger("muster.operator")
+_CONFLICT_BACKOFF_S = 0.05  # for the watch to bring what changed
+_FAILURE_BACKOFF_S = (0.2, 15.0)
+_MAX_CONFLICT_BACKOFF_S = 5.0
+_MAX_IDLE_S = 60.0
+_INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # of what deciding took, from one round's begin to the next one's
+_START_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
+_DEFERRED_BATCH = 64  # of the backlog, between two looks at what has changed
+_BULK_DEFERRAL_S = 60.0
+_POLL_S = 1.0  # how long a backlog rests at most, where no round has to
+_MIN_WRITE_FACTOR = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
+
+
+@dataclass(slots=True)
+class LeaderTerm:
+    """One time of leading: an engine of its own, which remembers nothing of earlier ones."""
+
+    engine: Engine
+    last_cycle: CycleResult | None = None
+    min_interval_s: float = 0.0  # from the begin of one round to the next, at least: news come in crowds
+    failures: int = 0
+    refused_cycles: int = 0  # rounds that a refused status cut short, one after the other
+
+
+class Leader:
+    """Rounds, as long as `may_write` and nobody cancels."""
+
+    def __init__(
+        self, sight: ClusterCache, writer: DecisionWriter, metrics: OperatorMetrics, accounts: JobMetrics, may_write: Callable[[], bool]
+    ) -> None:
+        self.wakeup = asyncio.Event()
+        self.term: LeaderTerm | None = None
+        self.timeouts = Timeouts()
+        self.trace_status: TraceStatusTracker | None = None  # None: nobody collects any
+        self._cache = sight
+        self._writer = writer
+        self._metrics = metrics
+        self._job_metrics = accounts
+        self._may_write = may_write
+        self.throttle = WriteThrottle(
+            lambda: self._is_incomplete or sight.jobs.has_unobserved() or sight.pods.has_unbound(),
+            lambda: sight.jobs.decided_count + sight.pods.bound_count,
+        )
+        self._deferred_statuses = DeferredStatusQueue()
+        self._is_incomplete = False  # not everything of the last round was written
+        self._invalid_objects = InvalidObjectReporter(writer.api, sight, writer.events, writer.instance)
+
+    async def run_term(self) -> None:
+        """Decide and write until the Lease is lost (returns) or cancelled."""
+        term = self.term = LeaderTerm(Engine(None, timeouts=self.timeouts))
+        self._deferred_statuses.clear()
+        self._writer.retry_limiter.end_backoffs()  # nobody remembers when they end
+        self._writer.pending_reasons.reset()
+        try:
+            while self._may_write():
+                await self._wait_until_synced()
+                self.wakeup.clear()
+                began = time.monotonic()
+                pause_s = await self._run_cycle(term)
+                if pause_s > 0:
+                    await self._sleep(pause_s)
+                await asyncio.sleep(max(0.0, began + term.min_interval_s - time.monotonic()))
+        finally:
+            self.term = None
+
+    async def _run_cycle(self, term: LeaderTerm) -> float:
+        """One round; for how many seconds nothing needs to be done unless something changes."""
+        try:
+            outcome = await self._decide_and_write(term)
+        except Fenced:
+            return 0.0
+        except ClusterError as error:
+            return self._back_off(term, error)
+        if outcome.api_error is not None:
+            return 0.0 if isinstance(outcome.api_error, Fenced) else self._back_off(term, outcome.api_error)
+        term.failures, term.refused_cycles = 0, term.refused_cycles + 1 if outcome.refused else 0
+        if outcome.conflicts or outcome.refused:
+            self._metrics.conflicts.add(outcome.conflicts)
+            return min(_MAX_CONFLICT_BACKOFF_S, _CONFLICT_BACKOFF_S * 2.0 ** min(term.refused_cycles, 10))
+        if outcome.unwritten:
+            return 0.0
+        assert term.last_cycle is not None
+        waits = len(self._deferred_statuses) or self._cache.jobs.lagging()
+        wake_at, longest_s = term.last_cycle.wake_at, _POLL_S if waits else _MAX_IDLE_S
+        longest_s = min(longest_s, self._writer.pending_reasons.due_in_s())
+        return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
+
+    async def _decide_and_write(self, term: LeaderTerm) -> WriteResult:
+        outages = self._writer.api.outages
+        await self._writer.uncertain_writes.resolve_all()
+        seen_at = outages.count
+        began = time.monotonic()
+        self._job_metrics.cycle_started_at = time.time()
+        world = self._cache.observe()
+        round_ = await asyncio.to_thread(term.engine.reconcile, world)
+        if outages.count != seen_at:
+            term.engine.recheck()
+            raise Fenced("aborted: the API server could not be reached while this was decided")
+        decided = time.monotonic()
+        self._metrics.cycles.add()
+        self._metrics.scheduling_s.observe(decided - began)
+        term.last_cycle, term.min_interval_s = round_, min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (decided - began))
+        try:
+            patience_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * (decided - began))
+            for phase in round_.phases:
+                self._deferred_statuses.discard(phase)
+            self._deferred_statuses.add(round_.deferred)
+            outcome = await self._writer.apply(round_.phases, patience_s)
+            self.throttle.record_writes(sum(map(len, round_.phases)) - len(outcome.unwritten))
+            term.engine.recheck((outcome.unwritten - outcome.deferred) | outcome.not_admitted)
+            self._is_incomplete = bool(outcome.unwritten - outcome.deferred)
+            await self._write_deferred(term, outcome)
+        except BaseException:
+            self._deferred_statuses.clear()
+            term.engine.recheck()
+            raise
+        self._metrics.write_s.observe(time.monotonic() - decided)
+        for pause_s, uids in self._by_backoff(outcome.deferred).items():
+            asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
+        await finalizers.reconcile_finalizers(self._writer.api, self._cache.queues, self._cache.jobs, self._writer.retry_limiter)
+        await self._invalid_objects.report()
+        self._writer.pending_reasons.record_due()
+        if self.trace_status is not None and (due := self.trace_status.due_writes()):
+            told = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
+            late = await self._writer.apply([told], _START_WITHIN_S)
+            outcome.api_error = outcome.api_error or late.api_error  # what is refused is due again in the next round
+        return outcome
+
+    async def _write_deferred(self, term: LeaderTerm, outcome: WriteResult) -> None:
+        """Write what may be written later, piece by piece; once something changes, one for each second of rest."""
+        pieces = 0
+        while outcome.api_error is None and (piece := self._next_deferred()):
+            pieces += 1
+            late = await self._writer.apply([piece], _START_WITHIN_S)
+            term.engine.recheck(late.unwritten - late.deferred)
+            outcome.merge(late)
+            if late.unwritten or (self.wakeup.is_set() and pieces >= term.min_interval_s):
+                return
+
+    def _next_deferred(self) -> WritePhase:
+        """What may be written now of what can wait."""
+        owed = self._lagging_statuses()
+        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(owed) + len(self._deferred_statuses)))  # half for each, if both want it
+        told = owed[: max(count - len(self._deferred_statuses), (count + 1) // 2)]
+        return (*told, *self._deferred_statuses.take(count - len(told)))
+
+    def _lagging_statuses(self) -> WritePhase:
+        """Statuses of jobs whose pods alone tell so far that they are admitted, but for those that are in the backlog.
+
+        In a crowd most pods get ready before long, and one status tells both. So there it is owed after a minute only.
+        """
+        behind = self._cache.jobs.lagging()
+        due = float("inf") if len(behind) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
+        jobs = (
+            one
+            for one in behind
+            if (one.job.status.admitted_at or 0.0) <= due
+            and one.uid not in self._deferred_statuses
+            and self._writer.retry_limiter.may_retry(one.uid)
+        )
+        return tuple(
+            ObjectWrites(one.uid, (WriteStatus(one.uid, one.job.status, one.job.metadata.resource_version),))
+            for one in islice(jobs, _DEFERRED_BATCH)
+        )
+
+    def _by_backoff(self, uids: Iterable[str]) -> dict[float, set[str]]:
+        """Jobs of which something was refused, by how many seconds they are left alone."""
+        pauses: dict[float, set[str]] = {}
+        for uid in uids:
+            pauses.setdefault(self._writer.retry_limiter.backoff_s(uid), set()).add(uid)
+        return pauses
+
+    def _retry(self, term: LeaderTerm, uids: Iterable[str]) -> None:
+        if term is self.term:
+            term.engine.recheck(uids)
+            self.wakeup.set()
+
+    async def _wait_until_synced(self) -> None:
+        """Until all is listed again, after an outage say, or the Lease is lost."""
+        outages, began, logged_after_s = self._writer.api.outages, time.monotonic(), _POLL_S
+        while self._may_write() and not outages.is_synced():
+            try:
+                async with asyncio.timeout(_POLL_S):
+                    await outages.wait_until_synced()
+            except TimeoutError:
+                waited_s = time.monotonic() - began
+                if waited_s >= logged_after_s:
+                    logged_after_s = waited_s * 2.0
+                    _LOG.warning("nothing is decided until all is listed again", extra={"missing": outages.unsynced()})
+
+    def _back_off(self, term: LeaderTerm, error: ClusterError) -> float:
+        """What was not written is decided again, after a pause that grows."""
+        if not self._writer.api.outages.is_synced():
+            _LOG.warning("round ended early", extra={"why": str(error)})
+            return 0.0
+        term.failures += 1
+        least, most = _FAILURE_BACKOFF_S
+        pause_s = min(most, least * 2.0 ** min(term.failures - 1, 10))
+        _LOG.warning("round ended early", extra={"why": str(error), "again_in_s": pause_s})
+        self.wakeup.clear()
+        return pause_s
+
+    async def _sleep(self, pause_s: float) -> None:
+        """Until something changes, `pause_s` at most, or the Lease is lost."""
+        until = time.monotonic() + pause_s
+        while (left := until - time.monotonic()) > 0 and not self.wakeup.is_set() and self._may_write():
+            try:
+                async with asyncio.timeout(min(left, 1.0)):
+                    await self.wakeup.wait()
+            except TimeoutError:
+                continue

@@ -1,0 +1,236 @@
+"""The collector beside a training pod: which pods have one, its container, and the Secret that it is asked with. Pure.
+
+A native sidecar (an init container with restartPolicy Always): it starts before the trainer and is told to stop once
+the trainer has ended, so that nothing the trainer leaves is missed. The user's own containers and volumes stay as they
+are; what stands in its way is refused by name before anything is admitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster import spec
+from muster.cluster import CreatePod
+from muster.errors import InvalidSpec
+from muster_operator import labels
+from muster_operator.pod_builder.names import service_name
+from muster_operator.pod_builder.owner_references import owner_reference
+from muster_operator.pod_builder.run_folder import JOB_FOLDER, RUN_DIR_VARIABLE, find_run_folder, contains_path, is_pod_volume, job_folder, has_durable_run_folder, volume_location
+
+COLLECTOR_NAME = "muster-collector"
+COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-beats"
+TOKEN_KEY = "token"
+TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
+SECRETS_DIR = "/var/run/secrets/muster.dev"  # in the collector's container alone
+_SECRET_MODE = 0o444
+_HOST_PORTS = (19_000, 20_000)  # below those at which jobs meet
+_INHERITED_SECURITY_FIELDS = ("runAsUser", "runAsGroup", "seLinuxOptions")
+_TERMINATION_LOG = "/dev/termination-log"  # where Kubernetes has it unless one says; ours may be read-only else
+_DEFAULT_RESOURCES = {"cpu": "250m", "memory": "256Mi"}
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSidecarConfig:
+    """What the installation decides of collectors. No image: there are none.
+
+    Requests that equal limits leave a pod that is Guaranteed what it is. `store` is a URL below which every job has a
+    folder of its own; `store_secret` names a Secret of the job's namespace whose keys are the store's credentials.
+    """
+
+    image: str = ""
+    pull_policy: str = ""
+    resources: Mapping[str, Any] = field(default_factory=lambda: {"requests": _DEFAULT_RESOURCES, "limits": _DEFAULT_RESOURCES})
+    store: str = ""
+    store_secret: str = ""
+
+
+NO_COLLECTORS = CollectorSidecarConfig()
+
+
+def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
+    """The role whose pod 0 speaks for the job: the first essential one."""
+    return next(role for role in job_spec.roles if role.essential)
+
+
+def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config: CollectorSidecarConfig) -> bool:
+    """Whether this pod has a collector: every pod of a job that is traced, and the pod that speaks for a job which may
+    stall, or whose checkpoints outlive its pods."""
+    if not config.image:
+        return False
+    if job_spec.trace is not None:
+        return True
+    speaker = lead_role(job_spec)
+    asked = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(speaker)
+    return asked and (role, index) == (speaker.name, 0)
+
+
+def run_location(job: spec.TrainingJob, config: CollectorSidecarConfig) -> str:
+    """Where a traced job's run stays: in the store, else in a volume of the job's own, else nowhere ("")."""
+    if config.store:
+        return f"{config.store.rstrip('/')}/{job_folder(job)}"
+    return volume_location(job, lead_role(job.spec))
+
+
+def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) -> int:
+    """Where it listens. On the network of the host, where others may listen too, one that follows from the pod."""
+    if not on_host_network:
+        return COLLECTOR_PORT
+    first, end = _HOST_PORTS
+    digest = hashlib.sha256(f"{uid}/{role}/{index}".encode()).digest()
+    return first + int.from_bytes(digest[:4], "big") % (end - first)
+
+
+def secret_name(job: str, uid: str) -> str:
+    """The Secret of a job with the token that its collectors are asked with."""
+    return f"{service_name(job, uid)}-collector"
+
+
+def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
+    """The Secret as it is to be created: it goes with its job, and never changes."""
+    meta = job.metadata
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(meta.name, meta.uid),
+            "namespace": meta.namespace,
+            "labels": {labels.JOB: meta.name, labels.JOB_UID: meta.uid},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def add_collector(
+    pod_spec: Mapping[str, Any], job: spec.TrainingJob, pod: CreatePod, config: CollectorSidecarConfig
+) -> dict[str, Any]:
+    """The pod's spec, which has the promised environment already, with the collector. Raises InvalidSpec: a name or
+    port of its own is taken, or it could not see the run folder."""
+    _reject_conflicts(pod_spec)
+    main = pod_spec["containers"][0]
+    ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
+    run_dir, mount = find_run_folder(main)
+    if contains_path(mount, SECRETS_DIR):
+        raise InvalidSpec(
+            f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: the secrets of the sidecar "
+            f"{COLLECTOR_NAME} are in {SECRETS_DIR}",
+            field="volumeMounts",
+        )
+    uid, host_network = job.metadata.uid, bool(pod_spec.get("hostNetwork"))
+    secrets = [_secret_volume(TOKEN_VOLUME, secret_name(job.metadata.name, uid))]
+    arguments = [
+        f"--run-dir=$({RUN_DIR_VARIABLE})",
+        f"--mount={mount['mountPath']}",
+        "--role=$(MUSTER_ROLE)",
+        "--index=$(MUSTER_REPLICA)",
+        "--address=$(MUSTER_POD_IP)",
+        f"--port={collector_port(uid, pod.role, pod.index, on_host_network=host_network)}",
+        f"--token-file={SECRETS_DIR}/{TOKEN_VOLUME}/{TOKEN_KEY}",
+        f"--ending={_TERMINATION_LOG}",
+    ]
+    is_own = is_pod_volume(pod_spec.get("volumes") or (), mount)
+    if is_own:
+        arguments.append("--open-spool")
+    if config.store and job.spec.trace is not None:
+        arguments.append(f"--store={config.store.rstrip('/')}/{JOB_FOLDER}")
+        if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # of a folder that pods share, one tells
+            arguments.append("--store-metrics")
+        if config.store_secret:
+            _reject_shared_process_namespaces(pod_spec)
+            arguments.append(f"--store-credentials={SECRETS_DIR}/{STORE_VOLUME}")
+            secrets.append(_secret_volume(STORE_VOLUME, config.store_secret, optional=True))
+    container: dict[str, Any] = {
+        "name": COLLECTOR_NAME,
+        "image": config.image,
+        "command": ["python", "-m", "muster.tracing.collector"],
+        "args": arguments,
+        "restartPolicy": "Always",
+        "env": [
+            *(one for one in ours if one["name"] not in (RUN_DIR_VARIABLE, "MUSTER_POD")),
+            {"name": RUN_DIR_VARIABLE, "value": run_dir},
+            {"name": "MUSTER_POD", "value": pod.name},
+            {"name": "MUSTER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "resources": dict(config.resources),
+        "securityContext": _security_context(pod_spec, main),
+        "volumeMounts": [
+            mount,
+            *({"name": one["name"], "mountPath": f"{SECRETS_DIR}/{one['name']}", "readOnly": True} for one in secrets),
+        ],
+        "terminationMessagePath": _TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if config.pull_policy:
+        container["imagePullPolicy"] = config.pull_policy
+    if not host_network:
+        container["ports"] = [{"name": COLLECTOR_PORT_NAME, "containerPort": COLLECTOR_PORT}]
+    return {
+        **pod_spec,
+        "initContainers": [*(pod_spec.get("initContainers") or ()), container],
+        "volumes": [*(pod_spec.get("volumes") or ()), *secrets],
+    }
+
+
+def _secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
+    source = {"secretName": secret, "defaultMode": _SECRET_MODE}
+    return {"name": name, "secret": {**source, "optional": True} if optional else source}
+
+
+def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
+    """Who sees the collector's process finds the credentials of the store through /proc."""
+    for name in ("shareProcessNamespace", "hostPID"):
+        if pod_spec.get(name):
+            raise InvalidSpec(
+                f"{name} must be false in a job that is traced; got true: the trainer could read the collector's "
+                "credentials of the trace store",
+                field=name,
+            )
+
+
+def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
+    ours = (TOKEN_VOLUME, STORE_VOLUME)
+    for volume in pod_spec.get("volumes") or ():
+        if volume.get("name") in ours:
+            raise InvalidSpec(
+                f"volumes: {volume['name']!r} is the name of a volume that Muster adds; give yours another name",
+                field="volumes",
+            )
+    for kind in ("containers", "initContainers"):
+        for container in pod_spec.get(kind) or ():
+            where = f"{kind}: {container.get('name')!r}"
+            if container.get("name") == COLLECTOR_NAME:
+                raise InvalidSpec(
+                    f"{where} is the name of the sidecar that Muster adds; give yours another", field=kind
+                )
+            for mount in container.get("volumeMounts") or ():
+                if mount.get("name") in ours:
+                    raise InvalidSpec(
+                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {COLLECTOR_NAME} alone", field=kind
+                    )
+            for port in container.get("ports") or ():
+                if port.get("containerPort") == COLLECTOR_PORT or port.get("name") == COLLECTOR_PORT_NAME:
+                    raise InvalidSpec(
+                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is that of the sidecar {COLLECTOR_NAME}; "
+                        "take another name and number",
+                        field=kind,
+                    )
+
+
+def _security_context(pod_spec: Mapping[str, Any], main: Mapping[str, Any]) -> dict[str, Any]:
+    """As strict as can be, and the user of the trainer where the template names one: they share files."""
+    of_pod, of_main = pod_spec.get("securityContext") or {}, main.get("securityContext") or {}
+    same = {name: of_main[name] for name in _INHERITED_SECURITY_FIELDS if name in of_main}
+    user = same.get("runAsUser", of_pod.get("runAsUser"))
+    return {
+        **same,
+        "runAsNonRoot": user != 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }

@@ -1,0 +1,214 @@
+"""Creates and stops the pods of a gang, and makes what has to stand before its first pod.
+
+What the API server refuses here keeps this job waiting and nobody else: see `refusals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from muster.cluster import CreatePod, DeletePod, RecordEvent
+from muster.errors import InvalidSpec
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.dry_run import DryRuns
+from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.kube.resources import PODS, SERVICES
+from muster_operator.labels import ADMITTED
+from muster_operator.pod_builder.pods import PodConfig, pod_manifest
+from muster_operator.pod_builder.services import needs_service, service_manifest
+from muster_operator.pod_groups import PodGroups
+from muster_operator.retry_limiter import INVALID_REQUEST_CODES, RetryLimiter, is_server_wide
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_pod import created_pod
+from muster_operator.cache.k8s_types import V1PodMeta
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.write_response import written_metadata
+
+_LOG = logging.getLogger("muster.operator")
+_MAX_SERVICES = 50_000
+_MAX_MANIFESTS = 128  # pods whose manifests are made, more than there are calls on their way
+CreateResult: TypeAlias = V1PodMeta | Literal["taken", "refused"]
+"""What was created; or that another has its name, or that it is refused."""
+
+
+@dataclass(slots=True)
+class PodControl:
+    """Writes pods to the API server, and tells `sight` what was acknowledged."""
+
+    api: ApiServerClient
+    cache: ClusterCache
+    dry_runs: DryRuns
+    uncertain_writes: UncertainWrites
+    pod_config: PodConfig
+    record: Callable[[RecordEvent], None]
+    retry_limiter: RetryLimiter
+    tokens: CollectorTokens | None = None  # None: no pod has a collector
+    pod_groups: PodGroups | None = None  # None: kube-scheduler binds each pod by itself
+    _manifest_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_MANIFESTS))
+    _services: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Service was there
+
+    async def apply(self, uid: str, writes: Sequence[CreatePod | DeletePod], deferred: set[str]) -> None:
+        """All of one job. What is refused is noted in `later`; raises ClusterError for what concerns everybody."""
+        known = self.cache.jobs.get(uid)
+        if known is None:
+            return
+        created = next((one for one in writes if isinstance(one, CreatePod)), None)
+        if created is not None and not await self._ensure_prerequisites(known, created, deferred):
+            return
+        if created is not None and self.retry_limiter.has_repeated(uid):
+            await self._apply_one(known, created, deferred)  # a webhook may take its time with each: one of them tells enough
+            writes = [one for one in writes if one is not created and not (uid in deferred and isinstance(one, CreatePod))]
+        if len(writes) == 1:
+            await self._apply_one(known, writes[0], deferred)
+            return
+        results = await asyncio.gather(*(self._apply_one(known, one, deferred) for one in writes), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _apply_one(self, known: CachedJob, write: CreatePod | DeletePod, deferred: set[str]) -> None:
+        await (self._create(known, write, deferred) if isinstance(write, CreatePod) else self._delete(known, write, deferred))
+
+    async def _ensure_prerequisites(self, known: CachedJob, created: CreatePod, deferred: set[str], *, grouped: bool = True) -> bool:
+        """What has to be there before a gang's first pod is there; False where it is refused."""
+        try:
+            await self._ensure_service(known)
+            if self.tokens is not None:
+                await self.tokens.ensure(known)
+            if self.pod_groups is not None and grouped:
+                await self.pod_groups.ensure(known)
+        except ApiError as error:
+            if is_server_wide(error):
+                raise
+            self._on_create_refused(known, created, error, deferred)
+            return False
+        return True
+
+    async def _ensure_service(self, known: CachedJob) -> None:
+        """Asked for before each attempt: somebody may have deleted it, and no attempt would ever meet."""
+        attempt = known.job.status.attempt
+        if self._services.get(known.uid) == attempt or not needs_service(known.job):
+            return
+        body = msgspec.json.encode(service_manifest(known.job))
+        try:
+            await self.api.post(SERVICES.path(known.namespace), body, accept=METADATA_ONLY)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        if len(self._services) >= _MAX_SERVICES:
+            self._services.clear()  # only costs asking again
+        self._services[known.uid] = attempt
+
+    async def admit(self, known: CachedJob, write: CreatePod, annotation: str, deferred: set[str]) -> CreateResult:
+        """Create the only pod of a gang, which tells (`told`) that the gang is admitted. Raises as `carry_out` does."""
+        later_stay = known.job.status.attempt > 0  # an earlier one may have had a group, which goes
+        if not await self._ensure_prerequisites(known, write, deferred, grouped=later_stay):
+            return "refused"
+        return await self._create(known, write, deferred, annotation)
+
+    async def roll_back(self, known: CachedJob, pod: V1PodMeta) -> None:
+        """Take back a pod that was just created. Raises ClusterError for what concerns everybody."""
+        options = {"preconditions": {"uid": pod.uid}}
+        try:
+            await self.api.delete(PODS.path(known.namespace, pod.name), msgspec.json.encode(options))
+        except ApiError as error:
+            if is_server_wide(error):
+                raise
+
+    def reject_admission(self, known: CachedJob, pod: str, message: str, deferred: set[str]) -> None:
+        """Its pod is no use; somebody may mend that."""
+        self._record_failure(known.uid, ApiError(422, "", message), deferred)
+        self._record_warning_once(known, "PodRejected", message, pod)
+
+    async def _create(self, known: CachedJob, write: CreatePod, deferred: set[str], annotation: str = "") -> CreateResult:
+        if write.role not in known.templates:
+            return "refused"
+        path = PODS.path(known.namespace, write.name)
+        try:
+            answer = await self.uncertain_writes.perform(
+                path,
+                lambda: self._post(known, write, annotation),
+                lambda: self.cache.jobs.get(known.uid) is not None,  # or it was deleted meanwhile
+            )
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                return "taken"
+            if is_server_wide(error):
+                raise
+            self._on_create_refused(known, write, error, deferred)
+            return "refused"
+        meta = written_metadata(answer)
+        request = known.templates[write.role].request
+        self.cache.pods.on_created(created_pod(meta, known.uid, write.node, request))
+        return meta
+
+    async def _post(self, known: CachedJob, write: CreatePod, annotation: str) -> bytes:
+        """Create the pod. Its manifest is made when its turn comes: those of a large gang together may be very long."""
+        async with self._manifest_slots:
+            document = await self.dry_runs.template_reader.read(known, write.role)
+            flavor = self.cache.flavors.get(write.flavor)
+            tolerations = flavor.spec.tolerations if flavor is not None else []
+            try:
+                manifest = pod_manifest(known.job, document, write, tolerations, self.pod_config)
+            except InvalidSpec as error:
+                raise ApiError(422, "", str(error)) from error
+            if annotation:
+                manifest["metadata"]["annotations"][ADMITTED] = annotation
+            if self.pod_groups is not None:
+                self.pod_groups.set_group(manifest, known.uid, write.attempt)
+            return await self.api.post(PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY)
+
+    async def _delete(self, known: CachedJob, write: DeletePod, deferred: set[str]) -> None:
+        pod = self.cache.pods.get(known.uid, write.name)
+        if pod is None:
+            self.cache.pods.remove_tombstone(known.uid, write.name)
+            return
+        grace_s = 0 if write.force else round(write.grace_s)
+        options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
+        path = PODS.path(known.namespace, write.name)
+        try:
+            await self.api.delete(path, msgspec.json.encode(options))
+        except ApiError as error:
+            if error.code in (404, 409):  # there is nothing of that name and uid any more, as the watch will tell
+                self.cache.pods.on_delete_requested(pod)
+                return
+            if is_server_wide(error):
+                raise
+            self._on_delete_refused(known, write, error, deferred)
+            return
+        self.cache.pods.on_delete_requested(pod)
+
+    # ---- what is refused
+
+    def _on_create_refused(self, known: CachedJob, write: CreatePod, error: ApiError, deferred: set[str]) -> None:
+        """A pod, or what has to be there before it. What is refused as it is, and what goes on failing, keeps others
+        with the same template from being admitted in vain, until a dry run says otherwise."""
+        why = error.message or str(error)
+        self._record_failure(known.uid, error, deferred)
+        if error.code not in INVALID_REQUEST_CODES and not self.retry_limiter.has_repeated(known.uid):
+            return  # over in a moment, mostly
+        if error.code != 409:  # as it is where many pods want a part of one quota at a time
+            self.dry_runs.on_pod_refused(known, write.role, why)
+        self._record_warning_once(known, "PodRejected", why, write.name)
+
+    def _on_delete_refused(self, known: CachedJob, write: DeletePod, error: ApiError, deferred: set[str]) -> None:
+        why = error.message or str(error)
+        self._record_failure(known.uid, error, deferred)
+        self._record_warning_once(known, "PodNotDeleted", f"pod {write.name} cannot be deleted: {why}", write.name)
+
+    def _record_failure(self, uid: str, error: ApiError, deferred: set[str]) -> None:
+        if uid not in deferred:
+            deferred.add(uid)
+            self.retry_limiter.record_failure(uid, error.code in INVALID_REQUEST_CODES)
+
+    def _record_warning_once(self, known: CachedJob, reason: str, message: str, pod: str) -> None:
+        if self.retry_limiter.first_report(known.uid, reason):
+            _LOG.warning("pod refused", extra={"pod": pod, "reason": reason, "why": message})
+            self.record(RecordEvent(known.uid, "Warning", reason, message))

@@ -1,0 +1,87 @@
+"""A key that all operators of one installation share: a Secret in the operator's own namespace, which the first of them
+that needs it makes. What follows from it, everybody else can neither tell nor forge."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.kube.resources import SECRETS
+
+_KEY = "key"
+_KEY_BYTES = 32
+
+
+class _Secret(msgspec.Struct):
+    data: dict[str, str] = {}
+
+
+@dataclass(slots=True)
+class SharedKey:
+    """The key in Secret `name`; `use` says in errors what it is for."""
+
+    api: ApiServerClient
+    namespace: str
+    name: str
+    purpose: str
+    _bytes: bytes | None = None
+
+    async def load(self) -> None:
+        """Read the key; make it if there is none. Raises ApiError that names the Secret."""
+        if self._bytes is not None:
+            return
+        path = SECRETS.path(self.namespace, self.name)
+        try:
+            self._bytes = await self._read(path) or await self._create(path)
+        except ApiError as error:
+            where = f"Secret {self.namespace}/{self.name}, {self.purpose}"
+            raise ApiError(error.code, error.reason, f"{where}: {error.message or error}") from error
+
+    def clear(self) -> None:
+        """Somebody else has led since, and may have made another key."""
+        self._bytes = None
+
+    @property
+    def loaded(self) -> bytes | None:
+        """The key; None before `load`."""
+        return self._bytes
+
+    async def _read(self, path: str) -> bytes | None:
+        try:
+            found = msgspec.json.decode(await self.api.get(path), type=_Secret)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+        try:
+            key = base64.b64decode(found.data.get(_KEY, ""), validate=True)
+        except ValueError:
+            key = b""
+        if len(key) < _KEY_BYTES:
+            wrong = f"it has no {_KEY} of {_KEY_BYTES} bytes or more; delete it, and the operator makes another"
+            raise ApiError(422, "Invalid", wrong)
+        return key
+
+    async def _create(self, path: str) -> bytes:
+        document: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "type": "Opaque",
+            "immutable": True,
+            "data": {_KEY: base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()},
+        }
+        try:
+            await self.api.post(SECRETS.path(self.namespace), msgspec.json.encode(document), accept=METADATA_ONLY)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+        key = await self._read(path)
+        if key is None:
+            raise ApiError(404, "NotFound", "it was made and is gone again")
+        return key

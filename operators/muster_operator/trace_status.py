@@ -1,0 +1,56 @@
+"""`status.traces` of jobs that are traced: where their traces stay, and how many have been collected.
+
+It goes along with whatever else is written of a job once it has started; by itself it is written once, when the job is
+over and its last collector has said how many it has. That is read from the pods, so that an operator that takes over
+knows it too; what collectors of deleted pods said counts as long as nobody takes over.
+"""
+
+from __future__ import annotations
+
+from muster import spec
+from muster.cluster import WriteStatus
+from muster.lifecycle import is_finished
+from muster.lifecycle.observation import ACTIVE_POD_PHASES
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cluster_cache import ClusterCache
+
+
+class TraceStatusTracker:
+    """Of all jobs that `sight` knows."""
+
+    def __init__(self, sight: ClusterCache, choices: CollectorSidecarConfig) -> None:
+        self._cache = sight
+        self._config = choices
+
+    def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+        """The status that is about to be written, with what is known of traces; the same object if that says the same.
+
+        The number never falls: pods of earlier attempts are gone, what they collected is not.
+        """
+        if known.job.spec.trace is None or not self._config.image:
+            return status
+        old = status.traces or spec.TraceStatus()
+        files = max(old.files, self._cache.trace_counts.count(known.uid))
+        has_run = status.started_at is not None or known.job.status.started_at is not None
+        if status.traces is None and not has_run and files == 0:
+            return status
+        new = spec.TraceStatus(report=old.report, files=files, location=run_location(known.job, self._config))
+        return status if new == status.traces else status.model_copy(update={"traces": new})
+
+    def due_writes(self) -> list[WriteStatus]:
+        """Statuses of jobs that are over and whose collectors have all ended, as far as they say something new."""
+        writes = []
+        for uid in self._cache.trace_counts.pending():
+            known = self._cache.jobs.get(uid)
+            if known is None:
+                self._cache.trace_counts.mark_written(uid)
+                continue
+            if not is_finished(known.job.status) or self._cache.pods.has_pod_in_phase(uid, ACTIVE_POD_PHASES):
+                continue
+            status = self.with_traces(known, known.job.status)
+            if status is known.job.status:
+                self._cache.trace_counts.mark_written(uid)
+                continue
+            writes.append(WriteStatus(uid, status, known.job.metadata.resource_version))
+        return writes

@@ -1,0 +1,114 @@
+"""How a verb ends: one exit code and one message for everything that can go wrong.
+
+A user sees a sentence, never a traceback; whoever asked for JSON gets the error as JSON too, on stderr. MUSTER_DEBUG=1
+shows the traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from muster.text import sanitize
+from muster.errors import ClusterError, InvalidSpec, InvalidTrace, MusterError, Refused
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of `muster`; docs/cli.md tables them."""
+
+    OK = 0
+    JOB_FAILED = 1
+    INVALID = 2
+    REFUSED = 3
+    UNREACHABLE = 4
+    BUG = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class CommandExit(Exception):
+    """A verb has said all there is to say and wants this exit code."""
+
+    def __init__(self, code: ExitCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def run_command(command: Callable[[], object], *, as_json: bool) -> int:
+    """Call `verb` and turn whatever it raises into a message on stderr and an exit code."""
+    try:
+        command()
+        sys.stdout.flush()
+        return ExitCode.OK
+    except CommandExit as end:
+        return end.code
+    except MusterError as error:
+        _print_traceback_if_debug()
+        print_error(str(error), error.reason, error.field, as_json=as_json)
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader has gone, as in `muster jobs | head -1`
+        discard_stdout()
+        return ExitCode.BROKEN_PIPE
+    except OSError as error:
+        _print_traceback_if_debug()
+        print_error(_os_error_message(error), "FileError", as_json=as_json)
+        return ExitCode.INVALID
+    except Exception as error:
+        _print_traceback_if_debug()
+        told = f"this is a bug in Muster: {type(error).__name__}: {error}; MUSTER_DEBUG=1 shows where it happened"
+        print_error(told, "Bug", as_json=as_json)
+        return ExitCode.BUG
+
+
+def print_error(message: str, reason: str, field: str = "", *, as_json: bool) -> None:
+    """Write an error to stderr."""
+    if as_json:
+        text = json.dumps({"error": {"reason": reason, "message": message, "field": field}})
+    else:
+        red, normal = ("\x1b[31m", "\x1b[0m") if _supports_color(sys.stderr) else ("", "")
+        code = f" ({reason})" if reason not in ("Error", "Invalid") else ""
+        text = f"{red}error:{normal} {sanitize.sanitize(message)}{code}"
+    with contextlib.suppress(OSError):  # nobody reads it; the exit code still tells
+        print(text, file=sys.stderr, flush=True)
+
+
+def discard_stdout() -> None:
+    """Point stdout at nothing, or the interpreter complains at its end about a reader that has gone."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+
+
+def usage_error(message: str, field: str = "") -> NoReturn:
+    """End because an argument is wrong."""
+    raise InvalidSpec(message, field=field, reason="Usage")
+
+
+def _exit_code(error: MusterError) -> ExitCode:
+    if isinstance(error, InvalidSpec | InvalidTrace):
+        return ExitCode.INVALID
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
+    return ExitCode.UNREACHABLE if isinstance(error, ClusterError) else ExitCode.JOB_FAILED
+
+
+def _os_error_message(error: OSError) -> str:
+    what = error.strerror or str(error)
+    return f"{error.filename}: {what}" if error.filename else what
+
+
+def _supports_color(stream: object) -> bool:
+    isatty = getattr(stream, "isatty", lambda: False)
+    return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _print_traceback_if_debug() -> None:
+    if os.environ.get("MUSTER_DEBUG"):
+        traceback.print_exc()

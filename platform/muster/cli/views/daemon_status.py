@@ -1,0 +1,40 @@
+"""What `muster local status` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from muster.text.humanize import format_duration, pluralize
+
+
+def node_label_lines(shape: str) -> list[str]:
+    """A line for every group of nodes that gets labels of its user's: all keys of a shape that are not Muster's."""
+    from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
+
+    groups = parse_shape(shape) if shape != HOST_SHAPE else ()
+    return [
+        f"{group.count}x{group.gpus}: node labels {', '.join(f'{key}={value}' for key, value in group.labels.items())}"
+        for group in groups
+        if group.labels
+    ]
+
+
+def daemon_status_view(status: Mapping[str, Any], now: float) -> RenderableType:
+    """Three lines: who it is, what it shows and does, where it lives."""
+    up_for = format_duration(now - float(status["startedAt"]))
+    nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["pretended"] else "")
+    counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
+    if status.get("suspended"):  # a daemon of an earlier version does not say
+        counts += f", {status['suspended']} suspended"
+    lines = [
+        Text.assemble(("●", "green"), f" daemon {status['version']}, pid {status['pid']}, up for {up_for}"),
+        Text(f"  {nodes}, {counts}"),
+        Text(f"  {status['home']}", style="dim"),
+    ]
+    if status["pretended"]:
+        lines.append(Text(f"  {status['note']}", style="yellow"))
+    return Group(*lines)

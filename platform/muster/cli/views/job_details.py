@@ -1,0 +1,219 @@
+"""The page of `muster describe`: what the job is, why it waits or where it runs, what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from muster.text.humanize import format_resource, format_duration, format_time, pluralize, short_resource_name
+from muster.cli.views import job_text
+from muster.lifecycle import has_terminated
+from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
+from muster.progress import final_heartbeat, progress_line, leading_heartbeat
+from muster.spec import RoleSpec, TrainingJob
+from muster.spec.pod_request import pod_request
+from muster.text.sanitize import sanitize
+from muster.tracing.recording import RECORDED_BY
+
+_MAX_EVENTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """A job and all that is known about it at `now`. Events: `at`, `type`, `reason`, `message`, oldest first."""
+
+    job: TrainingJob
+    events: list[dict[str, Any]]
+    heartbeats: list[dict[str, Any]]
+    run_dir: Path | None  # None: inside a cluster
+    now: float
+
+
+def job_details_view(details: JobDetails) -> RenderableType:
+    """The page, most wanted first."""
+    return Group(
+        _headline(details.job),
+        *_status_lines(details),
+        *_section("Job", _summary_table(details)),
+        *_section("Roles", _role_table(details.job)),
+        *(_section("Placement", _placement_table(details.job)) if details.job.status.placement else ()),
+        *(_section("Last failure", _failure_view(details)) if details.job.status.last_failure else ()),
+        *(_section("Events", _event_table(details)) if details.events else ()),
+    )
+
+
+def _headline(job: TrainingJob) -> Text:
+    phase = job.status.phase
+    style = f"bold {job_text.PHASE_STYLES[phase]}"
+    return Text.assemble((job_text.qualified_name(job), "bold"), "  ", (f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style))
+
+
+def _status_lines(details: JobDetails) -> Iterator[RenderableType]:
+    job, status = details.job, details.job.status
+    code, message = job_text.phase_reason(job)
+    if status.phase != "Running" and (code or message):
+        yield Padding(Text.assemble((f"{code}: ", job_text.PHASE_STYLES[status.phase]), message), (0, 0, 0, 2))
+    logs = find_condition(status, LOGS_WRITABLE)
+    if logs is not None and logs.status == "False":
+        yield Padding(Text.assemble((f"{logs.reason}: ", "red"), logs.message), (0, 0, 0, 2))
+    if status.phase == "Pending" and status.queue_position is not None:
+        told = f"next in queue {job.spec.queue}"
+        if status.queue_position > 1:
+            told = f"number {status.queue_position} in queue {job.spec.queue}"
+        if status.estimated_start is not None:
+            told += f", starts about {format_time(status.estimated_start, details.now)}"
+        yield Padding(Text(told), (0, 0, 0, 2))
+    beat = leading_heartbeat(details.heartbeats)
+    if beat is not None:
+        live = status.phase in ("Running", "Admitted")
+        style = "" if status.phase == "Running" else "dim"
+        if line := progress_line(beat if live else final_heartbeat(beat)):
+            yield Padding(Text(line, style=style), (0, 0, 0, 2))
+
+
+def _section(title: str, body: RenderableType) -> Iterator[RenderableType]:
+    yield Text()
+    yield Text(title, style="bold")
+    yield Padding(body, (0, 0, 0, 2))
+
+
+def _summary_table(details: JobDetails) -> Table:
+    job, spec, status, now = details.job, details.job.spec, details.job.status, details.now
+    rows: list[tuple[str, str]] = [("queue", f"{spec.queue}, priority {job_text.priority(job)}")]
+    if spec.priority_class_name is not None:
+        rows.append(("priority class", spec.priority_class_name))
+    if spec.max_runtime_seconds:
+        rows.append(("max runtime", format_duration(spec.max_runtime_seconds)))
+    if spec.flavors:
+        rows.append(("flavors", ", ".join(spec.flavors)))
+    if spec.topology:
+        levels = (("required", spec.topology.required), ("preferred", spec.topology.preferred))
+        rows.append(("topology", ", ".join(f"{level} {word}" for word, level in levels if level)))
+    for word, at in (
+        ("submitted", status.submitted_at or job.metadata.creation_timestamp),
+        ("admitted", status.admitted_at),
+        ("started", status.started_at),
+        ("finished", status.finished_at),
+    ):
+        if at is not None:
+            rows.append((word, format_time(at, now)))
+    ran = job_text.run_time_s(job, now)
+    if ran is not None:
+        rows.append(("ran for", format_duration(ran)))
+    policy = spec.failure_policy
+    rows.append(("attempt", f"{status.attempt}; {status.restarts} of {pluralize(policy.max_restarts, 'restart')} used"))
+    if status.start_retries:
+        limit = "" if policy.max_start_retries is None else f" of {policy.max_start_retries}"
+        rows.append(("start retries", f"{status.start_retries}{limit}"))
+    if status.requeue_after is not None and status.requeue_after > now:
+        rows.append(("tries again", format_time(status.requeue_after, now)))
+    if status.node_losses:
+        rows.append(("node losses", str(status.node_losses)))
+    if status.blamed_nodes:
+        rows.append(("avoids", ", ".join(f"{b.node} until {format_time(b.until, now)}" for b in status.blamed_nodes)))
+    if status.last_checkpoint is not None:
+        last = status.last_checkpoint
+        rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
+    if spec.trace is not None:
+        ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
+        end = spec.trace.start_step + spec.trace.steps
+        rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}, {ranks}"))
+    if status.traces is not None:
+        files = pluralize(status.traces.files, "file")
+        where = f" in {status.traces.location}" if status.traces.location else ""
+        none = spec.trace is not None and not status.traces.files and has_terminated(status)
+        rows.append(("traces", f"none was recorded: {RECORDED_BY}" if none else files + where))
+        if status.traces.report:
+            rows.append(("report", status.traces.report))
+    if details.run_dir is not None:
+        rows.append(("run folder", str(details.run_dir)))
+    return _key_value_table(rows)
+
+
+def _role_table(job: TrainingJob) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for role in job.spec.roles:
+        pods = pluralize(role.replicas, "pod")
+        if role.is_elastic:
+            pods = f"{role.min_replicas} to {role.replicas} pods"
+            if job.spec.elastic_replicas is not None:
+                pods += f", at most {job.spec.elastic_replicas} now"
+        table.add_row(Text(role.name, style="bold"), pods, _request(role), Text(_command(role), style="dim"))
+    return table
+
+
+def _request(role: RoleSpec) -> str:
+    total = {name: value for name, value in pod_request(role.template.spec) if name != "pods"}
+    return (
+        ", ".join(f"{format_resource(value, name)} {short_resource_name(name)}" for name, value in total.items())
+        or "asks for nothing"
+    )
+
+
+def _command(role: RoleSpec) -> str:
+    main = role.template.spec.containers[0]
+    words = " ".join([*main.command, *main.args])
+    words = sanitize(words)
+    return words if len(words) <= 300 else f"{words[:297]}..."
+
+
+def _placement_table(job: TrainingJob) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for role in job.status.placement:
+        for share in role.nodes:
+            table.add_row(
+                f"{role.role} {share.indexes}", Text(share.node, style="cyan"), Text(role.flavor, style="dim")
+            )
+    return table
+
+
+def _failure_view(details: JobDetails) -> RenderableType:
+    failure = details.job.status.last_failure
+    assert failure is not None
+    told = f"pod {failure.pod}" + (f" on {failure.node}" if failure.node else "")
+    if failure.exit_code is not None:
+        told += f", exit code {failure.exit_code}{_signal_name(failure.exit_code)}"
+    if failure.reason:
+        told += f", {failure.reason}"
+    if failure.at is not None:
+        told += f", {format_time(failure.at, details.now)}"
+    return Group(Text(told, style="red"), Text(sanitize(failure.log_tail).rstrip("\n"), style="dim"))
+
+
+def _signal_name(exit_code: int) -> str:
+    import signal
+
+    try:
+        return f" ({signal.Signals(exit_code - 128).name})" if exit_code > 128 else ""
+    except ValueError:
+        return ""
+
+
+def _event_table(details: JobDetails) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    left_out = len(details.events) - _MAX_EVENTS
+    if left_out > 0:
+        table.add_row("", "", Text(f"{pluralize(left_out, 'older event')} not shown", style="dim"))
+    for event in details.events[-_MAX_EVENTS:]:
+        style = "yellow" if event.get("type") == "Warning" else "green"
+        ago = Text(f"{format_duration(details.now - float(event['at']))} ago", style="dim")
+        times = f" (×{event['count']})" if event.get("count", 1) > 1 else ""
+        told = Text(f"{sanitize(event['message'])}{times}", overflow="fold")
+        table.add_row(ago, Text(str(event["reason"]), style=style), told)
+    return table
+
+
+def _key_value_table(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table

@@ -1,0 +1,13 @@
+"""The CRDs, generated from `muster.spec`: schemas, defaults, CEL rules, printer columns, and the reference page.
+
+Pure: from the models to values and text. `tools/manifests.py` writes the files.
+"""
+
+from __future__ import annotations
+
+from muster.crdgen.crds import KINDS, CustomResource, crd
+from muster.crdgen.files import files
+from muster.crdgen.rules import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES, ValidationRule
+from muster.crdgen.schema import object_schema
+
+__all__ = ["QUANTITY_RULES", "KINDS", "LABEL_RULES", "VALIDATION_RULES", "CustomResource", "ValidationRule", "crd", "files", "object_schema"]

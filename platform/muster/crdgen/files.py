@@ -1,0 +1,46 @@
+"""The files that are generated, as texts by their path in the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from muster.crdgen.crds import KINDS, crd
+from muster.crdgen.api_reference import api_reference
+
+_PLAIN = "# Written by `make manifests` from platform/muster/spec. Without Helm: kubectl apply -f helm/crds.yaml\n"
+_CHART = """\
+{{- /* Written by `make manifests` from platform/muster/spec. */ -}}
+{{- if .Values.crds.enabled }}
+"""
+_CHART_METADATA = """\
+  annotations:
+    helm.sh/resource-policy: keep
+  labels:
+    {{- include "muster.labels" . | nindent 4 }}
+"""
+
+
+@cache
+def files() -> Mapping[str, str]:
+    """Text by path."""
+    chart = {f"helm/muster/templates/crds/{kind.plural}.yaml": _in_chart(crd(kind)) for kind in KINDS}
+    plain = _PLAIN + "---\n".join(_yaml(crd(kind)) for kind in KINDS)
+    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/api.md": api_reference()})
+
+
+def _in_chart(manifest: dict[str, Any]) -> str:
+    """As a template: Helm installs and upgrades it, and leaves it when the release goes, with all that users wrote."""
+    text = _yaml(manifest)
+    if "{{" in text:
+        raise ValueError("a description or rule has {{ in it, which Helm would take for a template")
+    name = f"  name: {manifest['metadata']['name']}\n"
+    return f"{_CHART}{text.replace(name, name + _CHART_METADATA, 1)}{{{{- end }}}}\n"
+
+
+def _yaml(manifest: dict[str, Any]) -> str:
+    return yaml.safe_dump(manifest, sort_keys=False, width=120, allow_unicode=True)

@@ -1,0 +1,34 @@
+"""Could this job ever start? The planner's own answer, on the cluster as it would be if nobody else were there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from muster.cluster import DRAIN_TAINT, NodeView, ObservedState
+from muster.engine.replay import replay
+from muster.model import Resources, Wait
+from muster.snapshot import SnapshotCache, build_snapshot
+from muster.spec import TrainingJob, TrainingJobStatus
+
+
+def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
+    """Why the job could not start even on the empty cluster; None when it could.
+
+    Nodes that are down, cordoned or drained now count as there, foreign pods as gone: only what cannot heal is told.
+    """
+    meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
+    wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})
+    fresh = job.model_copy(
+        update={"metadata": meta, "spec": wanted, "status": TrainingJobStatus(submitted_at=observed.now)}
+    )
+    nodes = tuple(_idle_and_healthy(node) for node in observed.nodes)
+    built = build_snapshot(replace(observed, jobs=(fresh,), pods={}, heartbeats={}, nodes=nodes), SnapshotCache())
+    if built.rejected:
+        return built.rejected[0]
+    decisions = replay(built.snapshot)
+    return next((decision for decision in decisions if isinstance(decision, Wait) and decision.gang_uid == meta.uid), None)
+
+
+def _idle_and_healthy(node: NodeView) -> NodeView:
+    taints = tuple(taint for taint in node.taints if taint.key != DRAIN_TAINT)
+    return replace(node, ready=True, cordoned=False, taints=taints, unmanaged_usage=Resources())

@@ -1,0 +1,278 @@
+"""Carries the planner's decisions into statuses, and keeps the promises of earlier rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from muster import lifecycle
+from muster.cluster import CreatePod, NodeView, PodView, RecordEvent, ObservedState
+from muster.engine.status_update import StatusUpdate, WritePriority
+from muster.lifecycle import Timeouts, Observation, is_admitted, is_evicting, max_grace_period_s, transitions
+from muster.lifecycle.placement import describe, placement_of
+from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
+from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
+
+INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
+    {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
+)
+"""Why a gang cannot start until somebody edits something: whoever holds room meanwhile gives it back. A cluster that is
+too small is none of these, since room is kept for a gang whose node is about to come back."""
+
+
+PLACEMENT_INVALIDATED = "NoLongerFits"
+"""Why a gang lost the place that it had on paper only."""
+
+
+class StatusUpdater:
+    """The drafts of one round. `jobs` is by uid, as observed."""
+
+    def __init__(
+        self, observed: ObservedState, jobs: Mapping[str, TrainingJob], nodes: Mapping[str, NodeView], timeouts: Timeouts
+    ) -> None:
+        self._observed = observed
+        self._jobs = jobs
+        self._nodes = nodes
+        self._timeouts = timeouts
+        self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
+        self.updates: dict[str, StatusUpdate] = {}
+        self.wake_times: dict[str, float | None] = {}  # of the jobs looked at in this round
+        self.needs_another_cycle = False  # someone leaves or shrinks: decide again at once
+
+    def reconcile_job(self, uid: str) -> None:
+        """Let a job's own life go on, from its newest status."""
+        draft = self.updates.get(uid)
+        job = self._jobs[uid] if draft is None else _with_status(draft.job, draft.status)
+        world = self._observed
+        pods: tuple[PodView, ...] = world.pods.get(uid, ())
+        deleted = job.spec.queue in self._queues_deleting
+        verdict = lifecycle.reconcile_job(job, Observation(world.now, pods, world.heartbeats.get(uid), self._nodes, deleted), self._timeouts)
+        self.wake_times[uid] = verdict.wake_at
+        if draft is None and verdict.status is job.status and not verdict.writes:
+            return
+        draft = self._update(
+            uid, WritePriority.LIFECYCLE if draft is not None or verdict.writes else _write_priority(job.status, verdict.status)
+        )
+        draft.status = verdict.status
+        events = [action for action in draft.writes if isinstance(action, RecordEvent)]
+        draft.writes = [*events, *verdict.writes]
+
+    def latest_status(self, uid: str) -> TrainingJobStatus | None:
+        """A job's newest status; None when there is no such job."""
+        draft = self.updates.get(uid)
+        if draft is not None:
+            return draft.status
+        job = self._jobs.get(uid)
+        return None if job is None else job.status
+
+    def updated_jobs(self) -> dict[str, TrainingJob]:
+        """Jobs whose status is about to change, as they will be."""
+        drafts = self.updates.items()
+        return {uid: _with_status(draft.job, draft.status) for uid, draft in drafts if draft.changed}
+
+    # ---- promises of earlier rounds
+
+    def sync_nominations(self, uids: Iterable[str]) -> None:
+        """Bring holds and evictions of these jobs into line with who has left, and undo what a crash left half-done.
+
+        A victim that has left, or is through with shrinking, leaves the hold's list. When one of them was never told,
+        the hold is void: it was written and not all of what follows, and the planner decides anew with whoever leaves
+        already. How the victim was to go, and whether it still may be asked to, nobody else knows.
+        """
+        uids = sorted(uids)
+        for uid in uids:
+            status = self.latest_status(uid)
+            if status is None or status.nomination is None or not status.nomination.victims:
+                continue
+            states = {victim: self._victim_state(victim) for victim in status.nomination.victims}
+            if "untold" in states.values():
+                self._set_status(uid, transitions.clear_nomination(status), WritePriority.NOMINATION)
+                continue
+            left = [victim for victim, state in states.items() if state == "told"]
+            if left != status.nomination.victims:
+                hold = status.nomination.model_copy(update={"victims": left})
+                self._set_status(uid, status.model_copy(update={"hold": hold}), WritePriority.NOMINATION)
+        for uid in uids:
+            self._clear_finished_shrink(uid)
+
+    def _victim_state(self, victim: str) -> Literal["gone", "told", "untold"]:
+        """Whether a victim makes way no more, does so now, or was not told yet.
+
+        Gone: not admitted, removed, being deleted, or through with shrinking. It may still have pods that stop. Told:
+        it leaves, for whatever reason, or shrinks. Untold is also who left and has been admitted again since.
+        """
+        status = self.latest_status(victim)
+        if status is None or not is_admitted(status) or self._jobs[victim].metadata.deletion_timestamp is not None:
+            return "gone"
+        if is_evicting(status):
+            return "told"
+        if status.eviction is None:
+            return "untold"
+        return "told" if self._has_stale_pods(victim, status) else "gone"
+
+    def _clear_finished_shrink(self, uid: str) -> None:
+        """A shrunk gang forgets for whom, once that one's hold no longer waits for it."""
+        status = self.latest_status(uid)
+        if status is None or status.eviction is None or is_evicting(status) or self._has_stale_pods(uid, status):
+            return
+        beneficiary = self.latest_status(status.eviction.beneficiary)
+        hold = None if beneficiary is None else beneficiary.nomination
+        if hold is None or uid not in hold.victims:
+            self._set_status(uid, status.model_copy(update={"eviction": None}), WritePriority.LIFECYCLE)
+
+    def _has_stale_pods(self, uid: str, status: TrainingJobStatus) -> bool:
+        return any(pod.attempt != status.attempt for pod in self._observed.pods.get(uid, ()))
+
+    # ---- the planner's decisions
+
+    def apply_decisions(self, decisions: Iterable[Decision]) -> None:
+        """Write down what was decided; `Wait` is not handled here (see `news`)."""
+        for decision in decisions:
+            if isinstance(decision, Admit):
+                self._admit(decision)
+            elif isinstance(decision, Nominate):
+                self._nominate(decision)
+            elif isinstance(decision, Evict):
+                self._evict(decision.gang_uid, decision.preemptor, decision.reason)
+            elif isinstance(decision, Resize):
+                self._resize(decision)
+
+    def _admit(self, decision: Admit) -> None:
+        uid, now = decision.gang_uid, self._observed.now
+        if is_admitted(self._jobs[uid].status):
+            # It gives room back in this round. One write for both would come beside that of whoever gets this room,
+            # and on paper the room would be given twice; so the end of its stay is written now, the next one at once.
+            self.needs_another_cycle = True
+            return
+        if uid not in self.updates:
+            self.reconcile_job(uid)  # it arrived in an earlier round, which may not be written yet
+        draft = self._update(uid, WritePriority.ADMISSION)
+        waited = now - transitions.waiting_since(draft.status, now)
+        self._set_status(uid, transitions.admit(draft.status, decision.placement, now), WritePriority.ADMISSION)
+        self._record_event(uid, "Admitted", f"{describe(draft.status.placement)}, after {waited:.0f} s in the queue")
+        self.reconcile_job(uid)
+
+    def _nominate(self, decision: Nominate) -> None:
+        draft = self._update(decision.gang_uid, WritePriority.NOMINATION)
+        self._set_status(decision.gang_uid, transitions.nominate(draft.status, decision), WritePriority.NOMINATION)
+        leaving = ", ".join(self._job_name(victim) for victim in decision.victims)
+        if leaving:
+            self._record_event(decision.gang_uid, "RoomHeld", f"room is held for it until {leaving} made way")
+        self.needs_another_cycle = True
+
+    def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
+        """Someone leaves; one that only holds room loses its hold."""
+        draft = self._update(uid, WritePriority.PREEMPTION)
+        if not is_admitted(draft.status):
+            self._set_status(uid, transitions.clear_nomination(draft.status), WritePriority.PREEMPTION)
+            self._record_event(uid, "HoldLost", f"the room held for it went to {self._job_name(beneficiary)}, which comes first")
+            self.needs_another_cycle = True
+            return
+        message = f"{reason.lower()} for {self._job_name(beneficiary)}"
+        eviction = self._eviction_status(draft.job, beneficiary, reason)
+        self._set_status(uid, transitions.evict(draft.status, reason, message, self._observed.now, eviction=eviction), WritePriority.PREEMPTION)
+        self._record_event(uid, reason, message)
+        self.reconcile_job(uid)
+        self.needs_another_cycle = True
+
+    def _resize(self, decision: Resize) -> None:
+        uid, beneficiary = decision.gang_uid, decision.preemptor
+        rank = WritePriority.ADMISSION if beneficiary is None else WritePriority.PREEMPTION
+        draft = self._update(uid, rank)
+        eviction = None if beneficiary is None else self._eviction_status(draft.job, beneficiary, decision.reason)
+        status = transitions.resize(draft.status, decision.placement, decision.reason, self._observed.now, eviction=eviction)
+        self._set_status(uid, status, rank)
+        why = "there was room" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
+        self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}")
+        self.reconcile_job(uid)
+        self.needs_another_cycle = True
+
+    def revoke_nominations(self, waits: Iterable[Wait]) -> None:
+        """Whoever is shut out holds no room."""
+        for wait in waits:
+            status = self.latest_status(wait.gang_uid) if wait.reason in INADMISSIBLE_CODES else None
+            if status is not None and status.nomination is not None:
+                self._set_status(wait.gang_uid, transitions.clear_nomination(status), WritePriority.LIFECYCLE)
+                self._record_event(wait.gang_uid, "HoldLost", f"the room held for it was given back: {wait.message}")
+                self.needs_another_cycle = True
+
+    # ---- placements that were written in an earlier round
+
+    def unbound_placements(self) -> dict[str, Placement]:
+        """Of gangs that were admitted in an earlier round: where pods are that are created in this round, or that
+        kube-scheduler could not bind."""
+        found: dict[str, Placement] = {}
+        for uid in self.wake_times:
+            draft = self.updates.get(uid)
+            job = self._jobs[uid]
+            status = job.status if draft is None else draft.status
+            if not is_admitted(job.status) or not is_admitted(status) or is_evicting(status):
+                continue
+            if draft is not None and draft.priority is not WritePriority.LIFECYCLE:
+                continue
+            pods = self._observed.pods.get(uid, ())
+            of_now = (pod for pod in pods if pod.attempt == status.attempt and not pod.deleting)
+            seats = {(pod.role, pod.index) for pod in of_now if pod.pending_reason == "Unschedulable"}
+            for action in () if draft is None else draft.writes:
+                if isinstance(action, CreatePod):
+                    seats.add((action.role, action.index))
+            if seats:
+                found[uid] = placement_of(status.placement, seats)
+        return found
+
+    def evict_invalid(self, uid: str, reason: str) -> None:
+        """Its placement is of no use to it any more: it is torn down whole and waits for another."""
+        self._set_status(uid, transitions.evict(self._update(uid, WritePriority.LIFECYCLE).status, PLACEMENT_INVALIDATED, reason, self._observed.now), WritePriority.LIFECYCLE)
+        self._record_event(uid, PLACEMENT_INVALIDATED, f"its placement is not valid any more: {reason}")
+        self.reconcile_job(uid)
+        self.needs_another_cycle = True
+
+    # ---- drafts
+
+    def _eviction_status(self, job: TrainingJob, beneficiary: str, reason: str) -> EvictionStatus:
+        deadline = self._observed.now + max_grace_period_s(job)
+        return EvictionStatus.model_construct(beneficiary=beneficiary, reason=reason, deadline=deadline)
+
+    def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:
+        draft = self.updates.get(uid)
+        if draft is None:
+            job = self._jobs[uid]
+            draft = self.updates[uid] = StatusUpdate(job, job.status, priority)
+        else:
+            draft.raise_priority(priority)
+        return draft
+
+    def _set_status(self, uid: str, status: TrainingJobStatus, priority: WritePriority) -> None:
+        self._update(uid, priority).status = status
+
+    def set_wait_status(self, uid: str, status: TrainingJobStatus) -> None:
+        """A status that only tells why the job waits."""
+        draft = self.updates.get(uid)
+        if draft is None:
+            job = self._jobs[uid]
+            draft = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
+        draft.status = status
+
+    def _record_event(self, uid: str, reason: str, message: str) -> None:
+        self._update(uid, WritePriority.LIFECYCLE).writes.append(RecordEvent(uid, "Normal", reason, message))
+
+    def _job_name(self, uid: str) -> str:
+        job = self._jobs.get(uid)
+        return uid if job is None else f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+
+
+def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> WritePriority:
+    """Of a life that went on without any pod or event."""
+    if _becomes_running(before, after):
+        return WritePriority.PODS_READY
+    arrives = before.submitted_at is None and after.phase == "Pending" and not after.conditions
+    return WritePriority.WAIT_STATUS if arrives else WritePriority.LIFECYCLE
+
+
+def _becomes_running(before: TrainingJobStatus, after: TrainingJobStatus) -> bool:
+    """Whether all that happened is that the pods of an admitted gang are ready now."""
+    return before.phase == "Admitted" and after.phase == "Running" and before.placement is after.placement
+
+
+def _with_status(job: TrainingJob, status: TrainingJobStatus) -> TrainingJob:
+    return job if status is job.status else job.model_copy(update={"status": status})

@@ -1,0 +1,194 @@
+"""Objects into a cluster, and changes of jobs that are there. Several are all checked, by us and by the server, before
+the first one is written: a cluster has no transaction over them, so what fails midway says what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from muster.validation import apply_warnings, being_deleted_conflict, check_apply, check_edit, check_unfinished, with_replicas
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.kubernetes import queries, paths
+from muster.kubernetes.config import DEFAULT_NAMESPACE
+from muster.kubernetes.kube_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, KubeClient, JsonObject
+from muster.kubernetes.delete import object_label
+from muster.kubernetes.preconditions import replaced_conflict, uid_mismatch_as_conflict
+from muster.kubernetes.decode import WRONG_VERSION, to_manifest, decode, decodes_equal
+from muster.spec import Flavor, Queue, TrainingJob
+
+if TYPE_CHECKING:
+    from muster.yaml_input import AnyObject
+
+STRICT_FIELD_VALIDATION = {"fieldValidation": "Strict"}
+"""The query of a write that refuses fields that nobody knows."""
+_MAX_ATTEMPTS = 5
+
+
+def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
+    """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. Jobs that
+    name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
+    `muster.validation` as far as what that depends on may be read; what fails midway says what was written before it."""
+    told = _check_apply(kube_client, documents)
+    for item in documents:
+        _apply_object(kube_client, item, DRY_RUN)
+    rows: list[dict[str, Any]] = []
+    for item in documents:
+        try:
+            rows.append(_apply_object(kube_client, item, {}))
+        except MusterError as error:
+            error.args = (_partial_write_message(error, item, rows),)
+            raise
+    noted = [row["name"] if row["kind"] == "Queue" else "" for row in rows]
+    return [row | ({"notices": told[name]} if name in told else {}) for row, name in zip(rows, noted, strict=True)]
+
+
+def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject) -> TrainingJob:
+    """Set fields of the spec of a job that is not finished; of no other that has its name meanwhile: `Conflict`."""
+    check_unfinished(job, stopping=any(fields.values()))
+    path = paths.object_path("TrainingJob", job.metadata.name, job.metadata.namespace)
+    patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
+    with uid_mismatch_as_conflict(object_label(_result_row(job.kind, job.metadata.namespace, job.metadata.name, ""))):
+        return decode(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
+
+
+def scale_job(kube_client: KubeClient, job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
+    """Change how many pods roles have. Each write says which job it means and which role it takes to stand where, so
+    that an edit that comes in between is not overwritten: `Conflict`."""
+    check_unfinished(job)
+    wanted = with_replicas(job, replicas)
+    name, namespace = job.metadata.name, job.metadata.namespace or kube_client.config.namespace
+    queries.preflight_job(kube_client, wanted, namespace)
+    patch = [
+        step
+        for place, role in enumerate(wanted.spec.roles)
+        if role.replicas != job.spec.roles[place].replicas
+        for step in (
+            {"op": "test", "path": f"/spec/roles/{place}/name", "value": role.name},
+            {"op": "replace", "path": f"/spec/roles/{place}/replicas", "value": role.replicas},
+        )
+    ]
+    if wanted.spec.elastic_replicas is None and job.spec.elastic_replicas is not None:
+        patch.append({"op": "remove", "path": "/spec/elasticReplicas"})
+    if not patch:
+        return job
+    path = paths.object_path("TrainingJob", name, namespace)
+    this = {"op": "test", "path": "/metadata/uid", "value": job.metadata.uid}
+    try:
+        return decode(TrainingJob, kube_client.request("PATCH", path, [this, *patch], content_type=JSON_PATCH))
+    except InvalidSpec as error:  # of a test that fails the server says no more than that
+        if error.field:
+            raise
+        there = queries.get_job(kube_client, name, namespace)
+        if there.metadata.uid != job.metadata.uid:
+            raise replaced_conflict(object_label(_result_row(job.kind, namespace, name, ""))) from error
+        if [role.name for role in there.spec.roles] != [role.name for role in job.spec.roles]:
+            raise Conflict(f"the roles of job {name!r} changed meanwhile; look at it and try again") from error
+        raise
+
+
+def _check_apply(kube_client: KubeClient, documents: Sequence[AnyObject]) -> dict[str, list[str]]:
+    told: dict[str, list[str]] = {}  # notices, by queue
+    others: list[Queue | Flavor] = [item for item in documents if not isinstance(item, TrainingJob)]
+    if others:
+        with _ignore_forbidden():
+            known: list[Queue | Flavor] = [*queries.list_queues(kube_client), *queries.list_flavors(kube_client)]
+            check_apply(others, known)
+            told = apply_warnings(others, known, queries.nodes_with_flavors(kube_client, [*known, *others]))
+    for job in documents:
+        if isinstance(job, TrainingJob):
+            namespace = job.metadata.namespace or kube_client.config.namespace
+            with _ignore_undecodable(), contextlib.suppress(NotFound):
+                check_edit(queries.get_job(kube_client, job.metadata.name, namespace), job)
+            queries.preflight_job(kube_client, job, namespace, others)
+    return told
+
+
+def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, str]) -> dict[str, Any]:
+    """Create the object, or put its spec in the place of what is there; labels and annotations are added. Raises
+    `Conflict` for one that is being deleted, or that somebody edits at the same time."""
+    wanted = to_manifest(item, kube_client.config.namespace)
+    meta = wanted["metadata"]
+    name, namespace = meta["name"], meta.get("namespace")
+    path = paths.object_path(item.kind, name, namespace)
+    try:
+        there = kube_client.get(path)
+    except NotFound:
+        kube_client.request("POST", paths.collection_path(item.kind, namespace), wanted, query={**STRICT_FIELD_VALIDATION, **query})
+        return _result_row(item.kind, namespace, name, "created")
+    _check_not_terminating(item, there)
+    if decodes_equal(type(item), _merge_spec(there, wanted), there):
+        return _result_row(item.kind, namespace, name, "unchanged")
+    _replace_object(kube_client, item, there, wanted, query)
+    return _result_row(item.kind, namespace, name, "configured")
+
+
+def _replace_object(kube_client: KubeClient, item: AnyObject, existing: JsonObject, desired: JsonObject, query: Mapping[str, str]) -> None:
+    """The write is guarded, and made anew of what is there now if that was written meanwhile: the operator writes its
+    status all the time. Somebody's edit is not overwritten."""
+    path = paths.object_path(item.kind, desired["metadata"]["name"], desired["metadata"].get("namespace"))
+    for left in reversed(range(_MAX_ATTEMPTS)):
+        try:
+            kube_client.request("PUT", path, _merge_spec(existing, desired), query={**STRICT_FIELD_VALIDATION, **query})
+        except Conflict:
+            now = kube_client.get(path)
+            if not left or _is_spec_edited(existing, now):
+                raise
+            _check_not_terminating(item, now)
+            existing = now
+            continue
+        return
+
+
+def _check_not_terminating(item: AnyObject, existing: JsonObject) -> None:
+    if existing["metadata"].get("deletionTimestamp"):
+        raise being_deleted_conflict(item.kind, item.metadata.name)
+
+
+def _is_spec_edited(before: JsonObject, now: JsonObject) -> bool:
+    """Whether it is another object, or somebody wrote its spec."""
+    return before["metadata"].get("uid") != now["metadata"].get("uid") or before.get("spec") != now.get("spec")
+
+
+@contextlib.contextmanager
+def _ignore_forbidden() -> Iterator[None]:
+    """What may not be read is not checked here."""
+    try:
+        yield
+    except Refused as error:
+        if queries.is_not_forbidden(error):
+            raise
+
+
+@contextlib.contextmanager
+def _ignore_undecodable() -> Iterator[None]:
+    """What cannot be read may be mended; what of it may not be edited the server says."""
+    try:
+        yield
+    except ClusterError as error:
+        if error.reason != WRONG_VERSION:
+            raise
+
+
+def _partial_write_message(error: MusterError, item: AnyObject, rows: Sequence[dict[str, Any]]) -> str:
+    """The error, with what was written before it."""
+    before = [object_label(row) for row in rows if row["result"] != "unchanged"]
+    told = f"{error}; written before that: {', '.join(before)}" if before else str(error)
+    if isinstance(error, ClusterError):
+        this = object_label(_result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
+        return f"{told}; whether {this} was written is not known: apply it again"
+    return told
+
+
+def _merge_spec(existing: JsonObject, desired: JsonObject) -> JsonObject:
+    return {**existing, "spec": desired["spec"], "metadata": _merge_metadata(existing["metadata"], desired["metadata"])}
+
+
+def _merge_metadata(existing: JsonObject, desired: JsonObject) -> JsonObject:
+    both = {name: {**existing.get(name, {}), **desired.get(name, {})} for name in ("labels", "annotations")}
+    return {**existing, **{name: value for name, value in both.items() if value}}
+
+
+def _result_row(kind: str, namespace: str | None, name: str, result: str) -> dict[str, Any]:
+    return {"kind": kind, "namespace": namespace if kind == "TrainingJob" else None, "name": name, "result": result}

@@ -1,0 +1,113 @@
+"""Deletes objects of a cluster: all are checked, by us and by the server, before the first one is deleted.
+
+A cluster has no transaction over several objects: what fails midway says what was deleted before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from muster.validation import check_flavor_unused, check_no_children
+from muster.errors import InvalidSpec, MusterError, NotFound, Refused
+from muster.kubernetes import queries, paths
+from muster.kubernetes.kube_client import DRY_RUN, KubeClient, JsonObject
+from muster.kubernetes.preconditions import uid_precondition, uid_mismatch_as_conflict
+from muster.lifecycle import is_admitted
+from muster.job_list import JobList
+
+ObjectRef: TypeAlias = tuple[str, str, str]
+"""Kind, name, namespace."""
+
+
+def delete_objects(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> list[dict[str, Any]]:
+    """Delete objects in this order: [{kind, namespace, name, result}]. Raises `NotFound` of every one that is not
+    there, `Conflict` HasChildren and FlavorInUse as far as that may be read, `InvalidSpec` for an unknown kind."""
+    for kind, _, _ in targets:
+        if kind not in paths.PLURALS:
+            raise InvalidSpec(f"kind {kind!r} is not known; write TrainingJob, Queue or Flavor", field="kind")
+    checked = _dry_run_deletes(kube_client, targets)
+    rows: list[dict[str, Any]] = []
+    for target, uid in zip(targets, checked, strict=True):
+        try:
+            rows.append(_result_row(target, _delete(kube_client, target, body=uid_precondition(uid))))
+        except MusterError as error:
+            if rows:
+                error.args = (f"{error}; deleted before that: {', '.join(object_label(row) for row in rows)}",)
+            raise
+    return rows
+
+
+def _dry_run_deletes(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> list[str]:
+    """The uids of what may be deleted: what gets a name of theirs later was not checked."""
+    nothing = "; nothing was deleted" if len(targets) > 1 else ""
+    uids: list[str] = []
+    missing: list[str] = []
+    try:
+        for target in targets:
+            try:
+                uids.append(_deleted_uid(_delete(kube_client, target, query=DRY_RUN)))
+            except NotFound as error:
+                missing.append(str(error))
+        if missing:
+            raise NotFound("; ".join(missing))
+        _check_not_in_use(kube_client, targets)
+    except MusterError as error:
+        error.args = (f"{error}{nothing}",)
+        raise
+    return uids
+
+
+def _check_not_in_use(kube_client: KubeClient, targets: Sequence[ObjectRef]) -> None:
+    """No queue goes before those below it, no flavor under a job; what may not be read is not checked."""
+    try:
+        for number, (kind, name, _) in enumerate(targets):
+            if kind == "Queue":
+                before = {one for sort, one, _ in targets[:number] if sort == "Queue"}
+                staying = [queue for queue in queries.list_queues(kube_client) if queue.metadata.name not in before]
+                check_no_children(name, staying)
+            elif kind == "Flavor":
+                check_flavor_unused(name, _jobs_on_flavor(queries.list_jobs(kube_client, None), name))
+    except Refused as error:
+        if queries.is_not_forbidden(error):
+            raise
+
+
+def _jobs_on_flavor(listing: JobList, flavor: str) -> list[str]:
+    """Jobs that have pods on a flavor's nodes; those that cannot be read may have ended."""
+    jobs = (job for job in listing.jobs if is_admitted(job.status))
+    users = [job.metadata for job in jobs if any(part.flavor == flavor for part in job.status.placement)]
+    odd = [one.name for one in listing.unreadable if flavor in one.flavors]
+    return [*(f"{meta.namespace}/{meta.name}" for meta in users), *odd]
+
+
+def _delete(kube_client: KubeClient, target: ObjectRef, *, query: JsonObject | None = None, body: JsonObject | None = None) -> JsonObject:
+    kind, name, namespace = target
+    try:
+        with uid_mismatch_as_conflict(object_label(_result_row(target, {}))):
+            return kube_client.request("DELETE", paths.object_path(kind, name, namespace), body, query=query)
+    except NotFound as error:
+        if kind == "TrainingJob":
+            raise queries.job_not_found(kube_client, name, namespace) from error
+        raise NotFound(f"there is no {kind.lower()} {name!r}") from error
+
+
+def _deleted_uid(answer: JsonObject) -> str:
+    """Of the object that the server deletes: it answers with the object where it has finalizers, else with a Status."""
+    return str(answer.get("metadata", {}).get("uid") or answer["details"]["uid"])
+
+
+def _result_row(target: ObjectRef, answer: JsonObject) -> dict[str, Any]:
+    kind, name, namespace = target
+    leaving = answer.get("kind") == kind and answer["metadata"].get("finalizers")
+    space = namespace if kind == "TrainingJob" else None
+    return {"kind": kind, "namespace": space, "name": name, "result": "deleting" if leaving else "deleted"}
+
+
+def object_label(row: dict[str, Any]) -> str:
+    """The object of a row, for a person."""
+    return (
+        f"{row['kind'].lower()} {row['namespace']}/{row['name']}"
+        if row["namespace"]
+        else f"{row['kind'].lower()} {row['name']}"
+    )

@@ -1,0 +1,68 @@
+"""Draining a node: the taint `muster.dev/drain`, which the lifecycle and the planner heed (see `muster.cluster`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from muster.cluster import DRAIN_TAINT
+from muster.errors import ClusterError, Conflict, NotFound
+from muster.kubernetes import paths
+from muster.kubernetes.kube_client import MERGE_PATCH, KubeClient
+from muster.kubernetes.decode import WRONG_VERSION
+from muster.lifecycle import is_finished
+from muster.job_list import JobList
+from muster.spec import TrainingJob
+
+_MAX_ATTEMPTS = 5
+_Taints = list[dict[str, Any]]
+
+
+def drain(kube_client: KubeClient, node: str) -> None:
+    """Put the taint on a node. Raises `NotFound`, `Refused` Forbidden."""
+    _update_taints(kube_client, node, lambda taints: [*_without_drain_taint(taints), {"key": DRAIN_TAINT, "effect": "NoSchedule"}])
+
+
+def undrain(kube_client: KubeClient, node: str) -> None:
+    """Take the taint away. Raises as `drain` does."""
+    _update_taints(kube_client, node, _without_drain_taint)
+
+
+def jobs_on_node(job_list: JobList, node: str) -> list[TrainingJob]:
+    """Unfinished jobs that have a place on the node. Raises `ClusterError` WrongVersion for one that cannot be read."""
+    for one in job_list.unreadable:
+        if node in one.nodes and one.phase not in ("Succeeded", "Failed"):
+            told = f"job {one.name} is on node {node}, and cannot be read by this version of Muster: {one.error}"
+            raise ClusterError(told, reason=WRONG_VERSION)
+    return [
+        job
+        for job in job_list.jobs
+        if not is_finished(job.status)
+        and any(share.node == node for part in job.status.placement for share in part.nodes)
+    ]
+
+
+def _without_drain_taint(taints: _Taints) -> _Taints:
+    return [taint for taint in taints if taint["key"] != DRAIN_TAINT]
+
+
+def _update_taints(kube_client: KubeClient, name: str, change: Callable[[_Taints], _Taints]) -> None:
+    """The list of taints is written whole, hence guarded: others write it too, the node's own controllers above all."""
+    for left in reversed(range(_MAX_ATTEMPTS)):
+        try:
+            node = kube_client.get(paths.node_path(name))
+        except NotFound as error:
+            raise NotFound(f"there is no node {name!r}; see: muster nodes", field="node") from error
+        taints: _Taints = node.get("spec", {}).get("taints", [])
+        wanted = change(taints)
+        if [(t["key"], t["effect"]) for t in wanted] == [(t["key"], t["effect"]) for t in taints]:
+            return
+        guarded = {"resourceVersion": node["metadata"]["resourceVersion"]}
+        body = {"metadata": guarded, "spec": {"taints": wanted or None}}
+        try:
+            kube_client.request("PATCH", paths.node_path(name), body, content_type=MERGE_PATCH)
+        except Conflict:
+            if not left:
+                raise
+            continue
+        return

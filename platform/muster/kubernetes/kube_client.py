@@ -1,0 +1,244 @@
+"""Requests to the API server: plain values in and out, its refusals as errors of `muster.errors`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
+from muster.kubernetes.config import ClientConfig
+
+JsonObject = dict[str, Any]
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+APPLICATION_JSON = "application/json"
+DRY_RUN = {"dryRun": "All"}
+"""The query of a write that is only checked."""
+_TIMEOUT_S = 60.0
+_PAGE_SIZE = 500
+_RETRY_CODES = frozenset({429, 503})  # and nothing was done
+_MAX_ATTEMPTS = 5
+_MAX_RETRY_DELAY_S = 10.0
+_CHUNK_BYTES = 65536
+UNREACHABLE_TIMEOUT_S = 120.0
+"""For so long whoever watches waits for an API server that does not answer: upgrades take about that long."""
+
+
+class KubeClient:
+    """A user's requests to one API server. Safe to use from several threads: each keeps a connection of its own."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._thread_local = threading.local()
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> JsonObject:
+        """Read an object or a list. Raises as `request` does."""
+        return self.request("GET", path, query=query)
+
+    def list_items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[JsonObject]:
+        """The objects of a collection, page by page."""
+        more = ""
+        while True:
+            page = self.get(path, {**(query or {}), "limit": str(_PAGE_SIZE)} | ({"continue": more} if more else {}))
+            yield from page["items"]
+            more = page["metadata"].get("continue", "")
+            if not more:
+                return
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = APPLICATION_JSON,
+    ) -> JsonObject:
+        """One request; again where the server says that it is busy.
+
+        Raises `NotFound`, `Conflict`, `InvalidSpec` and `Refused` (Forbidden) as the server means it; `ClusterError`
+        when it does not answer, does not know us, or knows no objects of Muster's.
+        """
+        url = f"{path}?{urlencode(query)}" if query else path
+        payload = None if body is None else json.dumps(body).encode()
+        code, answer, retry_after = self._attempt(method, url, payload, content_type)
+        for _ in range(_MAX_ATTEMPTS - 1):
+            if code not in _RETRY_CODES:
+                break
+            time.sleep(_retry_delay_s(retry_after))
+            code, answer, retry_after = self._attempt(method, url, payload, content_type)
+        if not 200 <= code < 300:
+            raise error_from_response(code, answer, method, path)
+        return decode_json(answer) if answer else {}
+
+    @contextmanager
+    def stream(self, path: str, query: Mapping[str, str], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
+        """The lines of an answer as they come, on a connection of its own.
+
+        Raises as `request` does, and `ClusterError` when nothing comes for `quiet_s` seconds or the answer is cut:
+        a line without an end is then not told.
+        """
+        connection = self._connect(idle_timeout_s)
+        try:
+            answer = self._send(connection, "GET", f"{path}?{urlencode(query)}", None, APPLICATION_JSON)
+            if answer.status != 200:
+                raise error_from_response(answer.status, answer.read(), "GET", path)
+            yield self._read_lines(answer)
+        finally:
+            connection.close()
+
+    def _read_lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Read by `read1`: iterating over the answer takes a cut between two chunks for its end."""
+        begun: list[bytes] = []
+        try:
+            while part := answer.read1(_CHUNK_BYTES):
+                *ends, rest = part.split(b"\n")
+                for end in ends:
+                    yield b"".join((*begun, end, b"\n"))
+                    begun.clear()
+                begun.append(rest)
+            if answer.length:  # as much was announced and did not come
+                raise http.client.IncompleteRead(b"", answer.length)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+        if last := b"".join(begun):
+            yield last
+
+    def _attempt(self, method: str, url: str, payload: bytes | None, content_type: str) -> tuple[int, bytes, str | None]:
+        """A connection is used again for reading only: when it breaks, nobody knows what became of a write."""
+        connection = getattr(self._thread_local, "connection", None) if method == "GET" else None
+        if connection is not None:
+            try:
+                return self._send_and_read(connection, method, url, payload, content_type)
+            except ClusterError:
+                self._thread_local.connection = None  # the server has closed it meanwhile
+        connection = self._connect(_TIMEOUT_S)
+        answered = self._send_and_read(connection, method, url, payload, content_type)
+        self._thread_local.connection = connection
+        return answered
+
+    def _send_and_read(
+        self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
+    ) -> tuple[int, bytes, str | None]:
+        answer = self._send(connection, method, url, payload, content_type)
+        try:
+            return answer.status, answer.read(), answer.headers.get("Retry-After")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": APPLICATION_JSON, "User-Agent": "muster", **self.config.auth_headers()}
+        if payload is not None:
+            headers |= {"Content-Type": content_type, "Content-Length": str(len(payload))}
+        try:
+            connection.putrequest(method, urlsplit(self.config.server).path + url)
+            for name, value in (*headers.items(), *self.config.impersonation_headers):
+                connection.putheader(name, value.encode())  # one line each, also where a name comes again
+            connection.endheaders(payload)
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        server, tls = urlsplit(self.config.server), self.config.tls
+        proxy = self.config.proxy_url or _proxy_for(server.scheme, server.hostname or "")
+        host, port = server.hostname or "", server.port or (80 if tls is None else 443)
+        at = urlsplit(proxy) if proxy else server
+        place = (at.hostname or "", (at.port or 3128) if proxy else port)
+        connection: http.client.HTTPConnection
+        if tls is None:
+            connection = http.client.HTTPConnection(*place, timeout=timeout_s)
+        else:
+            connection = _HTTPSConnectionWithServerName(*place, timeout=timeout_s, context=tls)
+            connection.server_name = self.config.server_name
+        if proxy:
+            connection.set_tunnel(host, port)
+        return connection
+
+    def _unreachable(self, error: Exception) -> ClusterError:
+        told = f"{self.config.server} does not answer: {str(error) or type(error).__name__}"
+        return ClusterError(told, reason="Unreachable")
+
+
+class _HTTPSConnectionWithServerName(http.client.HTTPSConnection):
+    """One whose certificate may be of another name than the host has: `tls-server-name` of a kubeconfig."""
+
+    server_name: str | None = None
+
+    def connect(self) -> None:
+        if self.server_name is None:
+            super().connect()
+            return
+        http.client.HTTPConnection.connect(self)
+        context = self._context  # type: ignore[attr-defined]  # the standard library has no other way
+        self.sock = context.wrap_socket(self.sock, server_hostname=self.server_name)
+
+
+def decode_json(text: bytes) -> JsonObject:
+    """The object; of what is nested deeper than any object of ours as much as can be read. Raises ValueError."""
+    try:
+        read: JsonObject = json.loads(text)
+    except RecursionError:
+        from muster.yaml_input.truncate import truncate_depth
+
+        read = json.loads(truncate_depth(text))
+    return read
+
+
+def error_from_response(code: int, answer: bytes, method: str, path: str) -> MusterError:
+    """The error that an answer means."""
+    try:
+        status: Any = decode_json(answer)
+    except ValueError:
+        status = {}
+    if not isinstance(status, dict):
+        status = {}
+    message = status.get("message") or answer[:300].decode(errors="replace").strip() or f"{method} {path}: {code}"
+    reason = status.get("reason") or "ApiError"
+    if code == 401:
+        told = "the API server does not know who this is (401): the login of this kubeconfig has expired or is wrong"
+        return ClusterError(told, reason="Unauthorized")
+    if code == 404 and not status.get("details", {}).get("name") and "/muster.dev/" in path:
+        told = "this cluster knows no TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
+        return ClusterError(told, reason="NotInstalled")
+    if code == 404:
+        return NotFound(message)
+    if code == 409:
+        return Conflict(message, reason=reason)
+    if code in (400, 422):
+        return _invalid_spec(status, message)
+    if code == 403:
+        return Refused(message, reason=reason)
+    return ClusterError(f"{method} {path}: {message} ({code})", reason=reason)
+
+
+def _invalid_spec(status: JsonObject, message: str) -> InvalidSpec:
+    """Every cause with its field, without the name of the object in front of it."""
+    causes = [cause for cause in status.get("details", {}).get("causes", ()) if cause.get("message")]
+    if not causes:
+        return InvalidSpec(message)
+    told = "; ".join(f"{cause['field']}: {cause['message']}" if cause.get("field") else cause["message"]
+                     for cause in causes)  # fmt: skip
+    return InvalidSpec(told, field=causes[0].get("field", ""))
+
+
+def _proxy_for(scheme: str, host: str) -> str | None:
+    """The proxy that the environment names for a host, as every client of Kubernetes heeds it."""
+    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+
+
+def _retry_delay_s(retry_after: str | None) -> float:
+    try:
+        return min(_MAX_RETRY_DELAY_S, max(0.1, float(retry_after or "1")))
+    except ValueError:
+        return 1.0

@@ -1,0 +1,333 @@
+"""Has the present attempt of an admitted gang ended, and how?
+
+Completion is asked first, before what the user wants now, since a gang that has done its work cannot fail any more, nor
+be paused or cancelled. Then `judge` looks in this order: its size edited; a node or pod lost; a pod failed; out of
+time; a node drained; stuck; all ready; not started in time. Loss comes before failure, since pods fail when their peers
+vanish.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from muster.cluster import PodView
+from muster.lifecycle import transitions
+from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.conditions import COMPLETE, FAILED, PODS_READY, is_evicting, is_condition_true, set_condition, with_status_fields
+from muster.lifecycle.failure import (
+    FailureAction,
+    add_blamed_nodes,
+    first_failed_pod,
+    is_node_lost,
+    is_infrastructure_failure,
+    to_last_failure,
+    matching_action,
+    failure_message,
+    nodes_to_blame_for_start,
+)
+from muster.lifecycle.finished_pods import PodSlotKey, recorded_finished_pods
+from muster.lifecycle.transitions import START_TIMEOUT
+from muster.lifecycle.placement import from_status, pod_name, pod_slots, pod_count
+from muster.lifecycle.observation import Observation, max_grace_period_s
+from muster.model import Placement, RolePlacement
+from muster.spec import LastFailure, TrainingJob, TrainingJobStatus
+
+TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The status after judgement, what a person should read of it, and when to judge again if nothing has ended."""
+
+    status: TrainingJobStatus
+    event: TransitionEvent | None = None
+    wake_times: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _AttemptContext:
+    job: TrainingJob
+    status: TrainingJobStatus
+    observation: Observation
+    timeouts: Timeouts
+    pods: tuple[PodView, ...]  # of the present attempt
+    old_pods_gone: bool  # nothing is left of older attempts
+    finished: frozenset[PodSlotKey]  # pods that did their work and are gone
+
+
+def evaluate_attempt(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition:
+    """The first finding that applies to a gang that is not through, or when to look again. One that leaves, leaves."""
+    if is_evicting(status):
+        return Transition(status)
+    case = _attempt_context(job, status, observation, timeouts)
+    for finding in _CHECKS:
+        ruling = finding(case)
+        if ruling is not None:
+            return ruling
+    return Transition(status, wake_times=tuple(_deadlines(case).values()))
+
+
+def _attempt_context(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> _AttemptContext:
+    pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt)
+    finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
+    return _AttemptContext(job, status, observation, timeouts, pods, len(pods) == len(observation.pods), finished)
+
+
+def evaluate_completion(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition | None:
+    """The end of an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
+
+    Also of a gang that leaves: what exits because it was told to does not count.
+    """
+    case = _attempt_context(job, status, observation, timeouts)
+    essential = {role.name for role in case.job.spec.roles if role.essential}
+    wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
+    done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
+    gone = sum(role in essential for role, _ in case.finished)
+    if wanted == 0 or len(done) + gone < wanted:
+        return None
+    now = case.observation.now
+    message = f"all {wanted} essential pods exited with code 0" if wanted > 1 else "the pod exited with code 0"
+    status = _with_started_at(case, case.status)
+    status = transitions.finish(status, COMPLETE, "Completed", message, now)
+    return Transition(status, ("Normal", "Completed", message))
+
+
+def _check_roles_changed(context: _AttemptContext) -> Transition | None:
+    """Sizes may change while the gang runs: above the most it restarts smaller, below the least it requeues."""
+    most = {role.name: context.job.spec.max_replicas(role) for role in context.job.spec.roles}
+    parts = from_status(context.status.placement)
+    if all(part.role in most and _min_replicas(context, part.role) <= part.replicas <= most[part.role] for part in parts):
+        return None
+    if any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts):
+        message = "its roles were edited; it needs another placement"
+        return Transition(transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message))
+    smaller: Placement = tuple(_truncate(part, most[part.role]) for part in parts)
+    status = transitions.resize(context.status, smaller, "Edited", context.observation.now, eviction=None)
+    return Transition(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pod_count_text(pod_count(status.placement))}"))
+
+
+def _pod_count_text(number: int) -> str:
+    return "1 pod" if number == 1 else f"{number} pods"
+
+
+def _check_lost(context: _AttemptContext) -> Transition | None:
+    now, nodes = context.observation.now, context.observation.nodes
+    places = {share.node for part in context.status.placement for share in part.nodes}
+    gone = sorted(name for name in places if is_node_lost(nodes.get(name), now, context.timeouts))
+    sick = sorted(name for name in places if name not in gone and not nodes[name].ready)
+    pods = [pod for pod in context.pods if _is_pod_lost(context, pod)]
+    there = len(context.pods) + len(context.finished)
+    missing = 0 if context.status.started_at is None else pod_count(context.status.placement) - there
+    collateral = bool(sick) and first_failed_pod(context.pods) is not None
+    if not (gone or pods or missing > 0 or collateral):
+        return None
+    if gone or collateral:
+        reason, message = "NodeLost", f"lost node {', '.join(gone or sick)}"
+    elif pods:
+        reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}"
+    else:
+        reason, message = "PodLost", f"{missing} of its pods vanished"
+    losses = context.status.node_losses + 1
+    status = with_status_fields(context.status, {"node_losses": losses})  # nobody to blame: a node that is down takes no pods
+    if losses > context.timeouts.max_node_losses:
+        message = f"{message}; {context.timeouts.max_node_losses} such losses are the most a job may have"
+        return Transition(transitions.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message))
+    return Transition(transitions.evict(status, reason, message, now), ("Warning", reason, message))
+
+
+def _check_failed(context: _AttemptContext) -> Transition | None:
+    pod = first_failed_pod(context.pods)
+    if pod is None:
+        return None
+    status = with_status_fields(context.status, {"last_failure": to_last_failure(pod, context.observation.now, context.timeouts)})
+    action = matching_action(context.job.spec.failure_policy, pod)
+    return _apply_failure_policy(context, status, action or "RestartGang", ("Failed", failure_message(pod)), pod.node)
+
+
+def _check_max_runtime(context: _AttemptContext) -> Transition | None:
+    if context.observation.now < _deadlines(context).get("runtime", float("inf")):
+        return None
+    message = f"ran for its maxRuntimeSeconds of {context.job.spec.max_runtime_seconds}"
+    status = transitions.finish(context.status, FAILED, "MaxRuntimeExceeded", message, context.observation.now)
+    return Transition(status, ("Warning", "MaxRuntimeExceeded", message))
+
+
+def _check_drained(context: _AttemptContext) -> Transition | None:
+    """Who drains a node asks its gangs to leave with a checkpoint: no failure, and no loss that counts."""
+    nodes = sorted({share.node for part in context.status.placement for share in part.nodes})
+    drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
+    if not drained:
+        return None
+    message = f"leaves {', '.join(drained)}, which {'is' if len(drained) == 1 else 'are'} being drained"
+    return Transition(transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message))
+
+
+def _check_stalled(context: _AttemptContext) -> Transition | None:
+    if context.observation.now < _deadlines(context).get("stall", float("inf")):
+        return None
+    step = f"step {context.observation.heartbeat.step}" if context.observation.heartbeat is not None else "its start"
+    message = f"no step for {context.job.spec.stall_timeout_seconds} s after {step}"
+    pod = min(context.pods, key=lambda pod: (pod.index, pod.role))
+    failure = LastFailure(pod=pod.name, node=pod.node, reason="Stalled", log_tail=message, at=context.observation.now)
+    status = with_status_fields(context.status, {"last_failure": failure})
+    return _apply_failure_policy(context, status, "RestartGang", ("Stalled", message), pod.node)
+
+
+def _check_start_timeout(context: _AttemptContext) -> Transition | None:
+    now = context.observation.now
+    if now < _deadlines(context).get("start", float("inf")):
+        return None
+    ready = {(pod.role, pod.index): pod for pod in context.pods if _is_ready(pod)}
+    pods = {(pod.role, pod.index): pod for pod in context.pods}
+    wanted = list(pod_slots(context.status.placement))
+    late = [seat for seat in wanted if (seat.role, seat.index) not in ready.keys() | context.finished]
+    blockers = Counter(pod.pending_reason for seat in late if (pod := pods.get((seat.role, seat.index))) is not None)
+    counts = ", ".join(f"{name}: {count}" for name, count in sorted(blockers.items()) if name)
+    who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
+    timeout_s = context.job.spec.start_timeout_seconds
+    message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
+    late_pods = ((seat.node, pods.get((seat.role, seat.index))) for seat in late)
+    blamed = nodes_to_blame_for_start(late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s)
+    meta = context.job.metadata
+    failure = LastFailure(
+        pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, context.status.attempt),
+        node=late[0].node,
+        reason=START_TIMEOUT,
+        log_tail=message,
+        at=now,
+    )
+    fields = {"last_failure": failure, "blamed_nodes": add_blamed_nodes(context.status.blamed_nodes, blamed, now, context.timeouts)}
+    return _retry_start(context, with_status_fields(context.status, fields), message)
+
+
+def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: str) -> Transition:
+    """Queue a gang again that was not ready in time, after a backoff; or the end, as maxStartRetries says."""
+    now, most, retries = context.observation.now, context.job.spec.failure_policy.max_start_retries, status.start_retries
+    if most is not None and retries >= most:
+        message = f"{message}; start retries: {retries}, maxStartRetries: {most}"
+        return Transition(transitions.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message))
+    status = with_status_fields(status, {"start_retries": retries + 1})
+    limit = "" if most is None else f" of {most}"
+    message = (
+        f"{message}; start retry {retries + 1}{limit} after {transitions.backoff_s(status, START_TIMEOUT, context.timeouts):g} s"
+    )
+    return Transition(transitions.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
+
+
+def _check_ready(context: _AttemptContext) -> Transition | None:
+    if is_condition_true(context.status, PODS_READY) or not context.old_pods_gone:
+        return None
+    wanted = pod_count(context.status.placement)
+    if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
+        return None
+    status = with_status_fields(_with_started_at(context, context.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0})
+    status = set_condition(
+        status,
+        PODS_READY,
+        True,
+        "Ready",
+        f"all {wanted} pods are ready" if wanted > 1 else "the pod is ready",
+        context.observation.now,
+    )
+    return Transition(status, wake_times=tuple(_deadlines(_with_status(context, status)).values()))
+
+
+_CHECKS: tuple[Callable[[_AttemptContext], Transition | None], ...] = (
+    _check_roles_changed,
+    _check_lost,
+    _check_failed,
+    _check_max_runtime,
+    _check_drained,
+    _check_stalled,
+    _check_ready,
+    _check_start_timeout,
+)
+
+
+def _apply_failure_policy(context: _AttemptContext, status: TrainingJobStatus, action: FailureAction, reason_and_message: tuple[str, str], node: str) -> Transition:
+    """Restart here, restart elsewhere, or the end: by rule, or because the restarts are used up."""
+    now, most = context.observation.now, context.job.spec.failure_policy.max_restarts
+    reason, message = reason_and_message
+    if action == "FailJob":
+        message = f"{message}; a rule of its failurePolicy ends the job"
+        return Transition(transitions.finish(status, FAILED, "FailedByRule", message, now), ("Warning", "Failed", message))
+    if status.restarts >= most:
+        message = f"{message}; {_restarts_exhausted_message(status.restarts, most)}"
+        end = reason if reason != "Failed" else "TooManyRestarts"
+        return Transition(transitions.finish(status, FAILED, end, message, now), ("Warning", "Failed", message))
+    status = with_status_fields(status, {"restarts": status.restarts + 1})
+    cordoned = _cordoned_nodes(context)
+    if action == "RestartElsewhere":
+        status = with_status_fields(status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)})
+    elif cordoned:
+        action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} takes no new pods"
+    if action != "RestartGang":
+        return Transition(transitions.evict(status, action, message, now), ("Warning", action, message))
+    delay_s = context.timeouts.backoff(status.restarts)
+    text = f"{message}; restart {status.restarts} of {most} in {delay_s:g} s"
+    return Transition(transitions.restart(status, "Restarting", text, now, delay_s), ("Warning", "Restarting", text))
+
+
+def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
+    """Why no restart is left, as the end of a sentence about the failure."""
+    if max_restarts == 0:
+        return "no restarts are allowed (maxRestarts is 0)"
+    times = "once" if restarts == 1 else f"{restarts} times"
+    return f"it was restarted {times} already, maxRestarts is {max_restarts}"
+
+
+def _deadlines(context: _AttemptContext) -> dict[str, float]:
+    """When the attempt is out of time, stuck, or late, as far as these can still happen."""
+    spec, status, ends = context.job.spec, context.status, {}
+    admitted_at = context.observation.now if status.admitted_at is None else status.admitted_at
+    if spec.max_runtime_seconds is not None:
+        ends["runtime"] = admitted_at + spec.max_runtime_seconds
+    if spec.stall_timeout_seconds is not None and status.started_at is not None and context.pods:
+        stepped_at = status.started_at if context.observation.heartbeat is None else context.observation.heartbeat.step_changed_at
+        ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
+    if not is_condition_true(status, PODS_READY) and context.old_pods_gone:
+        since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace_period_s(context.job)
+        ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds
+    return ends
+
+
+def _with_started_at(context: _AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
+    return status if status.started_at is not None else with_status_fields(status, {"started_at": context.observation.now})
+
+
+def _with_status(context: _AttemptContext, status: TrainingJobStatus) -> _AttemptContext:
+    return replace(context, status=status)
+
+
+def _cordoned_nodes(context: _AttemptContext) -> list[str]:
+    places = {share.node for part in context.status.placement for share in part.nodes}
+    views = (context.observation.nodes.get(name) for name in sorted(places))
+    return [view.name for view in views if view is not None and (view.cordoned or view.draining)]
+
+
+def _is_ready(pod: PodView) -> bool:
+    return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.ready)
+
+
+def _is_pod_lost(context: _AttemptContext, pod: PodView) -> bool:
+    if pod.phase == "Lost" or (pod.deleting and pod.phase != "Succeeded"):
+        return True
+    infrastructure = pod.phase == "Failed" and is_infrastructure_failure(pod)
+    return infrastructure and matching_action(context.job.spec.failure_policy, pod) is None
+
+
+def _min_replicas(context: _AttemptContext, role: str) -> int:
+    part = next(part for part in context.job.spec.roles if part.name == role)
+    return part.replicas if part.min_replicas is None else part.min_replicas
+
+
+def _truncate(part: RolePlacement, max_pods: int) -> RolePlacement:
+    nodes, left = [], max_pods
+    for node, count in part.nodes:
+        if left > 0:
+            nodes.append((node, min(count, left)))
+            left -= count
+    return RolePlacement(part.role, part.flavor, tuple(nodes))

@@ -1,0 +1,306 @@
+"""What becomes of one job now: from the job, its pods and the time to its new status and what to do, in order.
+
+The question is asked again whenever something about the job changes, and at `wake_at`. Nothing is remembered between
+two answers, so it does not matter which engine asks, nor how often: asking again after everything was carried out
+changes nothing, and asking again after a crash finishes what was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.heartbeat import MAX_CLOCK_SKEW_S
+from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
+from muster.lifecycle import transitions
+from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.conditions import (
+    CANCELLED,
+    FAILED,
+    SUSPENDED,
+    is_admitted,
+    is_finished,
+    is_evicting,
+    is_condition_true,
+    with_status_fields,
+)
+from muster.lifecycle.failure import is_node_lost
+from muster.lifecycle.finished_pods import to_finished_pods, recorded_finished_pods, newly_finished_pods
+from muster.lifecycle.attempt import Transition, evaluate_completion, evaluate_attempt
+from muster.lifecycle.retention import nomination_ttl_s, retained_placement
+from muster.lifecycle.placement import PodSlot, from_status, matches_spec, pod_name, pod_slots, without_nodes
+from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, role_grace_period_s
+from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RolePlacementStatus, TrainingJob
+
+_GC_FINALIZERS = ("foregroundDeletion", "orphan")
+"""Finalizers of Kubernetes itself, which it removes without delay once the pods are gone."""
+
+
+def reconcile_job(job: TrainingJob, observation: Observation, timeouts: Timeouts) -> ReconcileResult:
+    """The job's next status and actions."""
+    return _JobReconciler(job, observation, timeouts).reconcile()
+
+
+class _JobReconciler:
+    """One answer in the making: the status so far, the actions, the times to wake up at."""
+
+    def __init__(self, job: TrainingJob, observation: Observation, timeouts: Timeouts) -> None:
+        self.job = job
+        self.observation = observation
+        self.timeouts = timeouts
+        self.status = job.status
+        self.pod_writes: list[Write] = []
+        self.events: list[RecordEvent] = []
+        self.final_writes: list[Write] = []
+        self.wake_times: list[float] = []
+
+    def reconcile(self) -> ReconcileResult:
+        self._initialize_status()
+        if self.job.metadata.deletion_timestamp is not None:
+            self._handle_deletion()
+        else:
+            self._check_completion()
+            self._apply_spec_requests()
+            if is_admitted(self.status) and not is_finished(self.status):
+                self._apply_transition(evaluate_attempt(self.job, self.status, self.observation, self.timeouts))
+            if is_finished(self.status):
+                self._clean_up_finished()
+            elif is_evicting(self.status):
+                self._tear_down()
+            elif is_admitted(self.status):
+                self._create_missing_pods()
+            else:
+                self._wait_in_queue()
+        self._update_checkpoint()
+        self._update_progress()
+        self._update_finished_pods()
+        self._update_scale()
+        wake_at = min((at for at in self.wake_times if at > self.observation.now), default=None)
+        return ReconcileResult(self.status, (*self.pod_writes, *self.events, *self.final_writes), wake_at)
+
+    # ---- the steps, in the order of a job's life
+
+    def _initialize_status(self) -> None:
+        fields: dict[str, object] = {}
+        if self.status.submitted_at is None:
+            created = self.job.metadata.creation_timestamp
+            fields["submitted_at"] = self.observation.now if created is None else created
+        if self.status.observed_generation != self.job.metadata.generation:
+            fields["observed_generation"] = self.job.metadata.generation
+        if fields:
+            self.status = with_status_fields(self.status, fields)
+
+    def _handle_deletion(self) -> None:
+        self.status = transitions.clear_nomination(self.status)
+        self._delete_pods(self.observation.pods)
+        if not self.observation.pods:
+            self._finish_deleted()
+            self.final_writes.append(RemoveJob(self.job.metadata.uid))
+
+    def _finish_deleted(self) -> None:
+        """End a deleted job that finalizers keep in the cluster after its pods are gone."""
+        now = self.observation.now
+        finalizers = [one for one in self.job.metadata.finalizers if one not in _GC_FINALIZERS]
+        if not finalizers:
+            return
+        if not is_finished(self.status):
+            message = f"deleted; the object is kept by its finalizers: {', '.join(finalizers)}"
+            self.status = transitions.finish(self.status, CANCELLED, "Deleted", message, now)
+        if self.status.finished_at is None:
+            self.status = with_status_fields(self.status, {"finished_at": now})
+
+    def _check_completion(self) -> None:
+        """Before anything that is asked of the job: who cancels or suspends it cannot know yet that it is through."""
+        if is_admitted(self.status) and not is_finished(self.status):
+            ruling = evaluate_completion(self.job, self.status, self.observation, self.timeouts)
+            if ruling is not None:
+                self._apply_transition(ruling)
+
+    def _apply_spec_requests(self) -> None:
+        now = self.observation.now
+        if is_finished(self.status):
+            return
+        if self.job.spec.cancel:
+            self.status = transitions.finish(self.status, CANCELLED, "Cancelled", "cancelled by the user", now)
+            self._record_event("Normal", "Cancelled", "cancelled by the user")
+        elif self.job.spec.suspend and not is_condition_true(self.status, SUSPENDED):
+            self.status = transitions.suspend(self.status, now)
+            self._record_event("Normal", "Suspended", "gave its room back until it is resumed")
+        elif not self.job.spec.suspend and is_condition_true(self.status, SUSPENDED) and self.observation.queue_deleted:
+            message = f"resumed while queue {self.job.spec.queue} is being deleted, which waits for its unfinished jobs"
+            self.status = transitions.finish(self.status, FAILED, "QueueDeleted", message, now)
+            self._record_event("Warning", "QueueDeleted", message)
+        elif not self.job.spec.suspend and is_condition_true(self.status, SUSPENDED):
+            self.status = transitions.resume(self.status, now)
+            self._record_event("Normal", "Resumed", "waits in its queue again")
+
+    def _apply_transition(self, transition: Transition) -> None:
+        self.status = transition.status
+        self.wake_times.extend(transition.wake_times)
+        if transition.event is not None:
+            self._record_event(*transition.event)
+
+    def _clean_up_finished(self) -> None:
+        """Stop what still runs; the job has finished once nothing does. Keep ended pods for their logs until the job
+        itself goes."""
+        alive = [pod for pod in self.observation.pods if pod.phase in ACTIVE_POD_PHASES]
+        self._delete_pods(alive)
+        if not alive and self.status.finished_at is None:
+            self.status = with_status_fields(self.status, {"finished_at": self.observation.now})
+        ttl, finished_at = self.job.spec.ttl_seconds_after_finished, self.status.finished_at
+        if ttl is not None and finished_at is not None and not alive:
+            if self.observation.now >= finished_at + ttl:
+                self.final_writes.append(RemoveJob(self.job.metadata.uid))
+            else:
+                self.wake_times.append(finished_at + ttl)
+
+    def _tear_down(self) -> None:
+        self._delete_pods(self.observation.pods)
+        if self.observation.pods:
+            return
+        now = self.observation.now
+        self.status = transitions.requeue(self.status, now, self.timeouts, self._retained_capacity(), nomination_ttl_s(self.job))
+        self._wait_in_queue()
+
+    def _retained_capacity(self) -> list[RolePlacementStatus]:
+        """What a gang keeps while its lost nodes are replaced: its places on nodes that are still good."""
+        places = retained_placement(self.status, self.job.spec, self.observation.now)
+        names = {share.node for part in places for share in part.nodes}
+        views = {name: self.observation.nodes.get(name) for name in names}
+        good = {n for n, v in views.items() if v is not None and v.schedulable}
+        return without_nodes(places, frozenset(names - good))
+
+    def _create_missing_pods(self) -> None:
+        """Create what is missing of the present attempt, once nothing is left of older ones."""
+        status, now = self.status, self.observation.now
+        stale = [pod for pod in self.observation.pods if pod.attempt != status.attempt]
+        self._delete_pods(stale)
+        if stale:
+            return
+        if status.requeue_after is not None and now < status.requeue_after:
+            self.wake_times.append(status.requeue_after)
+            return
+        have = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in self.observation.pods}
+        self.pod_writes.extend(
+            self._create_pod(seat) for seat in pod_slots(status.placement) if (seat.role, seat.index) not in have
+        )
+
+    def _wait_in_queue(self) -> None:
+        self._delete_pods(self.observation.pods)
+        status, now = self.status, self.observation.now
+        if status.nomination is not None:
+            if not matches_spec(status.nomination.placement, self.job.spec):
+                self.status = transitions.clear_nomination(status)
+                self._record_event("Normal", "HoldLost", "the room held for it was given back: its roles were edited")
+            elif now >= status.nomination.expires_at:
+                self.status = transitions.clear_nomination(status)
+                self._record_event("Warning", "HoldExpired", "the room held for it was given back: it could not start in time")
+            else:
+                self.wake_times.append(status.nomination.expires_at)
+        if status.requeue_after is not None:
+            self.wake_times.append(status.requeue_after)
+        self.wake_times.extend(entry.until for entry in status.blamed_nodes)
+
+    def _update_checkpoint(self) -> None:
+        """The newest checkpoint goes along with any other news, and on its own at most once a minute; at once where the
+        job's stay is over, since it may not be seen again.
+
+        One that is dated ahead, by a clock that was wrong, counts as of now, and is told once; one that a status dates
+        ahead keeps no other from being told.
+        """
+        beat, old, now = self.observation.heartbeat, self.status.last_checkpoint, self.observation.now
+        if beat is None or beat.checkpoint_at is None or beat.checkpoint_step is None:
+            return
+        ahead = beat.checkpoint_at > now + MAX_CLOCK_SKEW_S
+        at = now if ahead else beat.checkpoint_at
+        if old is not None and old.at > now + MAX_CLOCK_SKEW_S:
+            old = None
+        if old is not None and (at <= old.at + 1e-3 or (ahead and beat.checkpoint_step == old.step)):
+            return
+        over = is_finished(self.status) or not is_admitted(self.status)
+        due = 0.0 if old is None or over else old.at + self.timeouts.checkpoint_refresh_s
+        if self.status is not self.job.status or max(now, at) >= due:
+            news = CheckpointStatus(step=beat.checkpoint_step, at=at)
+            self.status = with_status_fields(self.status, {"last_checkpoint": news})
+        else:
+            self.wake_times.append(due)
+
+    def _update_progress(self) -> None:
+        """How far the present attempt is, where statuses are to tell: as a checkpoint, along with any other news."""
+        beat, old, every_s = self.observation.heartbeat, self.status.progress, self.timeouts.progress_refresh_s
+        started_at, attempt = self.job.status.started_at, self.job.status.attempt  # before what is decided just now
+        if every_s is None or beat is None or started_at is None or beat.at < started_at:
+            return
+        if is_finished(self.job.status) or (old is not None and (old.attempt, old.step) == (attempt, beat.step)):
+            return
+        due = 0.0 if old is None or old.at > self.observation.now + MAX_CLOCK_SKEW_S else old.at + every_s
+        if self.status is not self.job.status or max(self.observation.now, beat.at) >= due:
+            news = ProgressStatus(
+                step=beat.step,
+                steps=beat.total_steps,
+                loss=beat.loss,
+                tokens_per_second=beat.tokens_per_s,
+                attempt=attempt,
+                at=beat.at,
+            )
+            self.status = with_status_fields(self.status, {"progress": news})
+        else:
+            self.wake_times.append(due)
+
+    def _update_finished_pods(self) -> None:
+        """Which pods are done while others run on, along with any other news, and on its own after a while: most
+        gangs are whole at their end, and one write tells that."""
+        if not is_admitted(self.status) or is_finished(self.status) or is_evicting(self.status):
+            return
+        pods = newly_finished_pods(self.status, self.observation.pods)
+        if not pods:
+            return
+        due = min(pod.finished_at or 0.0 for pod in pods) + self.timeouts.finished_pods_delay_s
+        if self.status is not self.job.status or self.observation.now >= due:
+            seats = recorded_finished_pods(self.status) | {(pod.role, pod.index) for pod in pods}
+            self.status = with_status_fields(self.status, {"finished_pods": to_finished_pods(seats)})
+        else:
+            self.wake_times.append(due)
+
+    def _update_scale(self) -> None:
+        """The size of the one elastic role and which pods it has, for whoever scales it by one number."""
+        role = self.job.spec.elastic_role
+        size = selector = None
+        if role is not None:
+            holds = is_admitted(self.status) and not is_finished(self.status)
+            parts = from_status(self.status.placement) if holds else ()
+            size = sum(part.replicas for part in parts if part.role == role.name)
+            selector = f"{JOB_LABEL}={self.job.metadata.name},{ROLE_LABEL}={role.name}"
+        if (size, selector) != (self.status.elastic_replicas, self.status.selector):
+            self.status = with_status_fields(self.status, {"elastic_replicas": size, "selector": selector})
+
+    # ---- what the steps are made of
+
+    def _create_pod(self, slot: PodSlot) -> CreatePod:
+        meta, attempt = self.job.metadata, self.status.attempt
+        return CreatePod(
+            job_uid=meta.uid,
+            name=pod_name(meta.name, meta.uid, slot.role, slot.index, attempt),
+            role=slot.role,
+            index=slot.index,
+            replicas=slot.replicas,
+            attempt=attempt,
+            node=slot.node,
+            flavor=slot.flavor,
+            rank0_node=slot.rank0_node,
+        )
+
+    def _delete_pods(self, pods: Iterable[PodView]) -> None:
+        for pod in pods:
+            node = self.observation.nodes.get(pod.node)
+            if is_node_lost(node, self.observation.now, self.timeouts):
+                self.pod_writes.append(DeletePod(pod.job_uid, pod.name, 0.0, force=True))
+                continue
+            if node is not None and node.not_ready_since is not None:
+                self.wake_times.append(node.not_ready_since + self.timeouts.force_delete_after_s)
+            if not pod.deleting:
+                self.pod_writes.append(DeletePod(pod.job_uid, pod.name, role_grace_period_s(self.job, pod.role)))
+
+    def _record_event(self, event_type: str, reason: str, message: str) -> None:
+        self.events.append(
+            RecordEvent(self.job.metadata.uid, "Normal" if event_type == "Normal" else "Warning", reason, message)
+        )

@@ -1,0 +1,193 @@
+"""The moves a job can make, each one a function from status to status.
+
+A move is one durable write: everything that later steps need in order to go on after a crash is in the status that it
+returns. `attempt` counts up whenever pods of the present one must never be taken for the job's pods again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.conditions import (
+    ADMITTED,
+    CANCELLED,
+    COMPLETE,
+    EVICTED,
+    FAILED,
+    PODS_READY,
+    SUSPENDED,
+    find_condition,
+    is_admitted,
+    is_condition_true,
+    set_condition,
+    with_status_fields,
+)
+from muster.lifecycle.placement import describe, pod_count, to_status
+from muster.model import Nominate, Placement, Wait
+from muster.spec import EvictionStatus, NominationStatus, RolePlacementStatus, TrainingJobStatus
+
+
+def waiting_since(status: TrainingJobStatus, now: float) -> float:
+    """Since when a job that is not admitted has waited this time: since its submit, the end of its last stay, or its
+    resume. `now` where it has not begun to."""
+    ended = (find_condition(status, kind) for kind in (ADMITTED, SUSPENDED))
+    begins = [part.last_transition_time for part in ended if part is not None and part.status == "False"]
+    return max([now if status.submitted_at is None else status.submitted_at, *begins])
+
+
+def admit(status: TrainingJobStatus, placement: Placement, now: float) -> TrainingJobStatus:
+    """Give the gang its place: a new stay begins. Its pods may be created once this is written."""
+    places = to_status(placement)
+    fields = {
+        "placement": places,
+        "admitted_at": now,
+        "started_at": None,
+        "requeue_after": None,
+        "queue_position": None,
+        "estimated_start": None,
+        "hold": None,
+        "eviction": None,
+        "pods_wanted": pod_count(places),
+        "pods_ready": 0,
+    }
+    status = with_status_fields(status, fields)
+    status = set_condition(status, ADMITTED, True, "Admitted", describe(places), now)
+    if is_condition_true(status, EVICTED):
+        status = set_condition(status, EVICTED, False, "Admitted", "", now)
+    return set_condition(status, PODS_READY, False, "Starting", "", now)
+
+
+def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> TrainingJobStatus:
+    """Say why the gang waits, and its place in the queue."""
+    fields = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
+    return set_condition(with_status_fields(status, fields), ADMITTED, False, decision.reason, decision.message, now)
+
+
+def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:
+    """Promise room to the gang before anyone leaves for it."""
+    hold = NominationStatus(
+        placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
+    )
+    return with_status_fields(status, {"hold": hold})
+
+
+def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Give the promised room back."""
+    return status if status.nomination is None else with_status_fields(status, {"hold": None})
+
+
+def evict(
+    status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
+) -> TrainingJobStatus:
+    """Begin to tear an admitted gang down; once its pods are gone it is queued again. Never a failure."""
+    status = with_status_fields(status, {"eviction": eviction})
+    return set_condition(status, EVICTED, True, reason, message, now)
+
+
+def requeue(
+    status: TrainingJobStatus, now: float, timeouts: Timeouts, retained: list[RolePlacementStatus], nomination_ttl_s: float
+) -> TrainingJobStatus:
+    """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
+    when it may start again.
+
+    Some evictions are followed by a backoff (see `backoff_s`).
+    """
+    evicted = find_condition(status, EVICTED)
+    reason = evicted.reason if evicted is not None else "Requeued"
+    message = evicted.message if evicted is not None else ""
+    delay_s = backoff_s(status, reason, timeouts)
+    requeue_after = now + delay_s if delay_s > 0 else None
+    starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
+    hold = NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
+    return with_status_fields(_release(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
+
+
+START_TIMEOUT: Final = "StartTimeout"
+"""Reason of an eviction: the gang was not ready within startTimeoutSeconds."""
+
+
+def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> float:
+    """Seconds that a gang waits after its eviction for this reason: the longer, the more often it happened."""
+    if reason == START_TIMEOUT:
+        return timeouts.backoff(status.start_retries)
+    return timeouts.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
+
+
+def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
+    """Start the whole gang anew on its own nodes after `delay_s`; the stay goes on."""
+    fields: dict[str, object] = {
+        "attempt": status.attempt + 1,
+        "started_at": None,
+        "ran_seconds": _ran_seconds(status, now),
+        "requeue_after": now + delay_s,
+        "pods_ready": 0,
+        "finished_pods": [],
+    }
+    return set_condition(with_status_fields(status, fields), PODS_READY, False, reason, message, now)
+
+
+def resize(
+    status: TrainingJobStatus, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None
+) -> TrainingJobStatus:
+    """Restart the gang on `placement`, at once after its present pods are gone; the stay goes on, nothing failed."""
+    places = to_status(placement)
+    message = describe(places)
+    status = restart(status, "Resizing", f"{reason}: restarts with {message}", now, 0.0)
+    fields = {"placement": places, "resized_at": now, "eviction": eviction, "pods_wanted": pod_count(places)}
+    return set_condition(with_status_fields(status, fields), ADMITTED, True, "Resized", message, now)
+
+
+def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+    """Release everything until the job is resumed."""
+    message = "spec.suspend is true"
+    status = _release(status, now, "Suspended", message) if is_admitted(status) else status
+    fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None, "start_retries": 0}
+    status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
+    return set_condition(status, SUSPENDED, True, "Suspended", message, now)
+
+
+def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+    """Back into the queue at its old place."""
+    status = set_condition(status, SUSPENDED, False, "Resumed", "", now)
+    return set_condition(status, ADMITTED, False, "Resumed", "", now)
+
+
+def finish(status: TrainingJobStatus, condition_type: str, reason: str, message: str, now: float) -> TrainingJobStatus:
+    """Decide that the job ends for good; `kind` is Complete, Failed or Cancelled, and its condition tells since when.
+    It has ended once its last process has, which may take its grace. The placement stays as a record."""
+    assert condition_type in (COMPLETE, FAILED, CANCELLED)
+    fields = {
+        "hold": None,
+        "eviction": None,
+        "requeue_after": None,
+        "queue_position": None,
+        "estimated_start": None,
+        "pods_ready": 0,
+    }
+    status = set_condition(with_status_fields(status, fields), condition_type, True, reason, message, now)
+    if find_condition(status, PODS_READY) is not None:
+        status = set_condition(status, PODS_READY, False, "Finished", "", now)
+    return set_condition(status, ADMITTED, False, "Finished", "", now)
+
+
+def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
+    fields: dict[str, object] = {
+        "attempt": status.attempt + 1,
+        "placement": [],
+        "eviction": None,
+        "admitted_at": None,
+        "started_at": None,
+        "ran_seconds": _ran_seconds(status, now),
+        "pods_wanted": 0,
+        "pods_ready": 0,
+        "finished_pods": [],
+    }
+    status = set_condition(with_status_fields(status, fields), PODS_READY, False, reason, "", now)
+    return set_condition(status, ADMITTED, False, reason, message, now)
+
+
+def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
+    """Of the attempts up to the present one, which ends now."""
+    present = 0.0 if status.started_at is None else max(0.0, now - status.started_at)
+    return status.ran_seconds + round(present)

@@ -1,0 +1,145 @@
+"""Victims put together who make room for a pod only together.
+
+Asked one by one, cheapest first, victims may be spread so thinly over the nodes that none gets empty before a borrower
+is back at its guarantee, and nobody may be asked any more. Put together by node, those come first who make room for one
+more pod at the least cost: the rest of their order is as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+import numpy as np
+
+from muster.scheduling.nodes import BoolArray, NodeTable
+from muster.scheduling.capacity import NodeUsage, PodClass, FreeCapacity, pods_per_node
+from muster.scheduling.gang_requests import FlavorOption
+from muster.scheduling.preemption_candidates import Victim
+
+_Cost: TypeAlias = tuple[bool, int, float, int]  # does anybody leave, highest priority, lost work, how many
+_Amounts: TypeAlias = list[int]  # of what the pod asks for
+_Line: TypeAlias = tuple[int, int, _Amounts]  # row, place of the victim in the order, what it frees there
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetNode:
+    """Room for one more pod of a kind, on a row of the node table."""
+
+    pod: PodClass
+    row: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateGroup:
+    """Victims who are asked together or not at all, for what is `wanted`; None: for whatever the one of them frees."""
+
+    members: tuple[Victim, ...]
+    target: TargetNode | None = None
+
+
+def single_groups(victims: Iterable[Victim]) -> Iterator[CandidateGroup]:
+    """Each for itself."""
+    return (CandidateGroup((victim,)) for victim in victims)
+
+
+def hardest_pod(table: NodeTable, option: FlavorOption) -> PodClass:
+    """The kind of pod of a gang of which the fewest would fit the empty nodes."""
+
+    def fit_empty(pod: PodClass) -> int:
+        span = table.flavors[pod.flavor]
+        return int(pods_per_node(table, pod, table.usable[span.start : span.stop]).sum())
+
+    return min((pod for spot in option.groups for pod in spot.pods), key=fit_empty)
+
+
+class NodeCandidateGroups:
+    """All bundles for one kind of pod. `victims` are in the order to ask; `room` is what is free before any left."""
+
+    def __init__(self, victims: Sequence[Victim], capacity: FreeCapacity, pod: PodClass) -> None:
+        self._victims = victims
+        self._pod = pod
+        self._by_cost: list[tuple[_Cost, int, list[int]]] = []
+        columns = [(capacity.table.columns[name], amount) for name, amount in pod.request if name in capacity.table.columns]
+        asked = [amount for _, amount in columns]
+        span, usable = capacity.table.flavors[pod.flavor], capacity.usable(pod)
+        lines = sorted(_victim_lines(victims, [column for column, _ in columns]), key=itemgetter(0, 1))
+        for row, on_row in groupby(lines, key=itemgetter(0)):
+            if span.start <= row < span.stop and usable[row - span.start]:
+                free = [int(capacity.free[row, column]) for column, _ in columns]
+                self._add_costs(row, _minimal_groups(free, asked, [(i, freed) for _, i, freed in on_row]))
+        self._by_cost.sort(key=itemgetter(0))
+
+    def within(self, region: BoolArray) -> Iterator[CandidateGroup]:
+        """Those on nodes of a region, in the order to ask; at the end everybody who is in none of them, alone."""
+        bundled: set[int] = set()
+        for _, row, members in self._by_cost:
+            if region[row]:
+                bundled.update(members)
+                yield CandidateGroup(tuple(self._victims[i] for i in members), TargetNode(self._pod, row))
+        yield from single_groups(victim for i, victim in enumerate(self._victims) if i not in bundled)
+
+    def _add_costs(self, row: int, found: Iterable[list[int]]) -> None:
+        so_far: _Cost | None = None
+        for members in found:
+            cost = _cost([self._victims[i] for i in members])
+            so_far = cost if so_far is None else max(so_far, cost)  # the next pod never comes before the one before
+            self._by_cost.append((so_far, row, members))
+
+
+def _cost(members: Sequence[Victim]) -> _Cost:
+    leave, highest = any(not v.remaining for v in members), max(v.gang.priority for v in members)
+    return leave, highest, sum(v.lost_work_s for v in members), len(members)
+
+
+def _victim_lines(victims: Sequence[Victim], columns: list[int]) -> Iterator[_Line]:
+    """Who may shrink comes twice; its leaving frees what shrinking has not freed before."""
+    shrunk = {victim.gang.uid: victim.freed.node_usage for victim in victims if victim.remaining}
+    for i, victim in enumerate(victims):
+        load = victim.freed.node_usage
+        if not victim.remaining and victim.gang.uid in shrunk:
+            load = _less(load, shrunk[victim.gang.uid])
+        for row, amounts in zip(load.rows.tolist(), load.amounts[:, columns].tolist(), strict=True):
+            yield row, i, amounts
+
+
+def _less(load: NodeUsage, before: NodeUsage) -> NodeUsage:
+    amounts = load.amounts.copy()
+    amounts[np.searchsorted(load.rows, before.rows)] -= before.amounts
+    return NodeUsage(load.rows, amounts)
+
+
+def _minimal_groups(free: _Amounts, request: _Amounts, lines: Iterable[tuple[int, _Amounts]]) -> Iterator[list[int]]:
+    """On one node, in order: victims who make room for one more pod, none of them needless."""
+    waiting: list[tuple[int, _Amounts]] = []
+    total = list(free)
+    pods = _pods_that_fit(free, request)
+    for line in lines:
+        waiting.append(line)
+        total = _plus(total, line[1])
+        while _pods_that_fit(total, request) > pods:
+            members, left, rest = list(waiting), list(total), []
+            for one in reversed(waiting):  # the dearest first
+                without = _minus(left, one[1])
+                if _pods_that_fit(without, request) > pods:
+                    left = without
+                    members.remove(one)
+                    rest.append(one)
+            waiting, pods = rest[::-1], _pods_that_fit(left, request)
+            yield [i for i, _ in members]
+
+
+def _pods_that_fit(free: _Amounts, request: _Amounts) -> int:
+    """How many fit; what asks for nothing needs nobody to leave."""
+    return max(0, min((have // amount for have, amount in zip(free, request, strict=True) if amount), default=0))
+
+
+def _plus(left: _Amounts, right: _Amounts) -> _Amounts:
+    return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _minus(left: _Amounts, right: _Amounts) -> _Amounts:
+    return [a - b for a, b in zip(left, right, strict=True)]

@@ -1,0 +1,203 @@
+"""The decisions of a plan in the making.
+
+Every act is written in the ledger, told to the promises, and noted as a decision: nothing is decided that the rest of
+the plan does not reckon with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from muster.model import Admit, Decision, Evict, Gang, Nominate, Placement, Resize, RolePlacement
+from muster.quota import CellAmounts
+from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.fit import GangAssignment
+from muster.scheduling.grow import Growth
+from muster.scheduling.nominations import ActiveNomination, join_names
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.planner_cache import PlannerCache, quota_of_placement, node_usage_of_placement
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.capacity import NodeUsage
+from muster.scheduling.preemption_search import PreemptionResult
+from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.preemption_candidates import PreemptionReason, Victim, PreemptionCandidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedAdmission:
+    """A gang that starts; `step` is its size (see `Shape`)."""
+
+    gang: Gang
+    request: QueueRequest
+    option: int
+    extra_pods: int
+    placement: Placement
+    release: ExpectedRelease
+    backfilled: bool
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What has been decided so far."""
+
+    cache: PlannerCache
+    ledger: Ledger
+    backfill: BackfillReservations
+    candidates: PreemptionCandidates
+    unschedulable: dict[str, UnschedulableReason] = field(default_factory=dict)
+    admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
+    withdrawn: list[PlannedAdmission] = field(default_factory=list)  # starts that were taken back, each gang once
+    release_count: int = 0  # holds that have ended, and starts that were taken back
+    _nominated: set[str] = field(default_factory=set)  # uids of those for whom room was held when the plan began
+    _nominations: list[Nominate] = field(default_factory=list)
+    _preemptions: list[Evict | Resize] = field(default_factory=list)
+    _growths: list[Resize] = field(default_factory=list)
+
+    def reserve_nomination(self, active: ActiveNomination) -> None:
+        """A hold stands: its room is nobody else's."""
+        self._nominated.add(active.gang.uid)
+        self.candidates.nominations[active.gang.uid] = active
+        self._allocate(active.release)
+
+    def is_nominated(self, uid: str) -> bool:
+        """Whether this plan holds room for the gang, in place of what was held for it."""
+        return any(hold.gang_uid == uid for hold in self._nominations)
+
+    def end_nomination(self, active: ActiveNomination) -> None:
+        """A hold ends."""
+        self.release_count += 1
+        del self.candidates.nominations[active.gang.uid]
+        self.ledger.deallocate(active.release)
+        self.backfill.remove_release(active.release)
+
+    def admit_nominated(self, gang: Gang, request: QueueRequest, placement: Placement, node_usage: NodeUsage, amounts: CellAmounts) -> None:
+        """A gang starts where room was held for it."""
+        option = self._option_of(request, placement)
+        least = sum(request.gang_request.min_sizes)
+        step = sum(part.replicas for part in placement) - least
+        self._record_admission(gang, request, option, step, placement, node_usage, amounts)
+
+    def admit(self, gang: Gang, request: QueueRequest, option: int, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts) -> None:
+        """A gang starts."""
+        placement = self.to_placement(request, option, assignment)
+        self._record_admission(gang, request, option, extra_pods, placement, assignment.node_usage, amounts)
+
+    def admit_at_size(self, start: PlannedAdmission, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts) -> None:
+        """A gang that starts in this plan starts at another size instead; its old place was given back before."""
+        placement = self.to_placement(start.request, start.option, assignment)
+        taken = replace(start.release, node_usage=assignment.node_usage, amounts=amounts)
+        self._allocate(taken)
+        self.admissions[start.gang.uid] = replace(start, extra_pods=extra_pods, placement=placement, release=taken)
+
+    def withdraw(self, gang: Gang, result: PreemptionResult) -> Sequence[tuple[Victim, PreemptionReason]]:
+        """Those of its victims who were to start do not start after all; the others are returned."""
+        others = []
+        for victim, reason in result.victims:
+            uid = victim.gang.uid
+            start = self.admissions.get(uid)
+            if start is None or start.release is not victim.freed:
+                others.append((victim, reason))
+                continue
+            del self.admissions[uid], self.candidates.admitting[uid]
+            self.release_count += 1
+            self.ledger.deallocate(start.release)
+            self.backfill.remove_release(start.release)
+            self.unschedulable[uid] = UnschedulableReason("NoRoom", message=f"{gang.name} comes first, and needs the room")
+            if all(uid != earlier.gang.uid for earlier in self.withdrawn):
+                self.withdrawn.append(start)
+        return others
+
+    def nominate(self, gang: Gang, request: QueueRequest, result: PreemptionResult, victims: Sequence[tuple[Victim, PreemptionReason]]) -> None:
+        """Room is held for a gang, and those are told to leave who have to."""
+        wait_for: list[str] = []
+        for victim, reason in victims:
+            uid = victim.gang.uid
+            if victim.gang_usage is None:
+                wait_for += self._drop_nomination(uid)
+            else:
+                wait_for.append(uid)
+                self._preempt(victim)
+            self.candidates.preempting.add(uid)
+            leaves = Resize(uid, victim.remaining, gang.uid, reason) if victim.remaining else Evict(uid, gang.uid, reason)
+            self._preemptions.append(leaves)
+        now = self.cache.snapshot.now
+        expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
+        placement = self.to_placement(request, result.option, result.assignment)
+        self._nominations.append(Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
+        by, amounts = latest_release(gang, expires_at), request.min_quota[result.option]
+        self._allocate(ExpectedRelease(gang.uid, by, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts))
+        names = join_names([victim.gang.name for victim, _ in victims])
+        self.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=f"room is being freed for it; waits for {names} to leave")
+
+    def grow(self, growth: Growth) -> None:
+        """A running gang goes on with more pods."""
+        self._allocate(growth.added)
+        placement = self.to_placement(growth.request, growth.option, growth.assignment)
+        self._growths.append(Resize(growth.added.uid, placement, None, "Grown"))
+
+    def in_order(self) -> Iterator[Decision]:
+        """In the order to carry them out."""
+        yield from self._nominations
+        yield from self._preemptions
+        for start in self.admissions.values():
+            yield Admit(start.gang.uid, start.placement, start.backfilled)
+        yield from self._growths
+
+    def to_placement(self, request: QueueRequest, option: int, assignment: GangAssignment) -> Placement:
+        """A fit with the nodes' names."""
+        nodes, shape = self.cache.table.nodes, request.gang_request
+        parts = []
+        for role, flavor, spread in zip(shape.roles, shape.options[option].flavors, assignment.roles, strict=True):
+            pods = zip(spread.rows.tolist(), spread.counts.tolist(), strict=True)
+            parts.append(RolePlacement(role.name, flavor, tuple((nodes[row].name, count) for row, count in pods)))
+        return tuple(parts)
+
+    def _record_admission(
+        self,
+        gang: Gang,
+        request: QueueRequest,
+        option: int,
+        extra_pods: int,
+        placement: Placement,
+        node_usage: NodeUsage,
+        amounts: CellAmounts,
+    ) -> None:
+        root, flavors = self.cache.tree.root(request.queue), request.gang_request.options[option].flavors
+        behind = any(r.root == root and not r.flavors.isdisjoint(flavors) for r in self.backfill.reservations)
+        now = self.cache.snapshot.now
+        taken = ExpectedRelease(gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts)
+        self._allocate(taken)
+        if gang.uid not in self._nominated:  # those come first in any case
+            self.candidates.add_admitted(gang, taken)
+        self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, taken, behind)
+
+    def _option_of(self, request: QueueRequest, placement: Placement) -> int:
+        flavor_of = {part.role: part.flavor for part in placement}
+        flavors = tuple(flavor_of.get(role.name, "") for role in request.gang_request.roles)
+        return next((i for i, option in enumerate(request.gang_request.options) if option.flavors == flavors), 0)
+
+    def _preempt(self, victim: Victim) -> None:
+        """A running gang leaves, or goes on with less."""
+        stay = victim.gang_usage
+        assert stay is not None
+        assert stay.release is not None
+        self.ledger.mark_releasing(victim.freed)
+        self.backfill.remove_release(stay.release)
+        if victim.remaining:
+            load = node_usage_of_placement(self.cache.table, victim.gang, victim.remaining)
+            amounts = quota_of_placement(self.cache.tree, stay.queue, victim.gang, victim.remaining)
+            self.backfill.add_release(replace(stay.release, node_usage=load, amounts=amounts))
+
+    def _drop_nomination(self, uid: str) -> list[str]:
+        """Take somebody's hold away; those who leave for it now leave for somebody else."""
+        held = self.candidates.nominations[uid]
+        self.end_nomination(held)
+        if uid in self.cache.pending and uid not in self.cache.infeasible:  # else it backs off, or could not use it anyway
+            self.unschedulable[uid] = UnschedulableReason("NoRoom", message="the room that was held for it went to a gang that comes first")
+        return [victim for victim in held.nomination.victims if victim in self.cache.running]
+
+    def _allocate(self, release: ExpectedRelease) -> None:
+        self.ledger.allocate(release)
+        self.backfill.add_release(release)

@@ -1,0 +1,87 @@
+"""Gangs that cannot start even if everybody else left, and the word for why a gang waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from muster.model import Gang, WaitReason
+from muster.quota import QueueTree
+from muster.scheduling.fit import fits
+from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.gang_requests import QueueRequest, GangRequest
+from muster.scheduling.request_messages import RequestMessages
+
+
+@dataclass(frozen=True, slots=True)
+class UnschedulableReason:
+    """Why a gang waits: a code, the option that its sentence is about, and the sentence if it is known already."""
+
+    reason: WaitReason
+    option: int = 0
+    message: str = ""
+
+
+@cache
+def unschedulable_reason(reason: WaitReason, option: int = 0) -> UnschedulableReason:
+    """A refusal whose sentence is made at the end."""
+    return UnschedulableReason(reason, option)
+
+
+@dataclass(slots=True)
+class Feasibility:
+    """Which requests can never start, with the sentence that says so; found out once for each, as long as nodes and
+    queues are the same."""
+
+    messages: RequestMessages
+    empty_cluster: FreeCapacity  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
+    _reasons: dict[QueueRequest, UnschedulableReason | None] = field(default_factory=dict)
+    _fitting_options: dict[GangRequest, tuple[int, ...]] = field(default_factory=dict)  # options that the empty cluster holds
+    _blocked_by_unmanaged: set[QueueRequest] = field(default_factory=set)  # what only pods that are not ours keep out
+
+    def reason(self, request: QueueRequest) -> UnschedulableReason | None:
+        """Why gangs with this request cannot start even if everybody else left; None if they can."""
+        if request not in self._reasons:
+            self._reasons[request] = self._find(request)
+        return self._reasons[request]
+
+    def is_blocked_by_unmanaged(self, request: QueueRequest) -> bool:
+        """Whether gangs with this request would fit if pods that are not ours left, and not before."""
+        return request in self._blocked_by_unmanaged
+
+    def _find(self, request: QueueRequest) -> UnschedulableReason | None:
+        if request.rejection is not None:
+            return UnschedulableReason(request.rejection[0], message=request.rejection[1])
+        shape = request.gang_request
+        if shape not in self._fitting_options:
+            self._fitting_options[shape] = self._options_that_fit(shape, self.empty_cluster)
+        options = self._fitting_options[shape]
+        if self._within_quota(request, options):
+            return None
+        if self.messages.allocatable is not self.empty_cluster:
+            options = self._options_that_fit(shape, self.messages.allocatable)
+            allowed = self._within_quota(request, options)
+            if allowed:
+                self._blocked_by_unmanaged.add(request)
+                inside = any(spot.required is not None for spot in shape.options[allowed[0]].groups)
+                return unschedulable_reason("TopologyNoRoom" if inside else "NoRoom", allowed[0])
+        if not options:
+            return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(shape))
+        return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
+
+    def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
+        """The options that a room holds."""
+        held = (fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options)
+        return tuple(index for index, fit in enumerate(held) if fit)
+
+    def _within_quota(self, request: QueueRequest, options: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the options that the queue could ever pay for."""
+        return tuple(index for index in options if self.messages.no_usage.fits(request.queue, request.min_quota[index]))
+
+
+def priority_too_high(tree: QueueTree, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
+    """A priority above the cap of its queue, or of one above it."""
+    cap = tree.priority_caps[request.queue] if request.queue >= 0 else None
+    if cap is None or gang.priority <= cap:
+        return None
+    return UnschedulableReason("PriorityTooHigh", message=f"has priority {gang.priority}; queue {gang.queue} allows at most {cap}")

@@ -1,0 +1,316 @@
+"""What of a gang matters for where it may go, worked out once for all gangs that are alike.
+
+Two thousand waiting gangs have a few dozen shapes; what is found out about one (it fits nowhere now) holds for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from muster.model import MAX_AMOUNT, FlavorInfo, Gang, Resources, Role, Topology, WaitReason
+from muster.quota import CellAmounts, QueueTree
+from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
+from muster.scheduling.capacity import PodClass
+
+T = TypeVar("T")
+
+RoleSizes: TypeAlias = tuple[int, ...]
+"""Pods of each role, in the gang's order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacementGroup:
+    """Roles of one gang that go to one flavor and share its domain. Tiers are indexes into the flavor's tiers."""
+
+    flavor: str
+    roles: tuple[int, ...]
+    pods: tuple[PodClass, ...]  # one a role
+    required: int | None
+    preferred: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlavorOption:
+    """One way to give every role a flavor."""
+
+    groups: tuple[PlacementGroup, ...]
+    flavors: tuple[str, ...]  # one a role
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GangRequest:
+    """What a gang needs, apart from its queue. Compared by identity: equal shapes are the same object.
+
+    A gang's size is told by its step: 0 is the minimum, each step adds one pod to the first elastic role that is not
+    yet full.
+    """
+
+    roles: tuple[Role, ...]
+    options: tuple[FlavorOption, ...]  # in the order to try
+    rejection: tuple[WaitReason, str] | None  # why there is no option
+    max_extra_pods: int  # from the minimum to the full size
+    min_sizes: RoleSizes
+
+    @classmethod
+    def of(
+        cls, roles: tuple[Role, ...], options: tuple[FlavorOption, ...], rejection: tuple[WaitReason, str] | None = None
+    ) -> GangRequest:
+        """The shape of these roles."""
+        steps = sum(role.replicas - role.min_replicas for role in roles)
+        return cls(roles, options, rejection, steps, tuple(role.min_replicas for role in roles))
+
+    def sizes(self, extra_pods: int) -> RoleSizes:
+        """Pods of each role at a step."""
+        if extra_pods == 0:
+            return self.min_sizes
+        sizes = []
+        for role in self.roles:
+            extra = min(extra_pods, role.replicas - role.min_replicas)
+            sizes.append(role.min_replicas + extra)
+            extra_pods -= extra
+        return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueRequest:
+    """A shape asked for in one queue: the same for all gangs of that shape there."""
+
+    gang_request: GangRequest
+    queue: int  # -1: not found
+    rejection: tuple[WaitReason, str] | None
+    quota_per_pod: tuple[tuple[CellAmounts, ...], ...] = ()  # [option][role] what one pod charges
+    min_quota: tuple[CellAmounts, ...] = ()  # [option] what the minimum charges
+    coverable_guarantees: tuple[int, ...] = ()  # [option] bit i: that much is guaranteed to the i-th queue of the path
+
+    def quota_at(self, option: int, sizes: RoleSizes) -> CellAmounts:
+        """What the gang charges to its queue at these sizes."""
+        total: dict[int, int] = {}
+        for count, pod in zip(sizes, self.quota_per_pod[option], strict=True):
+            for cell, amount in pod:
+                total[cell] = total.get(cell, 0) + count * amount
+        return tuple(total.items())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestArrays:
+    """Requests of one option each, as arrays, in the order of their numbers."""
+
+    index: Mapping[QueueRequest, int]
+    queue: IntArray
+    amounts: IntArray  # [requests, cells]
+    options: dict[FlavorOption, int]  # each with its number
+    option: IntArray  # [requests] number of the option
+    sizes: tuple[tuple[int, ...], ...]  # of each option
+
+    @classmethod
+    def of(cls, requests: Sequence[QueueRequest], cells: int) -> RequestArrays:
+        """Lay requests out."""
+        simple = [request for request in requests if len(request.min_quota) == 1 and request.rejection is None]
+        amounts = np.zeros((len(simple), cells), dtype=np.int64)
+        options: dict[FlavorOption, int] = {}
+        sizes = []
+        for i, request in enumerate(simple):
+            for cell, amount in request.min_quota[0]:
+                amounts[i, cell] = min(amount, MAX_AMOUNT)
+            option = request.gang_request.options[0]
+            if option not in options:
+                options[option] = len(options)
+                sizes.append(request.gang_request.min_sizes)
+        return cls(
+            index={request: i for i, request in enumerate(simple)},
+            queue=np.array([request.queue for request in simple], dtype=np.int64),
+            amounts=amounts,
+            options=options,
+            option=np.array([options[request.gang_request.options[0]] for request in simple], dtype=np.int64),
+            sizes=tuple(sizes),
+        )
+
+    def plus(self, other: RequestArrays) -> RequestArrays:
+        """These, and then the others."""
+        options = dict(self.options)
+        sizes = list(self.sizes)
+        for option, least in zip(other.options, other.sizes, strict=True):
+            if option not in options:
+                options[option] = len(options)
+                sizes.append(least)
+        place = np.array([options[option] for option in other.options], dtype=np.int64)
+        return RequestArrays(
+            index={**self.index, **{request: i + len(self.index) for request, i in other.index.items()}},
+            queue=np.concatenate([self.queue, other.queue]),
+            amounts=np.concatenate([self.amounts, other.amounts]),
+            options=options,
+            option=np.concatenate([self.option, place[other.option]]),
+            sizes=tuple(sizes),
+        )
+
+
+@dataclass(slots=True)
+class RequestCache:
+    """Shapes, requests and pod kinds that have been worked out, each once."""
+
+    table: NodeTable
+    tree: QueueTree
+    flavors: Mapping[str, FlavorInfo]
+    _pod_classes: dict[tuple[str, Resources, NodeRule], PodClass] = field(default_factory=dict)
+    _gang_requests: dict[object, GangRequest] = field(default_factory=dict)
+    _queue_requests: dict[tuple[GangRequest, int], QueueRequest] = field(default_factory=dict)
+    _min_usage: dict[tuple[FlavorOption, str], IntArray] = field(default_factory=dict)
+    _arrays: RequestArrays | None = None
+    _arrays_cover: int = 0
+
+    def __len__(self) -> int:
+        """How many requests are remembered, those of gangs that are long gone included."""
+        return len(self._queue_requests)
+
+    def request(self, gang: Gang) -> QueueRequest:
+        """What a gang asks for in its queue."""
+        queue = self.tree.index.get(gang.queue, -1)
+        if queue < 0:
+            shape = GangRequest.of(gang.roles, ())
+            return QueueRequest(shape, -1, ("QueueNotFound", f"queue {gang.queue} does not exist"))
+        key = (gang.roles, gang.flavors, gang.topology, gang.excluded_nodes, self.tree.flavors[queue])
+        shape_known = self._gang_requests.get(key)
+        if shape_known is None:
+            shape_known = self._gang_requests[key] = self._make_gang_request(gang, self.tree.flavors[queue])
+        request = self._queue_requests.get((shape_known, queue))
+        if request is None:
+            request = self._queue_requests[shape_known, queue] = self._make_queue_request(shape_known, queue)
+        return request
+
+    def as_arrays(self) -> RequestArrays:
+        """All requests that have been worked out, as arrays."""
+        new = tuple(islice(self._queue_requests.values(), self._arrays_cover, None))
+        if self._arrays is None or new:
+            more = RequestArrays.of(new, len(self.tree.cell_index))
+            self._arrays = more if self._arrays is None else self._arrays.plus(more)
+            self._arrays_cover = len(self._queue_requests)
+        return self._arrays
+
+    def min_usage(self, gang_request: GangRequest, option: int, flavor: str) -> IntArray:
+        """What a shape's minimum takes of one flavor in one of its options, as a row of the node table."""
+        key = (gang_request.options[option], flavor)
+        total = self._min_usage.get(key)
+        if total is None:
+            total = self._min_usage[key] = np.zeros(len(self.table.columns), dtype=np.int64)
+            for role, size, where in zip(gang_request.roles, gang_request.min_sizes, key[0].flavors, strict=True):
+                if where == flavor:
+                    total += size * self.table.to_row(role.request)
+        return total
+
+    def pod_class(self, flavor: FlavorInfo, role: Role, excluded_nodes: frozenset[str]) -> PodClass:
+        """The kind of a role's pods in a flavor."""
+        rule = node_rule(role, flavor, excluded_nodes)
+        key = (flavor.name, role.request, rule)
+        kind = self._pod_classes.get(key)
+        if kind is None:
+            kind = self._pod_classes[key] = PodClass(flavor.name, role.request.capped(), rule)
+        return kind
+
+    def _make_queue_request(self, gang_request: GangRequest, queue: int) -> QueueRequest:
+        tree = self.tree
+        name = tree.queues[queue].name
+        trouble = gang_request.rejection
+        if tree.inactive_reason[queue]:
+            trouble = ("QueueInactive", f"queue {name} admits nothing: {tree.inactive_reason[queue]}")
+        elif tree.children[queue]:
+            below = ", ".join(sorted(tree.queues[child].name for child in tree.children[queue]))
+            trouble = ("QueueNotAllowed", f"queue {name} has queues below it, jobs go to those: {below}")
+        elif trouble is not None:
+            trouble = (trouble[0], f"{trouble[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})")
+        per_pod = tuple(
+            tuple(
+                tree.cell_amounts(queue, flavor, role.request) for flavor, role in zip(o.flavors, gang_request.roles, strict=True)
+            )
+            for o in gang_request.options
+        )
+        request = QueueRequest(gang_request, queue, trouble, per_pod)
+        least = tuple(request.quota_at(o, gang_request.min_sizes) for o in range(len(gang_request.options)))
+        could = tuple(
+            sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
+            if any(n for _, n in amounts)
+            else 0  # nothing that it asks for is guaranteed to anybody on its path
+            for amounts in least
+        )
+        return QueueRequest(gang_request, queue, trouble, per_pod, least, could)
+
+    def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
+        """Every way to give the groups of roles a flavor each, the wishes of the first group varying slowest."""
+        ways: list[tuple[PlacementGroup, ...]] = [()]
+        for roles, topology in _roles_by_domain(gang):
+            spots, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
+            if trouble is not None:
+                return GangRequest.of(gang.roles, (), trouble)
+            ways = [(*way, spot) for way in ways for spot in spots]
+        options = []
+        for way in ways:
+            flavor_of = {role: spot.flavor for spot in way for role in spot.roles}
+            options.append(FlavorOption(way, tuple(flavor_of[i] for i in range(len(gang.roles)))))
+        return GangRequest.of(gang.roles, tuple(options))
+
+    def _placement_groups(
+        self, gang: Gang, roles: Sequence[int], topology: Topology, queue_flavors: tuple[str, ...]
+    ) -> tuple[list[PlacementGroup], tuple[WaitReason, str] | None]:
+        """The flavors that one group of roles may go to, in order, or why there are none."""
+        wishes = [gang.roles[i].flavors or gang.flavors or queue_flavors for i in roles]
+        wanted = [flavor for flavor in wishes[0] if all(flavor in wish for wish in wishes)]
+        known = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
+        if not known:
+            what = " or ".join(wanted) or "of any kind that all its roles accept"
+            why = "the queue may use none of them" if set(wanted) & set(self.flavors) else "no such flavor exists"
+            return [], ("UnknownFlavor", f"needs nodes of flavor {what}, but {why}")
+        levels = [level for level in (topology.required, topology.preferred) if level]
+        fit = [flavor for flavor in known if all(level in flavor.levels for level in levels)]
+        if not fit:
+            has = "; ".join(f"{f.name} has {', '.join(f.levels) or 'no levels'}" for f in known)
+            missing = next(level for level in levels if any(level not in f.levels for f in known))
+            return [], ("UnknownTopologyLevel", f"needs the topology level {missing}, but flavor {has}")
+        spots = []
+        for flavor in fit:
+            span = self.table.flavors[flavor.name]
+            required, preferred = (
+                None if level is None else span.tier(level) for level in (topology.required, topology.preferred)
+            )
+            if required is not None and preferred is not None and preferred <= required:
+                preferred = None  # the required domain lies inside of it anyway
+            pods = tuple(self.pod_class(flavor, gang.roles[i], gang.excluded_nodes) for i in roles)
+            spots.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
+        return spots, None
+
+
+def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
+    """Roles that share a domain: all those without a topology of their own; each other role is by itself.
+
+    Without a required level nothing has to be shared, so roles that wish for different flavors stay apart.
+    """
+    shared = gang.topology or Topology()
+    together: dict[object, list[int]] = {}
+    for i, role in enumerate(gang.roles):
+        key: object = (role.flavors if shared.required is None else ()) if role.topology is None else i
+        together.setdefault((role.topology is None, key), []).append(i)
+    return [(tuple(roles), gang.roles[roles[0]].topology or shared) for roles in together.values()]
+
+
+def largest_feasible(limit: int, attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
+    """The largest step from 0 up to `steps` that an attempt succeeds for, and its result.
+
+    What succeeds for one step has to succeed for the smaller ones too.
+    """
+    found = attempt(limit)
+    if found is not None:
+        return limit, found
+    if limit == 0 or (found := attempt(0)) is None:
+        return None
+    low, high = 0, limit - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        better = attempt(middle)
+        if better is None:
+            high = middle - 1
+        else:
+            low, found = middle, better
+    return low, found

@@ -1,0 +1,81 @@
+"""Which guarantees a gang may count on.
+
+It is within the guarantee of a queue on its path when what is charged there and its own request stay below it. But a
+gang is not within a guarantee that another one waits for which comes first in the same leaf and would fit it once
+others of the leaf have ended: else small gangs, each within what is left of the guarantee, would pass a large one for
+ever, or reclaim room for themselves while it waits. A gang ahead that must borrow in any case hides nobody.
+
+Who is leaving already no longer counts: what they held is what others may count on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.gang_requests import QueueRequest
+
+CoveredGuarantees: TypeAlias = tuple[int, ...]
+"""One number an option: bit `i` is set when a gang is within the guarantee of the `i`-th queue of its path."""
+
+
+@dataclass(slots=True)
+class GuaranteeEligibility:
+    """The guarantees that gangs are within, as charges stand while a plan goes down the line."""
+
+    ledger: Ledger
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)  # by leaf and place on its path, by cell
+    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added up in `_ahead`
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: how often it was added up
+    _cached: dict[QueueRequest, tuple[int, int, CoveredGuarantees]] = field(default_factory=dict)
+
+    def covered(self, request: QueueRequest) -> CoveredGuarantees:
+        """The guarantees that the next gang of a leaf is within."""
+        if self._not_counted.get(request.queue):
+            self._count_waiting(request.queue)
+        version, turn = self.ledger.version, self._leaf_versions.get(request.queue, 0)
+        known = self._cached.get(request)
+        if known is None or known[0] != version or known[1] != turn:
+            known = self._cached[request] = version, turn, self._find(request)
+        return known[2]
+
+    def add_waiting(self, request: QueueRequest) -> None:
+        """The next gang of its leaf has to wait: it is ahead of the others."""
+        self._not_counted.setdefault(request.queue, []).append(request)
+
+    def _count_waiting(self, leaf: int) -> None:
+        path = self.ledger.usage_later.tree.path[leaf]
+        ahead = self._amounts_ahead.setdefault(leaf, [{} for _ in path])
+        more = False
+        for request in self._not_counted.pop(leaf):
+            if not any(request.coverable_guarantees):
+                continue  # it has to borrow from everybody: nobody's guarantee is for it
+            more = True
+            for place, taken in enumerate(ahead):
+                for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
+                    if could >> place & 1:
+                        for cell, amount in least:
+                            taken[cell] = taken.get(cell, 0) + amount
+                        break
+        if more:
+            self._leaf_versions[leaf] = self._leaf_versions.get(leaf, 0) + 1
+
+    def _find(self, request: QueueRequest) -> CoveredGuarantees:
+        staying = self.ledger.usage_later
+        tree, below, width = staying.tree, staying.subtree_usage, staying.cell_count
+        ahead = self._amounts_ahead.get(request.queue)
+        found = []
+        for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):
+            within = 0
+            for place, queue in enumerate(tree.path[request.queue] if could else ()):
+                guaranteed, taken = tree.guaranteed[queue], None if ahead is None else ahead[place]
+                for cell, amount in least:
+                    if taken:
+                        amount += taken.get(cell, 0)
+                    if below[queue * width + cell] + amount > guaranteed[cell]:
+                        break
+                else:
+                    within |= 1 << place
+            found.append(within)
+        return tuple(found)

@@ -1,0 +1,143 @@
+"""Room that was promised durably: freed by eviction, or kept across a restart, for one gang.
+
+A hold is charged like a running gang until its gang starts on it. Its placement is fitted again first, for nodes may
+have been lost since; a hold that covers a part of the gang is completed beside that part, in the same domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.model import Gang, Nomination, Placement
+from muster.quota import CellAmounts, QuotaUsage
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.fit import GangAssignment, FixedPods, RoleAssignment, fit
+from muster.scheduling.planner_cache import PlannerCache, quota_of_placement, node_usage_of_placement
+from muster.scheduling.placement_check import placement_error
+from muster.scheduling.capacity import ReservedView, FreeCapacity
+from muster.scheduling.gang_requests import QueueRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveNomination:
+    """A hold that counts, with what it takes and charges until its gang is gone at the latest."""
+
+    gang: Gang
+    request: QueueRequest
+    nomination: Nomination
+    release: ExpectedRelease
+    covers_minimum: bool  # does it cover the gang's minimum?
+    node_count: int  # how many it is on
+    nodes_valid: bool  # do all its nodes exist and take its pods, resources aside?
+
+
+def active_nominations(cache: PlannerCache) -> Iterator[ActiveNomination]:
+    """The holds that count: not expired, of gangs that wait, restart or back off."""
+    for hold in cache.snapshot.nominations:
+        if hold.expires_at > cache.snapshot.now and (gang := _nominated_gang(cache, hold)) is not None:
+            request = cache.pending[gang.uid].request if gang.uid in cache.pending else cache.request_cache.request(gang)
+            known = cache.nominations.get(hold.gang_uid)
+            if known is None or known.nomination is not hold or known.request is not request or known.gang is not gang:
+                known = cache.nominations[hold.gang_uid] = _active_nomination(cache, hold, gang, request)
+            yield known
+
+
+def _active_nomination(cache: PlannerCache, nomination: Nomination, gang: Gang, request: QueueRequest) -> ActiveNomination:
+    load = node_usage_of_placement(cache.table, gang, nomination.placement)
+    amounts = quota_of_placement(cache.tree, request.queue, gang, nomination.placement)
+    by, tie = latest_release(gang, nomination.expires_at), tiebreak_of(gang.uid)
+    taken = ExpectedRelease(gang.uid, by, nomination.expires_at, tie, load, request.queue, amounts)
+    lacking = {role.name: role.min_replicas for role in gang.roles}
+    for part in nomination.placement:
+        lacking[part.role] = lacking.get(part.role, 0) - part.replicas
+    names = {node for part in nomination.placement for node, _ in part.nodes}
+    nodes = {cache.table.nodes[row].name: cache.table.nodes[row] for row in load.rows}
+    flavors = {name: span.flavor for name, span in cache.table.flavors.items()}
+    there = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
+    return ActiveNomination(gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
+
+
+def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
+    """The gang of a hold; None when it runs (its hold is over) or is not known."""
+    if nomination.gang_uid in cache.pending:
+        return cache.pending[nomination.gang_uid].gang
+    stay = cache.running.get(nomination.gang_uid)
+    if stay is None:
+        return nomination.nominated_gang
+    return stay.running.gang if stay.release is None else None
+
+
+def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
+    """Tell whether the whole gang fits where its room is held, with this room and these charges."""
+    return active.covers_minimum and _has_capacity(cache, active, capacity) and usage.fits(active.request.queue, active.release.amounts)
+
+
+def fits_while_reserved(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
+    """`stands`, of a hold that is set aside: what is left beside it is not overdrawn, neither room nor quota."""
+    if not active.covers_minimum or not _nodes_usable(cache, active) or (capacity.free[active.release.node_usage.rows] < 0).any():
+        return False
+    return all(usage.available(active.request.queue, cell) >= 0 for cell, amount in active.release.amounts if amount)
+
+
+def complete_placement(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> tuple[int, GangAssignment, CellAmounts] | None:
+    """A gang at its minimum, for a hold of only a part of it: pods where room is held, and the others beside them.
+
+    The option, the places (with the load of all pods), and what it charges; None if the others find no room.
+    """
+    if active.covers_minimum or not len(active.release.node_usage.rows) or not _has_capacity(cache, active, capacity):
+        return None
+    shape = active.request.gang_request
+    kept = placed_pods(cache, active.gang, active.nomination.placement)
+    sizes = tuple(max(size, kept[role].pods if role in kept else 0) for role, size in enumerate(shape.min_sizes))
+    flavor_of = {part.role: part.flavor for part in active.nomination.placement}
+    for index, option in enumerate(shape.options):
+        same = all(flavor_of.get(r.name, f) == f for r, f in zip(shape.roles, option.flavors, strict=True))
+        amounts = active.request.quota_at(index, sizes)
+        if not same or not usage.fits(active.request.queue, amounts):
+            continue
+        place = fit(cache.table, option, sizes, ReservedView(capacity, cache.table, active.release.node_usage), kept)
+        if place is not None:
+            return index, GangAssignment(place.roles, place.node_usage.joined(active.release.node_usage)), amounts
+    return None
+
+
+def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedPods:
+    """A placement as spreads by role; pods on nodes that no longer exist are left out."""
+    index = {role.name: i for i, role in enumerate(gang.roles)}
+    kept: dict[int, RoleAssignment] = {}
+    for part in placement:
+        pods: dict[int, int] = {}
+        for node, count in part.nodes:
+            row = cache.table.row_of.get(node)
+            if row is not None:
+                pods[row] = pods.get(row, 0) + count
+        if pods and part.role in index:
+            rows = np.array(sorted(pods), dtype=np.int64)
+            kept[index[part.role]] = RoleAssignment(rows, np.array([pods[int(row)] for row in rows], dtype=np.int64))
+    return kept
+
+
+def _has_capacity(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity) -> bool:
+    """Tell whether the held pods fit where they are held: all nodes are there, up, and have the room."""
+    load = active.release.node_usage
+    return _nodes_usable(cache, active) and bool((capacity.free[load.rows] >= load.amounts).all())
+
+
+def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
+    return active.nodes_valid and bool(cache.table.schedulable[active.release.node_usage.rows].all())
+
+
+def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
+    """What a gang with a hold waits for, as a sentence."""
+    stays = cache.running
+    victims = [stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted]
+    held_nodes = "1 node is held for it" if active.node_count == 1 else f"{active.node_count} nodes are held for it"
+    return f"{held_nodes}; waits for {join_names(victims) or 'what is still on them'} to leave"
+
+
+def join_names(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

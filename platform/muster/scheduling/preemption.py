@@ -1,0 +1,146 @@
+"""Room for a gang that may make others shrink or leave, and only if it then starts.
+
+Victims are asked in order (`search`). Where that order finds nothing because a borrower was back at its guarantee too
+soon, they are asked node by node instead (`bundles`). Where a domain is required, the domain whose victims cost least
+wins. Most searches end before they begin: even if everybody left whom the gang may ask, it would not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.model import Gang
+from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.candidate_groups import CandidateGroup, NodeCandidateGroups, single_groups, hardest_pod
+from muster.scheduling.releases import latest_release
+from muster.scheduling.guarantees import GuaranteeEligibility
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.nodes import BoolArray, IntArray
+from muster.scheduling.capacity import FreeCapacity, max_gain
+from muster.scheduling.preemption_search import PreemptionResult, PreemptionSearch
+from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.preemption_candidates import PreemptionRights, CandidateSet, PreemptionCandidates
+
+MAX_DOMAINS_TRIED = 16
+"""Required domains that are tried in full, those that lack the fewest pods first."""
+
+
+@dataclass(slots=True)
+class Preemptor:
+    """The search for victims, with what all searches of one plan share."""
+
+    cache: PlannerCache
+    ledger: Ledger
+    backfill: BackfillReservations
+    candidates: PreemptionCandidates
+    guarantees: GuaranteeEligibility
+    _version: int = -1
+    _capacity_if_gone: dict[tuple[int, ...], tuple[Mapping[int, int], FreeCapacity]] = field(default_factory=dict)
+
+    def may_preempt(self, gang: Gang, request: QueueRequest) -> bool:
+        """Tell whether the gang is entitled to anybody's room at all."""
+        if self.candidates.lower_priority(request.queue, gang.priority) is not None:
+            return True
+        below_root = (1 << len(self.cache.tree.path[request.queue]) - 1) - 1
+        return any(within & below_root for within in self.guarantees.covered(request))
+
+    def find(self, gang: Gang, request: QueueRequest) -> PreemptionResult | None:
+        """The cheapest set of victims, in the first option that has one; the ledger is left as it was."""
+        lower = self.candidates.lower_priority(request.queue, gang.priority)
+        within = self.guarantees.covered(request)
+        for option in range(len(request.gang_request.options)):
+            rights = PreemptionRights.of(gang, request, option, self.ledger.usage_later, within[option])
+            queues = self.candidates.reclaimable(rights, self.ledger.version)
+            if not queues and lower is None:
+                continue
+            regions = self._candidate_regions(request, option, queues, lower)
+            if not regions:
+                continue
+            start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
+            until = latest_release(gang, start_by)
+            bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(until))
+            search = PreemptionSearch(self.ledger, self.backfill, self.candidates, request, option, rights, gang, until, bound)
+            victims = list(self.candidates.in_order(rights, queues))
+            best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))
+            if best is None and search.guarantee_reached:
+                bundles = NodeCandidateGroups(victims, self.ledger.free_later, hardest_pod(self.cache.table, request.gang_request.options[option]))
+                best = self._cheapest(search, ((region, bundles.within(region)) for region in regions))
+            if best is not None:
+                return best
+        return None
+
+    def _cheapest(self, search: PreemptionSearch, regions: Iterable[tuple[BoolArray, Iterable[CandidateGroup]]]) -> PreemptionResult | None:
+        """Of some regions, each with whom to ask there, in order."""
+        best: PreemptionResult | None = None
+        for region, asked in regions:
+            with self.ledger.trial():
+                freed = search.find(asked, region)
+            if freed is not None and (best is None or freed.cost < best.cost):
+                best = freed
+        return best
+
+    def _candidate_regions(
+        self, request: QueueRequest, option: int, queues: tuple[int, ...], lower_priority: CandidateSet | None
+    ) -> list[BoolArray]:
+        """Rows whose victims may help: one required domain after the other, most promising first, else all rows of
+        the gang's flavors. None where it would not fit even if more left than it may ask."""
+        amounts, room = self._capacity_without(queues)
+        preempted = {} if lower_priority is None else lower_priority.amounts()
+        for cell, amount in request.min_quota[option]:
+            avail = self.ledger.usage_later.available(request.queue, cell)
+            if avail + amounts.get(cell, 0) + preempted.get(cell, 0) < amount:
+                return []
+        way, sizes = request.gang_request.options[option], request.gang_request.min_sizes
+        load = None if lower_priority is None else lower_priority.node_usage()
+        domains: IntArray | None = None
+        for spot in way.groups:
+            span, tier = self.cache.table.flavors[spot.flavor], spot.required or 0
+            enough = span.tiers[tier].is_named.copy()
+            lacking = np.zeros(len(enough), dtype=np.int64)
+            for pod, role in zip(spot.pods, spot.roles, strict=True):
+                counts = room.counts(pod)[tier]
+                if load is not None:
+                    counts = counts + max_gain(self.cache.table, pod, load, tier)
+                enough &= counts >= sizes[role]
+                lacking += np.maximum(0, sizes[role] - self.ledger.free_later.counts(pod)[tier])
+            domains = np.flatnonzero(enough)
+            if not len(domains):
+                return []
+            domains = domains[np.argsort(lacking[domains], kind="stable")]
+        spot = way.groups[0]
+        if len(way.groups) > 1 or spot.required is None or domains is None:
+            return [self._rows_of_flavors(way.flavors)]
+        span, tier = self.cache.table.flavors[spot.flavor], spot.required
+        edges = span.start + span.tiers[tier].first_node
+        return [self._rows_between(int(edges[d]), int(edges[d + 1])) for d in domains[:MAX_DOMAINS_TRIED]]
+
+    def _capacity_without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], FreeCapacity]:
+        """What everybody in some queues uses together, and the room if all of that were gone."""
+        if self._version != self.ledger.version:
+            self._version = self.ledger.version
+            self._capacity_if_gone.clear()
+        if queues not in self._capacity_if_gone:
+            later = self.ledger.free_later
+            everybody = CandidateSet([member for queue in queues for member in self.candidates.members(queue)])
+            if not everybody.members:
+                return {}, later
+            free, load = later.free.copy(), everybody.node_usage()
+            np.add.at(free, load.rows, load.amounts)
+            self._capacity_if_gone[queues] = everybody.amounts(), FreeCapacity(later.masks, free)
+        return self._capacity_if_gone[queues]
+
+    def _rows_of_flavors(self, flavors: Collection[str]) -> BoolArray:
+        region = self._rows_between(0, 0)
+        for flavor in flavors:
+            span = self.cache.table.flavors[flavor]
+            region[span.start : span.stop] = True
+        return region
+
+    def _rows_between(self, start: int, stop: int) -> BoolArray:
+        region = np.zeros(len(self.cache.table.nodes), dtype=np.bool_)
+        region[start:stop] = True
+        return region

@@ -1,0 +1,362 @@
+"""Whom a gang may ask to leave, and in what order.
+
+Inside a leaf a strictly higher priority may take over. Across queues a gang that stays within a guarantee on its path
+takes back what others use above theirs; priority plays no part there. Of those who may be asked, elastic gangs shrink
+first, then the lowest priority leaves, then the least lost work, the newest, by uid. Who was to start in the same plan
+may be asked like those who run: it has lost nothing and is the newest.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from muster.model import Gang, Placement, RolePlacement
+from muster.quota import QuotaUsage, QueueTree
+from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.nominations import ActiveNomination, active_nominations
+from muster.scheduling.planner_cache import PlannerCache, GangUsage, quota_of_placement, node_usage_of_placement
+from muster.scheduling.nodes import BoolArray
+from muster.scheduling.capacity import NodeUsage
+from muster.scheduling.gang_requests import QueueRequest
+
+MAX_LOST_WORK_S = 1800.0
+"""Lost work counts at most so many seconds a pod: nobody becomes untouchable by never saving."""
+
+NO_PRIORITY = np.iinfo(np.int64).max
+
+PreemptionReason = Literal["Reclaimed", "Preempted"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Victim:
+    """A gang that leaves, shrinks to `kept`, or, where `stay` is None, loses a hold or is not started after all;
+    `freed` is what it gives up."""
+
+    gang: Gang
+    freed: ExpectedRelease
+    gang_usage: GangUsage | None
+    remaining: Placement
+    lost_work_s: float
+    key: tuple[bool, int, float, float, str]
+
+
+Preemptible: TypeAlias = GangUsage | ActiveNomination | Victim
+"""Who may be asked to leave: who runs, holds room, or (as a victim already) starts in this plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionRights:
+    """What a gang is entitled to in one of its options, as charges stand; they change with each victim."""
+
+    gang: Gang
+    queue: int
+    tree: QueueTree
+    usage_later: QuotaUsage
+    cells: frozenset[int]
+    guaranteed: frozenset[int]  # queues on its path, the root aside, that stay within their guarantee with it
+
+    @classmethod
+    def of(cls, gang: Gang, request: QueueRequest, option: int, usage_later: QuotaUsage, covered: int) -> PreemptionRights:
+        """The rights of a gang that is within some guarantees of its path (see `Entitlement`)."""
+        path = usage_later.tree.path[request.queue]
+        guaranteed = frozenset(q for place, q in enumerate(path[:-1]) if covered >> place & 1)
+        cells = frozenset(cell for cell, _ in request.min_quota[option])
+        return cls(gang, request.queue, usage_later.tree, usage_later, cells, guaranteed)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nobody in other queues may be asked."""
+        return not self.guaranteed
+
+    def reason_for(self, victim: Victim) -> PreemptionReason | None:
+        """By what right the gang may make somebody leave; None: by none."""
+        if victim.freed.queue == self.queue:
+            return "Preempted" if victim.gang.priority < self.gang.priority else None
+        cells = self.cells.intersection(cell for cell, _ in victim.freed.amounts)
+        return "Reclaimed" if self.may_reclaim(victim.freed.queue, cells) else None
+
+    def may_reclaim(self, queue: int, cells: Collection[int]) -> bool:
+        """Tell whether the gang may take back these cells from a queue: every queue from that one up to below the
+        common ancestor is above its guarantee."""
+        if queue < 0 or not self.guaranteed:
+            return False
+        mine, theirs = self.tree.path[self.queue], self.tree.path[queue]
+        if mine[-1] != theirs[-1]:
+            return False
+        depth = 1  # how many queues both paths share, from the root down
+        while depth < min(len(mine), len(theirs)) and mine[-depth - 1] == theirs[-depth - 1]:
+            depth += 1
+        if depth >= len(mine) or depth >= len(theirs) or mine[-depth - 1] not in self.guaranteed:
+            return False
+        return all(self.usage_later.above_guarantee(q, cells) for q in theirs[: len(theirs) - depth])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateSet:
+    """Some who run, hold room or start, together."""
+
+    members: Sequence[Preemptible]
+
+    def amounts(self) -> dict[int, int]:
+        """What they charge, by cell."""
+        total: dict[int, int] = {}
+        for member in self.members:
+            for cell, amount in _release_of(member).amounts:
+                total[cell] = total.get(cell, 0) + amount
+        return total
+
+    def node_usage(self) -> NodeUsage:
+        """What they take. Rows may repeat."""
+        loads = [_release_of(member).node_usage for member in self.members]
+        return NodeUsage(np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads]))
+
+
+@dataclass(slots=True)
+class PreemptionCandidates:
+    """Everyone who runs, holds room or starts in this plan, by queue, each queue in the order to ask; made when first
+    asked for."""
+
+    cache: PlannerCache
+    nominations: dict[str, ActiveNomination] = field(default_factory=dict)  # holds that stand, by uid of the gang
+    preempting: set[str] = field(default_factory=set)  # uids of those who leave or shrink
+    admitting: dict[str, Victim] = field(default_factory=dict)  # those who start, by uid
+    _members: dict[int, list[Preemptible]] = field(default_factory=dict)
+    _admitted: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, those who do not start after all too
+    _nominated: dict[int, list[ActiveNomination]] | None = None
+    _grace_s: float | None = None
+    _sorted: dict[int, list[Victim]] = field(default_factory=dict)
+    _above_guarantee: dict[frozenset[int], tuple[int, dict[int, tuple[int, ...]]]] = field(default_factory=dict)
+    _lowest_priority: dict[int, int] | None = None
+    _lower_priority: dict[tuple[int, int], CandidateSet] = field(default_factory=dict)
+
+    def in_order(self, rights: PreemptionRights, queues: Iterable[int]) -> Iterator[Victim]:
+        """Those of its own and of other queues whom a gang may ask, cheapest first. Elastic gangs come twice: once to
+        shrink, once to leave."""
+        own = [rights.queue] if self.has_candidates(rights.queue) else []
+        for victim in merge(*(self._victims_in_queue(q) for q in (*own, *queues)), key=_key):
+            if victim.gang.uid not in self.preempting and self._is_current(victim) and rights.reason_for(victim):
+                yield victim
+
+    def _is_current(self, victim: Victim) -> bool:
+        """Tell whether somebody still runs, holds its room or is to start."""
+        if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:
+            return True
+        held = self.nominations.get(victim.gang.uid)
+        return held is not None and held.release is victim.freed
+
+    def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
+        """A gang starts in this plan: it loses nothing if it does not."""
+        key = (True, gang.priority, 0.0, -self.cache.snapshot.now, gang.uid)
+        queue, victim = release.queue, Victim(gang, release, None, (), 0.0, key)
+        self.admitting[gang.uid] = victim
+        self._admitted.setdefault(queue, []).append(victim)
+        if queue in self._members:
+            self._members[queue].append(victim)
+        if queue in self._sorted:
+            insort(self._sorted[queue], victim, key=_key)
+        if self._lowest_priority is not None:
+            self._lowest_priority[queue] = min(gang.priority, self._lowest_priority.get(queue, gang.priority))
+        for known in [known for known in self._lower_priority if known[0] == queue]:
+            del self._lower_priority[known]
+
+    def reclaimable(self, rights: PreemptionRights, version: int) -> tuple[int, ...]:
+        """Queues in which somebody is, from which the gang may take back what they use above their guarantees.
+
+        `version` of the charges: as long as it is the same, so is what is above.
+        """
+        if rights.is_empty:
+            return ()
+        above = self.queues_above_guarantee(rights.cells, rights.usage_later, version)
+        path = rights.tree.path[rights.queue]
+        found: tuple[int, ...] = ()
+        for mine, fork in pairwise(path):
+            if mine in rights.guaranteed:  # and hence not above its guarantee: nobody below it is found here
+                found += above.get(fork, ())
+        return found
+
+    def queues_above_guarantee(self, cells: frozenset[int], usage_later: QuotaUsage, version: int) -> Mapping[int, tuple[int, ...]]:
+        """For each inner queue: those below it in which somebody is, all of them above their guarantee of one of
+        these cells, and so is everyone in between."""
+        known = self._above_guarantee.get(cells)
+        if known is None or known[0] != version:
+            tree, columns = usage_later.tree, sorted(cells)
+            above = np.any(usage_later.table()[:, columns] > tree.guaranteed_table[:, columns], axis=1).tolist()
+            found: dict[int, tuple[int, ...]] = {}
+            for queue in tree.bottom_up:
+                children = [child for child in tree.children[queue] if above[child]]
+                below = [((child,) if self.has_candidates(child) else ()) + found.get(child, ()) for child in children]
+                if any(below):
+                    found[queue] = tuple(q for queues in below for q in queues)
+            known = self._above_guarantee[cells] = version, found
+        return known[1]
+
+    def has_candidates(self, queue: int) -> bool:
+        """Tell whether somebody runs, held room when the plan began, or was to start in it, in a queue."""
+        if self._lowest_priority is None:
+            self._lowest_priority = self._find_lowest_priorities()
+        return queue in self._lowest_priority
+
+    def members(self, queue: int) -> Sequence[Preemptible]:
+        """Who runs, holds room, or was to start, in a queue."""
+        found = self._members.get(queue)
+        if found is None:
+            crowd = self.cache.releases
+            uids = crowd.uids[(crowd.queue == queue) & crowd.preemptible].tolist()
+            holders = self._nominated_by_queue().get(queue, ())
+            started = self._admitted.get(queue, ())
+            found = self._members[queue] = [*(self.cache.running[uid] for uid in uids), *holders, *started]
+        return found
+
+    def _nominated_by_queue(self) -> Mapping[int, Sequence[ActiveNomination]]:
+        """Who held room when the plan began, by queue: a hold that is tried, and set aside again, counts as well."""
+        if self._nominated is None:
+            self._nominated = {}
+            for held in active_nominations(self.cache):
+                self._nominated.setdefault(held.request.queue, []).append(held)
+        return self._nominated
+
+    def longest_grace_s(self) -> float:
+        """The longest anybody may take to leave."""
+        if self._grace_s is None:
+            self._grace_s = max((stay.running.gang.grace_s for stay in self.cache.running.values()), default=0.0)
+        return self._grace_s
+
+    def _find_lowest_priorities(self) -> dict[int, int]:
+        """The lowest priority in each queue in which somebody is."""
+        crowd = self.cache.releases
+        lowest = np.full(len(self.cache.tree.queues) + 1, NO_PRIORITY, dtype=np.int64)  # the last is of gangs without a queue
+        np.minimum.at(lowest, crowd.queue[crowd.preemptible], crowd.priority[crowd.preemptible])
+        for queue, holders in self._nominated_by_queue().items():
+            lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))
+        for queue, victims in self._admitted.items():
+            lowest[queue] = min(int(lowest[queue]), *(victim.gang.priority for victim in victims))
+        return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < NO_PRIORITY}
+
+    def lower_priority(self, queue: int, priority: int) -> CandidateSet | None:
+        """Those of a queue who have a lower priority; None when there are none."""
+        if self._lowest_priority is None:
+            self._lowest_priority = self._find_lowest_priorities()
+        if priority <= self._lowest_priority.get(queue, priority):
+            return None
+        key = (queue, priority)
+        if key not in self._lower_priority:
+            self._lower_priority[key] = CandidateSet([m for m in self.members(queue) if _gang(m).priority < priority])
+        return self._lower_priority[key]
+
+    def _victims_in_queue(self, queue: int) -> list[Victim]:
+        found = self._sorted.get(queue)
+        if found is None:
+            victims = (victim for member in self.members(queue) for victim in self._victims_of(member))
+            found = self._sorted[queue] = sorted(victims, key=_key)
+        return found
+
+    def _victims_of(self, member: Preemptible) -> Iterator[Victim]:
+        if not isinstance(member, GangUsage):
+            yield _nomination_victim(member) if isinstance(member, ActiveNomination) else member
+            return
+        stay = member
+        smallest = self.shrink(stay, None, None)
+        if smallest is not None:
+            yield smallest
+        assert stay.release is not None
+        yield _running_victim(stay, stay.release, (), self.cache.snapshot.now)
+
+    def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
+        """An elastic gang that sheds so many pods, or as many as it can; those in a region of the nodes first."""
+        gang = gang_usage.running.gang
+        if not (gang_usage.elastic and gang_usage.is_admitted):
+            return None
+        rows = self.cache.table.row_of
+        inside = frozenset(
+            n
+            for part in gang_usage.running.placement
+            for n, _ in part.nodes
+            if region is not None and n in rows and region[rows[n]]
+        )
+        kept = shed_pods(gang, gang_usage.running.placement, inside, shed)
+        if not kept:
+            return None
+        left = node_usage_of_placement(self.cache.table, gang, kept)
+        amounts = gang_usage.node_usage.amounts.copy()
+        amounts[np.searchsorted(gang_usage.node_usage.rows, left.rows)] -= left.amounts
+        freed = amounts.any(axis=1)
+        charge = dict(gang_usage.amounts)
+        for cell, amount in quota_of_placement(self.cache.tree, gang_usage.queue, gang, kept):
+            charge[cell] -= amount
+        load = NodeUsage(gang_usage.node_usage.rows[freed], amounts[freed])
+        assert gang_usage.release is not None
+        part = replace(gang_usage.release, node_usage=load, amounts=tuple(charge.items()))
+        return _running_victim(gang_usage, part, kept, self.cache.snapshot.now)
+
+
+def _gang(member: Preemptible) -> Gang:
+    return member.running.gang if isinstance(member, GangUsage) else member.gang
+
+
+def _release_of(member: Preemptible) -> ExpectedRelease:
+    """What somebody gives up who leaves."""
+    if isinstance(member, ActiveNomination):
+        return member.release
+    if isinstance(member, Victim):
+        return member.freed
+    assert member.release is not None
+    return member.release
+
+
+def _key(victim: Victim) -> tuple[bool, int, float, float, str]:
+    return victim.key
+
+
+def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, kept: Placement, now: float) -> Victim:
+    """A running gang with its place in the order: shrink first, then cheapest, newest, uid."""
+    gang, lost = gang_usage.running.gang, lost_work_s(gang_usage, now)
+    key = (not kept, gang.priority, lost, -gang_usage.running.admitted_at, gang.uid)
+    return Victim(gang, freed, gang_usage, kept, lost, key)
+
+
+def _nomination_victim(active: ActiveNomination) -> Victim:
+    """Somebody who only holds room: nothing is lost."""
+    key = (True, active.gang.priority, 0.0, -active.nomination.expires_at, active.gang.uid)
+    return Victim(active.gang, active.release, None, (), 0.0, key)
+
+
+def lost_work_s(gang_usage: GangUsage, now: float) -> float:
+    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes a pod. None of a gang whose pods
+    stop already."""
+    running = gang_usage.running
+    if not gang_usage.is_admitted:
+        return 0.0
+    since = running.checkpoint_at if running.checkpoint_at is not None else running.started_at
+    pods = sum(part.replicas for part in running.placement)
+    return 0.0 if since is None else pods * min(max(0.0, now - since), MAX_LOST_WORK_S)
+
+
+def shed_pods(gang: Gang, placement: Placement, first: Collection[str], count: int | None) -> Placement:
+    """A placement without `count` of the pods above the minimum (None: all of them); empty when there are none.
+
+    The last role gives first; of its pods those on the nodes in `first`, and of these the last.
+    """
+    least = {role.name: role.min_replicas for role in gang.roles}
+    left = sum(max(0, part.replicas - least[part.role]) for part in placement) if count is None else count
+    parts: list[RolePlacement] = []
+    shed = 0
+    for part in reversed(placement):
+        give = min(left, max(0, part.replicas - least[part.role]))
+        left -= give
+        shed += give
+        nodes = list(part.nodes)
+        for wanted in (True, False):
+            for i in range(len(nodes) - 1, -1, -1):
+                name, pods = nodes[i]
+                if (name in first) is wanted and give:
+                    nodes[i] = (name, pods - min(give, pods))
+                    give -= min(give, pods)
+        parts.append(RolePlacement(part.role, part.flavor, tuple((name, pods) for name, pods in nodes if pods)))
+    return tuple(reversed(parts)) if shed else ()

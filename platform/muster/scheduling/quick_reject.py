@@ -1,0 +1,103 @@
+"""Which gangs need no trial now: neither quota nor room would let them start, and nobody has to leave for them.
+
+Most waiting gangs are of that kind in most plans. Looking at each takes its time; told for all requests at once it is
+a few array operations. The answer holds as long as the ledger does not change; after a change it is worked out again
+only when some gangs in a row were refused, for where one starts the next may start as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.model import Gang
+from muster.scheduling.fit import fits
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.nodes import BoolArray
+from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
+from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.gang_requests import QueueRequest, RequestArrays
+from muster.scheduling.preemption_candidates import PreemptionCandidates
+
+MISSES_BEFORE_BATCH = 8
+"""So many gangs in a row are looked at one by one before the rest is looked at together."""
+
+
+@dataclass(slots=True)
+class QuickReject:
+    """The answer, worked out when it is worth it."""
+
+    cache: PlannerCache
+    ledger: Ledger
+    candidates: PreemptionCandidates
+    _requests: RequestArrays = field(init=False)
+    _version: int = -1
+    _misses: int = 0
+    _last_gang: Gang | None = None  # asked twice in a row, at the same version of the ledger, counts once
+    _last_version: int = -1
+    _reasons: list[UnschedulableReason | None] = field(
+        default_factory=list
+    )  # by number of the request, if nobody of its leaf can leave
+
+    def __post_init__(self) -> None:
+        self._requests = self.cache.request_cache.as_arrays()
+
+    def reason(self, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
+        """Why a gang waits, if it needs no trial."""
+        if self._version != self.ledger.version:
+            if self._misses < MISSES_BEFORE_BATCH:
+                if self._last_gang is not gang or self._last_version != self.ledger.version:
+                    self._last_gang, self._last_version = gang, self.ledger.version
+                    self._misses += 1
+                return None
+            self._compute()
+        number = self._requests.index.get(request)
+        if number is None or (why := self._reasons[number]) is None:
+            return None
+        return None if self.candidates.lower_priority(request.queue, gang.priority) else why
+
+    def on_capacity_changed(self) -> None:
+        """Somebody started, or room is being made for somebody."""
+        self._misses = 0
+
+    def _compute(self) -> None:
+        self._version = self.ledger.version
+        lined_up = self._requests
+        avail = self.ledger.usage_now.available_table()
+        asks = lined_up.amounts > 0
+        over = np.any(asks & (lined_up.amounts > avail[lined_up.queue]), axis=1)
+        full = _without_capacity(lined_up, self.ledger.free_now)[lined_up.option]
+        domain = _needs_domain(lined_up)[lined_up.option]
+        which = np.select([~(over | full) | self._may_reclaim(), over, domain], [0, 1, 2], 3)
+        reasons = (None, unschedulable_reason("QuotaExceeded"), unschedulable_reason("TopologyNoRoom"), unschedulable_reason("NoRoom"))
+        self._reasons = [reasons[i] for i in which.tolist()]
+
+    def _may_reclaim(self) -> BoolArray:
+        """Requests within a guarantee of their path, beside a queue that uses more than its own."""
+        lined_up, tree, staying = self._requests, self.cache.tree, self.ledger.usage_later
+        above = self.candidates.queues_above_guarantee(frozenset(range(len(tree.cell_index))), staying, self.ledger.version)
+        generous = np.array([queue in above for queue in range(len(tree.queues))] + [False])
+        slack = tree.guaranteed_table - staying.table()
+        queue, answer = lined_up.queue, np.zeros(len(lined_up.queue), dtype=np.bool_)
+        parent = np.array(tree.parent, dtype=np.int64)
+        while (inner := parent[queue] >= 0).any():
+            within = np.all((lined_up.amounts == 0) | (lined_up.amounts <= slack[queue]), axis=1)
+            answer |= within & inner & generous[parent[queue]]
+            queue = np.where(inner, parent[queue], queue)
+        return answer
+
+
+def _without_capacity(requests: RequestArrays, free_now: FreeCapacity) -> BoolArray:
+    """Options whose minimum finds no room now."""
+    table = free_now.table
+    pairs = zip(requests.options, requests.sizes, strict=True)
+    full: BoolArray = np.array([not fits(table, option, sizes, free_now) for option, sizes in pairs], dtype=np.bool_)
+    return full
+
+
+def _needs_domain(requests: RequestArrays) -> BoolArray:
+    """Options that have to lie in one domain."""
+    inside = [any(spot.required is not None for spot in option.groups) for option in requests.options]
+    return np.array(inside, dtype=np.bool_)

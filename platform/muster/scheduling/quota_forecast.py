@@ -1,0 +1,121 @@
+"""Quota over time: what will be charged to every queue as running gangs leave, and what is promised out of it.
+
+A gang that is over its quota waits for others to leave. If whatever comes free in between went to later gangs one by
+one, a large gang would wait for ever. So the first such gang of a leaf has a claim from the time on at which quota
+will allow it, and others may be charged beside it only, or before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from muster.quota import UNLIMITED, CellAmounts, QuotaUsage, QueueTree
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
+from muster.scheduling.nodes import FloatArray, IntArray
+
+MAX_TIME_POINTS = 256
+"""So many moments are looked at; with more departures than that, several fall into one."""
+
+
+class QuotaForecast:
+    """The charges of `muster.quota` with one more dimension: moments, each after some have left."""
+
+    def __init__(self, usage_later: QuotaUsage, releases: ExpectedReleases) -> None:
+        tree = self.tree = usage_later.tree
+        count = len(releases)
+        left = np.unique(np.linspace(0, count, min(count + 1, MAX_TIME_POINTS)).astype(np.int64))
+        order = np.argsort(releases.positions)
+        times = np.concatenate([[-math.inf], releases.release_at[order]])
+        self.released_counts: IntArray = left  # how many have left at each moment
+        self.times: FloatArray = times[left]
+        self._releases = releases
+        shape = (len(tree.queues), len(tree.cell_index), len(left))
+        change = np.zeros(shape, dtype=np.int64)
+        moment = np.searchsorted(left, releases.positions + 1)
+        place = (releases.charge_queue, releases.charge_cell, moment[releases.charge_gang])
+        np.add.at(change, place, -releases.charge_amount)
+        below = usage_later.table()
+        own = below.copy()
+        for q, parent in enumerate(tree.parent):
+            if parent >= 0:
+                own[parent] -= below[q]
+        change[:, :, 0] += own
+        self._subtree_usage = np.cumsum(change, axis=2, out=change)
+        self._usage = self._subtree_usage.copy()
+        kept = np.array(tree.local_quota, dtype=np.int64).reshape(shape[:2])
+        for children, parents in tree.depths:  # the lowest first; those of one parent lie side by side
+            edges = np.flatnonzero(np.diff(parents, prepend=-1))
+            above = parents[edges]
+            self._subtree_usage[above] += np.add.reduceat(self._subtree_usage[children], edges)
+            lent = self._usage[children]
+            lent -= kept[children][:, :, None]
+            self._usage[above] += np.add.reduceat(np.maximum(lent, 0, out=lent), edges)
+
+    def index_of_release(self, release: ExpectedRelease) -> int:
+        """Moments at which a gang has not left yet: those before this index.
+
+        One that starts now leaves before others that are gone by the same time.
+        """
+        known = self._releases.index_of(release)
+        if known is not None:
+            return int(np.searchsorted(self.released_counts, self._releases.positions[known] + 1))
+        return len(self.times) if math.isinf(release.release_at) else max(1, int(np.searchsorted(self.times, release.release_at, "left")))
+
+    def index_after(self, count: int) -> int:
+        """The first moment at which so many have left."""
+        return int(np.searchsorted(self.released_counts, count))
+
+    def add(self, queue: int, amounts: CellAmounts, start: int, stop: int | None, sign: int = 1) -> None:
+        """Charge amounts at the moments `start:stop`."""
+        for cell, amount in amounts:
+            amount *= sign
+            grown: int | IntArray = amount
+            for q in self.tree.path[queue]:
+                self._subtree_usage[q, cell, start:stop] += amount
+                kept = self.tree.local_quota[q][cell]
+                if not kept:  # all of U goes up: the usual case, and U is never negative
+                    self._usage[q, cell, start:stop] += grown
+                    continue
+                before = self._usage[q, cell, start:stop].copy()
+                self._usage[q, cell, start:stop] += grown
+                grown = np.maximum(0, self._usage[q, cell, start:stop] - kept) - np.maximum(0, before - kept)
+
+    def fits(self, release: ExpectedRelease) -> bool:
+        """Tell whether a gang is within quota, beside all that is promised, until it leaves."""
+        stop = self.index_of_release(release)
+        return all(bool((self._available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts)
+
+    def available(self, queue: int, cell: int) -> IntArray:
+        """How much more the queue may use, at each moment."""
+        return self._available(queue, cell)
+
+    def earliest_fit(self, queue: int, amounts: CellAmounts) -> int | None:
+        """The first moment from which on a request is within quota; None when there is none."""
+        first = 0
+        for cell, amount in amounts:
+            short = np.flatnonzero(self._available(queue, cell) < amount)
+            if len(short):
+                first = max(first, int(short[-1]) + 1)
+        return first if first < len(self.times) else None
+
+    def _available(self, queue: int, cell: int) -> IntArray:
+        tree: QueueTree = self.tree
+        root, *below = reversed(tree.path[queue])
+        avail: IntArray = tree.subtree_quota[root][cell] - self._usage[root, cell]
+        cap = self._below_limit(root, cell)
+        avail = avail if cap is None else np.minimum(avail, cap)
+        for q in below:
+            if kept := tree.local_quota[q][cell]:
+                avail = avail + np.maximum(0, kept - self._usage[q, cell])
+            slack = self._below_limit(q, cell)
+            if slack is not None:
+                cap = slack if cap is None else np.minimum(cap, slack)
+            if cap is not None:
+                avail = np.minimum(avail, cap)
+        return avail
+
+    def _below_limit(self, queue: int, cell: int) -> IntArray | None:
+        limit = self.tree.limit[queue][cell]
+        return None if limit == UNLIMITED else limit - self._subtree_usage[queue, cell]

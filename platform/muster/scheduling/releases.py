@@ -1,0 +1,213 @@
+"""Who leaves when, at the latest, and what becomes free then: the future, as far as running gangs declare it.
+
+Kept as flat arrays over all running gangs, so that "the room once the first thousand have left" is a few array
+operations. A gang without a bound leaves after all that have one; among equals the one that has been there longest
+leaves first, then a number drawn from its uid decides, so that the order depends on nothing but the gangs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from muster.model import Gang
+from muster.quota import CellAmounts
+from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
+from muster.scheduling.capacity import NodeUsage, unique_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedRelease:
+    """What a gang takes and charges until it leaves. `by` is infinite when it declares no bound; `settled`: it may be
+    asked to leave sooner, or to give up what it keeps; `tie` belongs to its uid (see `tie_of`)."""
+
+    uid: str
+    release_at: float
+    since: float
+    tiebreak: int
+    node_usage: NodeUsage
+    queue: int  # -1: none is charged
+    amounts: CellAmounts
+    priority: int = 0
+    preemptible: bool = False
+
+    @property
+    def key(self) -> tuple[float, float, int]:
+        """The order of leaving."""
+        return self.release_at, self.since, self.tiebreak
+
+
+TERMINATION_SLACK_S = 30.0
+"""Beyond its runtime and grace, a gang's room is free at the latest after so long."""
+
+
+def latest_release(gang: Gang, start: float) -> float:
+    """When a gang is gone at the latest that starts at `start` at the latest; infinite when it does not say."""
+    return math.inf if gang.max_runtime_s is None else start + gang.max_runtime_s + gang.grace_s + TERMINATION_SLACK_S
+
+
+def tiebreak_of(uid: str) -> int:
+    """A number that belongs to a uid; two uids share one with a chance of one in 2**62."""
+    return int.from_bytes(blake2b(uid.encode(), digest_size=8).digest(), "big") >> 2
+
+
+@dataclass(slots=True, eq=False)
+class ExpectedReleases:
+    """Many leavings, in no particular order; `rank` tells the order. Never changed.
+
+    Room is given in entries (one per gang and node), charges likewise (one per gang and cell).
+    """
+
+    uids: ObjectArray
+    release_at: FloatArray
+    since: FloatArray
+    tiebreak: IntArray
+    queue: IntArray  # -1: none
+    priority: IntArray
+    preemptible: BoolArray
+    node_gang: IntArray  # [entries] index of the gang
+    node_row: IntArray
+    node_amounts: IntArray  # [entries, columns]
+    charge_gang: IntArray  # [entries] index of the gang
+    charge_queue: IntArray
+    charge_cell: IntArray
+    charge_amount: IntArray
+    _positions: IntArray | None = None
+    _index_by_tiebreak: dict[int, int] | None = None  # index by tie
+
+    @classmethod
+    def of(cls, releases: Iterable[ExpectedRelease], columns: int) -> ExpectedReleases:
+        """Lay leavings out in arrays; `columns` of the node table."""
+        gone = list(releases)
+        charges = [(i, d.queue, cell, amount) for i, d in enumerate(gone) if d.queue >= 0 for cell, amount in d.amounts]
+        charge = np.array(charges, dtype=np.int64).reshape(-1, 4)
+        lengths = np.array([len(d.node_usage.rows) for d in gone], dtype=np.int64)
+        none, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, columns), dtype=np.int64)
+        return cls(
+            uids=np.array([d.uid for d in gone], dtype=np.object_),
+            release_at=np.array([d.release_at for d in gone], dtype=np.float64),
+            since=np.array([d.since for d in gone], dtype=np.float64),
+            tiebreak=np.array([d.tiebreak for d in gone], dtype=np.int64),
+            queue=np.array([d.queue for d in gone], dtype=np.int64),
+            priority=np.array([d.priority for d in gone], dtype=np.int64),
+            preemptible=np.array([d.preemptible for d in gone], dtype=np.bool_),
+            node_gang=np.repeat(np.arange(len(gone), dtype=np.int64), lengths),
+            node_row=np.concatenate([none, *(d.node_usage.rows for d in gone)]),
+            node_amounts=np.concatenate([nothing, *(d.node_usage.amounts for d in gone)]),
+            charge_gang=charge[:, 0],
+            charge_queue=charge[:, 1],
+            charge_cell=charge[:, 2],
+            charge_amount=charge[:, 3],
+        )
+
+    def __len__(self) -> int:
+        return len(self.release_at)
+
+    @property
+    def positions(self) -> IntArray:
+        """The place of each gang in the order of leaving; 0 leaves first."""
+        if self._positions is None:
+            self._positions = np.empty(len(self), dtype=np.int64)
+            self._positions[np.lexsort((self.tiebreak, self.since, self.release_at))] = np.arange(len(self), dtype=np.int64)
+        return self._positions
+
+    def index_of(self, release: ExpectedRelease) -> int | None:
+        """The index of a gang that is among these as it is; None when it is not."""
+        if self._index_by_tiebreak is None:  # asked for every victim that is tried: no search each time
+            self._index_by_tiebreak = {tie: i for i, tie in enumerate(self.tiebreak.tolist())}
+        place = self._index_by_tiebreak.get(release.tiebreak)
+        return place if place is not None and self.release_at[place] == release.release_at else None
+
+    def without(self, tiebreaks: Collection[int]) -> ExpectedReleases:
+        """All but some, told by their ties."""
+        stays = ~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks)))
+        if stays.all():
+            return self
+        number = np.cumsum(stays) - 1
+        nodes, charges = stays[self.node_gang], stays[self.charge_gang]
+        return ExpectedReleases(
+            uids=self.uids[stays],
+            release_at=self.release_at[stays],
+            since=self.since[stays],
+            tiebreak=self.tiebreak[stays],
+            queue=self.queue[stays],
+            priority=self.priority[stays],
+            preemptible=self.preemptible[stays],
+            node_gang=number[self.node_gang[nodes]],
+            node_row=self.node_row[nodes],
+            node_amounts=self.node_amounts[nodes],
+            charge_gang=number[self.charge_gang[charges]],
+            charge_queue=self.charge_queue[charges],
+            charge_cell=self.charge_cell[charges],
+            charge_amount=self.charge_amount[charges],
+        )
+
+    def plus(self, more: ExpectedReleases) -> ExpectedReleases:
+        """All of both."""
+        if not len(more):
+            return self
+        return ExpectedReleases(
+            uids=np.concatenate([self.uids, more.uids]),
+            release_at=np.concatenate([self.release_at, more.release_at]),
+            since=np.concatenate([self.since, more.since]),
+            tiebreak=np.concatenate([self.tiebreak, more.tiebreak]),
+            queue=np.concatenate([self.queue, more.queue]),
+            priority=np.concatenate([self.priority, more.priority]),
+            preemptible=np.concatenate([self.preemptible, more.preemptible]),
+            node_gang=np.concatenate([self.node_gang, more.node_gang + len(self)]),
+            node_row=np.concatenate([self.node_row, more.node_row]),
+            node_amounts=np.concatenate([self.node_amounts, more.node_amounts]),
+            charge_gang=np.concatenate([self.charge_gang, more.charge_gang + len(self)]),
+            charge_queue=np.concatenate([self.charge_queue, more.charge_queue]),
+            charge_cell=np.concatenate([self.charge_cell, more.charge_cell]),
+            charge_amount=np.concatenate([self.charge_amount, more.charge_amount]),
+        )
+
+    def usage_by_gang(self, rows: BoolArray) -> IntArray:
+        """What each gang takes of some rows of the table, together: [gangs, columns]."""
+        inside = rows[self.node_row]
+        owner, amounts = self.node_gang[inside], self.node_amounts[inside]
+        total = np.zeros((len(self), amounts.shape[1]), dtype=np.int64)
+        for column in range(amounts.shape[1]):  # exact: see `Releases.between`
+            total[:, column] = np.bincount(owner, weights=amounts[:, column], minlength=len(self))
+        return total
+
+    def key_at(self, count: int) -> tuple[float, float, int]:
+        """The key of the last of the first `count` to leave; before everybody's for none."""
+        if count == 0:
+            return -math.inf, -math.inf, 0
+        last = np.flatnonzero(self.positions == count - 1)[0]
+        return float(self.release_at[last]), float(self.since[last]), int(self.tiebreak[last])
+
+    def in_order(self) -> OrderedReleases:
+        """What comes free, in the order of leaving."""
+        rank = self.positions[self.node_gang]
+        order = np.argsort(rank, kind="stable")
+        stops = np.searchsorted(rank[order], np.arange(len(self) + 1))
+        return OrderedReleases(stops, self.node_row[order], self.node_amounts[order])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderedReleases:
+    """Entries (gang, node) in the order of leaving; those of number `i` to leave are `stops[i]:stops[i + 1]`."""
+
+    stops: IntArray
+    row: IntArray
+    amounts: IntArray
+
+    def between(self, start: int, stop: int, rows: int) -> NodeUsage:
+        """What those give back who are number `start` (from 0) up to before `stop` to leave; `rows` of the table."""
+        entries = slice(int(self.stops[start]), int(self.stops[stop]))
+        touched = self.row[entries]
+        found = unique_rows(touched, rows)
+        place = np.zeros(rows, dtype=np.int64)
+        place[found] = np.arange(len(found))
+        freed = np.zeros((len(found), self.amounts.shape[1]), dtype=np.int64)
+        for column, amounts in enumerate(self.amounts[entries].T):
+            # Sums of one node's amounts stay far below 2**53, so adding them up as floats is exact.
+            freed[:, column] = np.bincount(place[touched], weights=amounts, minlength=len(found))
+        return NodeUsage(found, freed)

@@ -1,0 +1,117 @@
+"""What is said of a request whatever the state of things: what it needs, and why it can never have it.
+
+Nodes and queues alone decide about these words, so they are found once and told again in every plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from muster.quota import QuotaUsage, QueueTree
+from muster.scheduling.fit import fits
+from muster.scheduling.nodes import NodeTable
+from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest, GangRequest, largest_feasible
+from muster.scheduling.role_shortage import NoFitCache, RoleShortage
+from muster.scheduling.units import format_amount, main_resource, format_pods
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMessages:
+    """Words about requests, each found once."""
+
+    table: NodeTable
+    tree: QueueTree
+    allocatable: FreeCapacity  # with nobody on the nodes, pods that are not ours neither, and all of them up
+    no_usage: QuotaUsage  # with nobody charged
+    _main_resources: dict[GangRequest, str] = field(default_factory=dict)
+    _needs_cache: dict[tuple[FlavorOption, str], str] = field(default_factory=dict)
+    _needs_of_cache: dict[tuple[QueueRequest, int, int], str] = field(default_factory=dict)
+    _no_fit_cache: NoFitCache = field(default_factory=dict)
+
+    def main_resource(self, gang_request: GangRequest) -> str:
+        """The resource a person thinks of first."""
+        head = self._main_resources.get(gang_request)
+        if head is None:
+            head = self._main_resources[gang_request] = main_resource(name for role in gang_request.roles for name, _ in role.request)
+        return head
+
+    def needs(self, gang_request: GangRequest, option: int, resource: str | None = None) -> str:
+        """`needs 16 GPUs of h200`."""
+        name = resource or self.main_resource(gang_request)
+        key = (gang_request.options[option], name)
+        needs = self._needs_cache.get(key)
+        if needs is None:
+            total: dict[str, int] = {}
+            for role, size, flavor in zip(gang_request.roles, gang_request.min_sizes, key[0].flavors, strict=True):
+                total[flavor] = total.get(flavor, 0) + size * role.request.get(name)
+            parts = [f"{format_amount(name, amount)} of {flavor}" for flavor, amount in total.items() if amount]
+            at_least = "at least " if gang_request.max_extra_pods else ""
+            needs = f"needs {at_least}{' and '.join(parts) or format_amount('pods', sum(gang_request.min_sizes))}"
+            self._needs_cache[key] = needs
+        return needs
+
+    def needs_of(self, request: QueueRequest, option: int, cell: int) -> str:
+        """`needs`, of the resource of a cell."""
+        key = (request, option, cell)
+        needs = self._needs_of_cache.get(key)
+        if needs is None:
+            needs = self._needs_of_cache[key] = self.needs(request.gang_request, option, self.tree.cell_names[cell][1])
+        return needs
+
+    def larger_than_cluster(self, gang_request: GangRequest) -> str:
+        """Names the largest that would fit an empty cluster, or what no node has."""
+        blocked = find_shortage(self.allocatable, gang_request, 0, self._no_fit_cache, empty=True)
+        if blocked is None:
+            return f"{self.needs(gang_request, 0)}; the empty cluster holds each of its roles, but not all of them"
+        span = self.table.flavors[blocked.pod.flavor]
+        inside = f" in one {span.tiers[blocked.tier].name}" if blocked.tier else ""
+        sizes, role = list(gang_request.min_sizes), gang_request.roles.index(blocked.role)
+
+        def with_pods(pods: int) -> bool:
+            sizes[role] = pods
+            return fits(self.table, gang_request.options[0], tuple(sizes), self.allocatable)
+
+        found = largest_feasible(blocked.size - 1, lambda pods: with_pods(pods) or None)
+        if found is None or not found[0]:
+            return f"{self.needs(gang_request, 0)}{inside}; {shortage_message(gang_request, blocked)}"
+        head = main_resource(name for name, _ in blocked.role.request)
+        largest = f"{found[0]} of its {format_pods(blocked.size)}"
+        if head != "pods":
+            largest += f", {format_amount(head, found[0] * blocked.role.request.get(head))}"
+        whose = f"role {blocked.role.name}: " if len(gang_request.roles) > 1 else ""
+        return f"{self.needs(gang_request, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} is {largest}"
+
+    def larger_than_quota(self, request: QueueRequest, option: int) -> str:
+        """Names the most that the queue could ever use."""
+        empty, least = self.no_usage, request.min_quota[option]
+        cell = self.main_cell(request.gang_request, [c for c, amount in least if amount > empty.available(request.queue, c)])
+        resource = self.tree.cell_names[cell][1]
+        most = format_amount(resource, max(0, empty.available(request.queue, cell)))
+        name = self.tree.queues[request.queue].name
+        flavor = f" of {self.tree.cell_names[cell][0]}" if len(request.gang_request.options) > 1 else ""
+        needs = self.needs(request.gang_request, option, resource)
+        return f"{needs}; queue {name} can never use more than {most}{flavor}"
+
+    def main_cell(self, gang_request: GangRequest, cells: Sequence[int]) -> int:
+        """The cell a person asks about first: the gang's headline resource if it is there."""
+        names, head = self.tree.cell_names, self.main_resource(gang_request)
+        return min(cells, key=lambda cell: (names[cell][1] != head, cell))
+
+
+def find_shortage(capacity: FreeCapacity, gang_request: GangRequest, option: int, no_fit_cache: NoFitCache, *, empty: bool) -> RoleShortage | None:
+    """The first role that finds no room by itself; `barren` belongs to the room as it is."""
+    for spot in gang_request.options[option].groups:
+        tier = spot.required or 0
+        named = capacity.table.flavors[spot.flavor].tiers[tier].is_named
+        for pod, role in zip(spot.pods, spot.roles, strict=True):
+            size = gang_request.min_sizes[role]
+            if not (named & (capacity.counts(pod)[tier] >= size)).any():
+                return RoleShortage(capacity, gang_request.roles[role], pod, tier, size, empty, no_fit_cache)
+    return None
+
+
+def shortage_message(gang_request: GangRequest, shortage: RoleShortage) -> str:
+    """What a role lacks, with its name where there are several."""
+    return (f"role {shortage.role.name}: " if len(gang_request.roles) > 1 else "") + shortage.message()

@@ -1,0 +1,129 @@
+"""What the nodes lack for one role of a gang, in words: how many of its pods fit, and what keeps the others out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from muster.model import Role
+from muster.scheduling.nodes import BoolArray, FlavorNodes
+from muster.scheduling.capacity import PodClass, FreeCapacity
+from muster.scheduling.selector_mismatch import selector_mismatch
+from muster.scheduling.units import format_amount, main_resource, resource_label, format_number, format_pods
+
+NoFitCache: TypeAlias = dict[tuple[PodClass, int], tuple[bool, str]]
+"""Why not one pod of a kind fits into the domains of a tier, and whether that is for lack of room: the same for gangs
+of every size, and it takes a look at all nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleShortage:
+    """One role that is to have `size` pods, all inside one domain of tier `tier`, and the room there is.
+
+    `empty`: the room is what the nodes have when nobody is on them and all are up. `barren` belongs to the room as it
+    is, and is shared by all who ask about it.
+    """
+
+    capacity: FreeCapacity
+    role: Role
+    pod: PodClass
+    tier: int
+    size: int
+    empty_cluster: bool = False
+    no_fit_cache: NoFitCache = field(default_factory=dict)
+
+    def message(self) -> str:
+        """The best domain and what it lacks, nodes that are down included; "" when the pods fit there."""
+        span = self._span
+        counts = np.where(span.tiers[self.tier].is_named, self.capacity.counts(self.pod)[self.tier], 0)
+        best = int(np.argmax(counts)) if len(counts) else 0
+        count = int(counts[best]) if len(counts) else 0
+        if count >= self.size:
+            return ""
+        if not count:
+            return self.no_pod_message()
+        edges = span.start + span.tiers[self.tier].first_node
+        return self._partial_message(count, best) + self._scarce_resources(slice(int(edges[best]), int(edges[best + 1]))) + self._unavailable_nodes()
+
+    def no_pod_message(self) -> str:
+        """Why not even one pod fits."""
+        key = (self.pod, self.tier)
+        if key not in self.no_fit_cache:
+            self.no_fit_cache[key] = self._find_no_pod_reason()
+        for_room, text = self.no_fit_cache[key]
+        return f"room for none of its {format_pods(self.size)}: {text}" if for_room and self.size > 1 else text
+
+    def _find_no_pod_reason(self) -> tuple[bool, str]:
+        span, up = self._span, self.capacity.usable(self.pod)
+        accepted = self.capacity.masks.accepted(self.pod)
+        if span.start == span.stop:
+            return False, f"there is no node of {self.pod.flavor}"
+        if not accepted.any():
+            nodes = self.capacity.table.nodes[span.start : span.stop]
+            lacks = selector_mismatch(self.role.node_selector, nodes)
+            told = f"has {lacks}" if lacks else "accepts its pods: see taints, node selector and affinity"
+            return False, f"no node of {self.pod.flavor} {told}"
+        if not up.any():
+            total = int(accepted.sum())
+            return False, f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or blamed"
+        inside = up & span.tiers[self.tier].is_named[span.tiers[self.tier].domain_of_node]
+        if not inside.any():
+            return False, f"no node that is up has the label of the level {span.tiers[self.tier].name}"
+        return not self.empty_cluster, self._single_node_message(inside) + self._unavailable_nodes()
+
+    @property
+    def _span(self) -> FlavorNodes:
+        return self.capacity.table.flavors[self.pod.flavor]
+
+    def _partial_message(self, count: int, domain: int) -> str:
+        """`room for 1 of its 2 pods, 8 of 16 GPUs`, or `8 GPUs free in rack r2, 16 required in one rack`."""
+        head, tier = main_resource(name for name, _ in self.role.request), self._span.tiers[self.tier]
+        each = self.role.request.get(head)
+        free, wanted = count * each, self.size * each
+        where = f" in {tier.name} {tier.domains[domain]}" if self.tier else ""
+        together = f" required in one {tier.name}" if self.tier else ""
+        if head == "pods":
+            return f"room for {count} of its {format_pods(self.size)}{where}{together and f', all{together}'}"
+        if self.tier:
+            return f"{format_amount(head, free)} free{where}, {format_number(head, wanted)}{together}"
+        return f"room for {count} of its {format_pods(self.size)}, {format_number(head, free)} of {format_amount(head, wanted)}"
+
+    def _scarce_resources(self, rows: slice) -> str:
+        """`; memory for 1 of 2 pods only`, if there would be enough of the resource a person thinks of first."""
+        names = [name for name, _ in self.role.request]
+        alone = self.capacity.counts_by_resource(self.pod, rows, names)
+        if alone.get(main_resource(names), 0) < self.size:
+            return ""
+        short = [f"{resource_label(name)} for {count} of {format_pods(self.size)}" for name, count in alone.items()
+                 if count < self.size]  # fmt: skip
+        return f"; {' and '.join(short)} only" if short else "; the rest is not free on the same nodes"
+
+    def _single_node_message(self, inside: BoolArray) -> str:
+        """`no node has 8 GPUs free (at most 4)`."""
+        table, free = self.capacity.table, self.capacity.free[self._span.start : self._span.stop][inside]
+        word = "" if self.empty_cluster else " free"
+        most = {
+            name: max(0, int(free[:, table.columns[name]].max())) if name in table.columns else 0
+            for name, _ in self.role.request
+        }
+        short = [(name, amount) for name, amount in self.role.request if most[name] < amount]
+        if not short:
+            names = [format_amount(name, amount) for name, amount in self.role.request if name != "pods"]
+            return f"no node has {' and '.join(names)}{word} at once"
+        head = main_resource(name for name, _ in short)
+        short.sort(key=lambda item: (item[0] != head, item[0]))
+        told = [f"{format_amount(name, amount)} (at most {format_number(name, most[name])})" for name, amount in short]
+        if len(told) > 1:
+            return f"no node has {' or '.join(told)}{word}"
+        amount, limit = format_amount(*short[0]), format_number(head, most[head])
+        one_of_none = format_number(*short[0]) == "1" and limit == "0"
+        return f"no node has {amount}{word}" + ("" if one_of_none else f" (at most {limit})")
+
+    def _unavailable_nodes(self) -> str:
+        """`; 1 of 2 nodes is down, cordoned or blamed`."""
+        accepted = self.capacity.masks.accepted(self.pod)
+        down = int((accepted & ~self.capacity.usable(self.pod)).sum())
+        be = "is" if down == 1 else "are"
+        return f"; {down} of {int(accepted.sum())} nodes {be} down, cordoned or blamed" if down else ""

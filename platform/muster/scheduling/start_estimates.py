@@ -1,0 +1,119 @@
+"""When a waiting gang may expect to start, as far as running gangs declare their end.
+
+A gang with a promise starts at its time. For the others everyone in line is added up: so much has to come free for all
+who are ahead, and for the gang itself, of its flavor (on nodes that are up) and of its queue's quota. That leaves aside
+where in the cluster it comes free, and that those ahead will end one day: an estimate, no promise. None where somebody
+has to leave first who does not say when.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.releases import ExpectedReleases
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.quota_forecast import QuotaForecast
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest
+
+ESTIMATED_REASONS = frozenset({"NoRoom", "TopologyNoRoom", "Reserved", "QuotaExceeded", "BehindHead"})
+"""Codes of gangs that start once others have left."""
+
+
+def estimate_starts(cache: PlannerCache, ledger: Ledger, backfill: BackfillReservations, unschedulable: Mapping[str, UnschedulableReason]) -> dict[str, float]:
+    """Expected starts by uid, of those that have one.
+
+    `refusals` are in the order in which they were made: that of the line, but gangs that ask for what somebody before
+    them was refused are passed over, and so refused, a little sooner. That moves estimates, and nothing else.
+    """
+    now = cache.snapshot.now
+    waiting = [
+        (uid, cache.pending[uid].request, why)
+        for uid, why in unschedulable.items()
+        if why.reason in ESTIMATED_REASONS and uid not in cache.infeasible  # pods that are not ours do not say when they end
+    ]
+    if not waiting:
+        return {}
+    departures = backfill.releases()
+    by_room = _times_by_capacity(cache, ledger, departures, [(request, why.option) for _, request, why in waiting])
+    quota = _QuotaTimes(ledger.quota_forecast, [] if ledger.quota_forecast is None else ledger.quota_forecast.times.tolist())
+    found: dict[str, float] = {}
+    soon: float | None = None
+    for (uid, request, why), at in zip(waiting, by_room, strict=True):
+        promised = backfill.start_times.get(uid)
+        if promised is None:
+            if why.reason == "QuotaExceeded":
+                at = max(at, quota.time_of(request, why.option))
+            if at > now and not math.isinf(at):
+                found[uid] = at
+        elif promised == -math.inf:
+            soon = _releasing_done_at(cache, now) if soon is None else soon
+            found[uid] = soon
+        elif not math.isinf(promised):
+            found[uid] = max(promised, now)
+    return found
+
+
+def _releasing_done_at(cache: PlannerCache, now: float) -> float:
+    """When those who are leaving will have left."""
+    return now + max((stay.running.gang.grace_s for stay in cache.running.values() if not stay.is_admitted), default=0.0)
+
+
+def _times_by_capacity(cache: PlannerCache, ledger: Ledger, releases: ExpectedReleases, waiting: list[tuple[QueueRequest, int]]) -> Iterable[float]:
+    """For each in line, when enough of its flavors will have come free for it and all ahead of it."""
+    at = np.full(len(waiting), -math.inf)
+    order = np.argsort(releases.positions)
+    times = np.concatenate([[-math.inf], releases.release_at[order], [math.inf]])
+    columns = len(cache.table.columns)
+    ways: dict[FlavorOption, tuple[int, QueueRequest, int]] = {}
+    which = [
+        ways.setdefault(request.gang_request.options[option], (len(ways), request, option))[0] for request, option in waiting
+    ]
+    for name, span in cache.table.flavors.items():
+        asked = np.array([cache.request_cache.min_usage(request.gang_request, option, name) for _, request, option in ways.values()])
+        if not asked.any():
+            continue
+        need = asked[which]
+        usable = np.zeros(len(cache.table.nodes), dtype=np.bool_)
+        usable[span.start : span.stop] = cache.table.schedulable[span.start : span.stop]
+        freed = releases.usage_by_gang(usable)
+        free = np.maximum(0, ledger.free_later.free[usable]).sum(axis=0)
+        total = np.cumsum(np.concatenate([free[None, :], freed[order]]), axis=0)
+        ahead = np.cumsum(need, axis=0)
+        for column in range(columns):
+            wants = need[:, column] > 0
+            first = np.searchsorted(total[:, column], ahead[wants, column])
+            at[wants] = np.maximum(at[wants], times[first])
+    return at.tolist()
+
+
+@dataclass(slots=True)
+class _QuotaTimes:
+    """When quota allows one gang of a leaf after the other. The first of a leaf has a claim, charged already."""
+
+    forecast: QuotaForecast | None
+    times: list[float]  # of the outlook
+    _available_from: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (queue, cell): from each moment on
+    _amounts_ahead: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def time_of(self, request: QueueRequest, option: int) -> float:
+        """When there is quota for this gang too. Ask in the order of the line."""
+        if self.forecast is None:
+            return math.inf
+        times, at = self.times, -math.inf
+        for cell, amount in request.min_quota[option]:
+            key = (request.queue, cell)
+            if key not in self._available_from:
+                avail = self.forecast.available(request.queue, cell)
+                self._available_from[key] = np.minimum.accumulate(avail[::-1])[::-1].tolist()
+            ahead = self._amounts_ahead[key] = self._amounts_ahead.get(key, 0) + amount
+            first = bisect_left(self._available_from[key], ahead)
+            at = max(at, times[first] if first < len(times) else math.inf)
+        return at

@@ -1,0 +1,171 @@
+"""The queue tree as rows for people: what each queue has, uses, borrows and may still take (pure).
+
+Quota is counted by `muster.quota`, as the planner counts it. A row's `used` is all usage of the queue and below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from muster import model, spec
+from muster.validation import queue_readiness
+from muster.validation.queue_readiness import path_to_root
+from muster.validation.quota_tree import quota_tree
+from muster.quantity import format_quantity
+from muster.quota import QuotaUsage
+
+FlavorResource = tuple[str, str]
+"""(flavor, resource)"""
+
+
+def queue_rows(
+    queues: Iterable[spec.Queue],
+    snapshot: model.Snapshot | None,
+    waiting: Mapping[str, int],
+    unreadable: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Parents first, children by name. `snapshot` is the newest one planned on, `waiting` counts jobs by queue,
+    `unreadable` says why some cannot be read whole."""
+    tree = _QueueTable(list(queues), snapshot, waiting, unreadable)
+    return [tree.row(name, depth) for name, depth in tree.depth_first()]
+
+
+def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
+    """How many jobs wait in each queue that has any."""
+    waiting: dict[str, int] = {}
+    for job in jobs:
+        if job.status.phase == "Pending":
+            waiting[job.spec.queue] = waiting.get(job.spec.queue, 0) + 1
+    return waiting
+
+
+class _QueueTable:
+    def __init__(
+        self,
+        queues: list[spec.Queue],
+        snapshot: model.Snapshot | None,
+        waiting: Mapping[str, int],
+        unreadable: Mapping[str, str],
+    ) -> None:
+        self.by_name = {queue.metadata.name: queue for queue in queues}
+        self.tree = quota_tree(queues)
+        self.charges = QuotaUsage(self.tree)
+        self.verdicts = queue_readiness(queues, unreadable)
+        self.paths = {name: [one.metadata.name for one in path_to_root(name, self.by_name)] for name in self.by_name}
+        self.subtree_usage: dict[str, dict[FlavorResource, int]] = {name: {} for name in self.by_name}
+        self.decayed_usage: dict[str, dict[FlavorResource, float]] = {name: {} for name in self.by_name}
+        self.waiting = dict.fromkeys(self.by_name, 0)
+        self.admitted = dict.fromkeys(self.by_name, 0)
+        for name, count in waiting.items():
+            for above in self.paths.get(name, ()):
+                self.waiting[above] += count
+        if snapshot is not None:
+            self._charge(snapshot)
+
+    def _charge(self, snapshot: model.Snapshot) -> None:
+        gangs = {gang.uid: gang for gang in snapshot.pending} | {one.gang.uid: one.gang for one in snapshot.running}
+        charged = [(one.gang, one.placement) for one in snapshot.running]
+        for hold in snapshot.nominations:
+            holder = gangs.get(hold.gang_uid, hold.nominated_gang)  # a gang that backs off is known from its hold alone
+            if holder is not None:
+                charged.append((holder, hold.placement))
+        for gang, placement in charged:
+            requests = {role.name: role.request for role in gang.roles}
+            for part in placement:
+                for resource, amount in requests.get(part.role, ()):
+                    self._charge_path(gang.queue, (part.flavor, resource), amount * part.replicas)
+        for one in snapshot.running:
+            for above in self.paths.get(one.gang.queue, ()):
+                self.admitted[above] += one.state != "leaving"
+        for usage in snapshot.usage:
+            for above in self.paths.get(usage.queue, ()):
+                cells = self.decayed_usage[above]
+                cell = usage.flavor, usage.resource
+                cells[cell] = cells.get(cell, 0.0) + usage.resource_seconds
+
+    def _charge_path(self, queue: str, cell: FlavorResource, amount: int) -> None:
+        if (number := self.tree.index.get(queue)) is not None:
+            self.charges.add(number, self.tree.cell_amounts(number, cell[0], [(cell[1], amount)]))
+        for above in self.paths.get(queue, ()):
+            self.subtree_usage[above][cell] = self.subtree_usage[above].get(cell, 0) + amount
+
+    def depth_first(self) -> list[tuple[str, int]]:
+        order: list[tuple[str, int]] = []
+
+        def visit(name: str, depth: int) -> None:
+            order.append((name, depth))
+            for child in sorted(self.tree.queues[below].name for below in self.tree.children[self.tree.index[name]]):
+                visit(child, depth + 1)
+
+        in_cycle = {name for name, verdict in self.verdicts.items() if verdict.reason == "Cycle"}
+        for name, queue in sorted(self.by_name.items()):
+            if name in in_cycle:
+                order.append((name, 0))
+            elif queue.spec.parent not in self.by_name or queue.spec.parent in in_cycle:
+                visit(name, 0)
+        return order
+
+    def row(self, name: str, depth: int) -> dict[str, Any]:
+        queue, verdict = self.by_name[name], self.verdicts[name]
+        countable = all(self.verdicts[above].reason != "Cycle" for above in self.paths[name])
+        return {
+            "name": name,
+            "parent": queue.spec.parent,
+            "depth": depth,
+            "active": verdict.active,
+            "reason": verdict.reason,
+            "message": verdict.message,
+            "overcommitted": verdict.overcommitted_message,
+            "weight": queue.spec.weight,
+            "share": self.share(name) if countable else 0.0,
+            "waiting": self.waiting[name],
+            "admitted": self.admitted[name],
+            "resources": self.resources(name) if countable else [],
+        }
+
+    def resources(self, name: str) -> list[dict[str, Any]]:
+        """One entry a flavor; a resource that no queue on the path limits is only in `used`."""
+        named = self.flavor_resources_with_quota(name)
+        cells = sorted(named | {cell for cell, used in self.subtree_usage[name].items() if used and cell[1] != "pods"})
+        rows: dict[str, dict[str, Any]] = {}
+        for cell in cells:
+            flavor, resource = cell
+            row = rows.setdefault(flavor, {"flavor": flavor} | {word: {} for word in _RESOURCE_COLUMNS})
+            used = self.subtree_usage[name].get(cell, 0)
+            row["used"][resource] = format_quantity(used, resource)
+            if cell not in named:
+                continue
+            number, column = self.tree.index[name], self.tree.cell_index[cell]
+            guaranteed = self.tree.guaranteed[number][column]
+            row["guaranteed"][resource] = format_quantity(guaranteed, resource)
+            row["borrowed"][resource] = format_quantity(max(0, used - guaranteed), resource)
+            row["available"][resource] = format_quantity(self.charges.available(number, column), resource)
+            for quota in self.tree.queues[number].quotas:
+                if (quota.flavor, quota.resource) == cell:
+                    for word, amount in (("limit", quota.limit), ("lend", quota.lend)):
+                        if amount is not None:
+                            row[word][resource] = format_quantity(amount, resource)
+        return list(rows.values())
+
+    def flavor_resources_with_quota(self, name: str) -> set[FlavorResource]:
+        """Cells that the queue, one above it or one below it says something about."""
+        related = {*self.paths[name], *(other for other, path in self.paths.items() if name in path)}
+        return {
+            (entry.flavor, resource)
+            for other in related
+            for entry in self.by_name[other].spec.resources
+            for resource in (*entry.guaranteed, *entry.limit, *entry.lend)
+        }
+
+    def share(self, name: str) -> float:
+        """Decayed resource-seconds per unit of what the root has and of the queue's weight; the largest cell counts."""
+        tree, weight = self.tree, self.by_name[name].spec.weight
+        root = tree.subtree_quota[tree.root(tree.index[name])]
+        totals = {cell: root[tree.cell_index[cell]] for cell in self.decayed_usage[name] if cell in tree.cell_index}
+        parts = (self.decayed_usage[name][cell] / (weight * total) for cell, total in totals.items() if total > 0)
+        return round(max(parts, default=0.0), 3)
+
+
+_RESOURCE_COLUMNS = ("guaranteed", "limit", "lend", "used", "borrowed", "available")

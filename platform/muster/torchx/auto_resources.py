@@ -1,0 +1,108 @@
+"""What a component leaves open: one GPU a process where a node has that many, else one CPU core a process (pure).
+
+A component that runs on a laptop and on a GPU host without a change of its command cannot say what it needs before it
+is known where it runs. `muster.dev/accelerator: auto` and `muster.dev/cores: auto` say which numbers are open.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchx.specs import AppDef, Role
+
+from muster.quantity import whole_cores
+from muster.torchx.errors import SubmissionRefused
+from muster.torchx.settings import PREFIX
+
+GPU = "nvidia.com/gpu"
+ACCELERATOR = PREFIX + "accelerator"
+CORES = PREFIX + "cores"
+NPROC = PREFIX + "nproc"
+ROLE_KEYS = (ACCELERATOR, CORES, NPROC)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """What one node can give: milli-cores and GPUs."""
+
+    cpu_milli: int
+    gpus: int
+
+
+def needs_node_capacity(app: AppDef) -> bool:
+    """Whether some role leaves a number to the cluster."""
+    return any(_is_auto(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
+
+
+def resolve_auto_resources(app: AppDef, nodes: Sequence[NodeCapacity], oversubscribe: bool = False) -> tuple[AppDef, list[str]]:
+    """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused, also for
+    more processes than the largest node has GPUs or CPU cores unless `oversubscribe`."""
+    app = copy.deepcopy(app)
+    notices: list[str] = []
+    for role in app.roles:
+        _check_metadata_keys(role)
+        nproc = _nproc(role)
+        if _is_auto(role, ACCELERATOR):
+            notices += _fill_in_gpus(role, nproc, nodes, oversubscribe)
+        if not oversubscribe:
+            _check_processes(role, nproc, nodes)
+        if _is_auto(role, CORES):
+            notices += _fill_in_cores(role, nproc, nodes)
+    return app, notices
+
+
+def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeCapacity], oversubscribe: bool) -> list[str]:
+    most = max((node.gpus for node in nodes), default=0)
+    role.resource.gpu = nproc if most >= nproc else 0
+    if not 0 < most < nproc:
+        return []
+    if not oversubscribe:
+        raise _too_many_processes(nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU")
+    return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
+
+
+def _check_processes(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> None:
+    gpus = role.resource.gpu
+    if 0 < gpus < nproc:
+        raise _too_many_processes(nproc, f"--gpu is {gpus}; write a GPU for each process")
+    cores = max((whole_cores(node.cpu_milli) for node in nodes), default=nproc)
+    if gpus <= 0 and nproc > cores:
+        raise _too_many_processes(nproc, f"the largest node has {cores} CPU cores; write at most {cores}")
+
+
+def _too_many_processes(nproc: int, limit: str) -> SubmissionRefused:
+    return SubmissionRefused(
+        f"-j asks for {nproc} processes a node, but {limit}, or allow more with -cfg oversubscribe=true"
+    )
+
+
+def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> list[str]:
+    gpus = role.resource.gpu
+    if gpus > 0:  # their share of a node, so that the GPUs left over keep theirs
+        shares = [node.cpu_milli // node.gpus for node in nodes if node.gpus >= gpus]
+        role.resource.cpu = max(1, gpus * min(shares, default=1000) // 1000)
+        return []
+    cores = max((node.cpu_milli for node in nodes), default=nproc * 1000) // 1000
+    role.resource.cpu = max(1, min(nproc, cores))
+    return [f"{nproc} processes share the {cores} CPU cores of a node"] if cores < nproc else []
+
+
+def _is_auto(role: Role, key: str) -> bool:
+    return bool(role.metadata.get(key) == "auto")
+
+
+def _nproc(role: Role) -> int:
+    text = str(role.metadata.get(NPROC, "1"))
+    if not text.isdecimal() or int(text) < 1:
+        raise SubmissionRefused(f"role {role.name}: metadata {NPROC}: {text!r} is no whole number from 1 up")
+    return int(text)
+
+
+def _check_metadata_keys(role: Role) -> None:
+    for key in role.metadata:
+        if key.startswith(PREFIX) and key not in ROLE_KEYS:
+            raise SubmissionRefused(
+                f"role {role.name}: metadata {key}: roles know {', '.join(ROLE_KEYS)}; other keys belong to the app"
+            )

@@ -1,0 +1,113 @@
+"""A TrainingJob in the words of TorchX: state, message, roles, the failure in the form of torchelastic (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
+
+from muster.lifecycle import has_terminated, is_finished
+from muster.lifecycle.placement import index_range
+from muster.quantity import parse_quantity
+from muster.spec import LastFailure, RoleSpec, TrainingJob
+from muster.text.sanitize import sanitize
+from muster.torchx.appdef import REPLICA, app_id
+from muster.torchx.status_message import status_message
+from muster.env_vars import redact
+
+_STATES = {
+    "Pending": AppState.PENDING,
+    "Suspended": AppState.PENDING,
+    "Admitted": AppState.PENDING,
+    "Running": AppState.RUNNING,
+    "Terminating": AppState.RUNNING,
+    "Succeeded": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+    "Cancelled": AppState.CANCELLED,
+}
+
+_UNSET = -1  # as TorchX writes it
+_ESCAPED_DOLLAR = re.compile(rf"\$\$|\$\({REPLICA}\)")
+
+
+def app_state(job: TrainingJob) -> AppState:
+    """The job's state. One that is finished is RUNNING until its last process has ended."""
+    if is_finished(job.status) and not has_terminated(job.status):
+        return AppState.RUNNING
+    return _STATES[job.status.phase]
+
+
+def describe_response(job: TrainingJob, run_dir: object = None, context_name: str = "") -> DescribeAppResponse:
+    """All that `torchx status` and `torchx describe` show; `run_dir` where it can be reached from here, `context` where
+    there are several clusters."""
+    where = [f"run folder {run_dir}"] if run_dir is not None else []
+    where += [f"context {context_name}"] if context_name else []
+    state = app_state(job)
+    failure = job.status.last_failure
+    report = job.status.traces.report if job.status.traces else ""
+    return DescribeAppResponse(
+        app_id=app_id(job.metadata.name, job.metadata.namespace or "default"),
+        state=state,
+        num_restarts=job.status.restarts,
+        msg="; ".join([status_message(job), *where]),
+        structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
+        ui_url=_report_url(report),
+        roles_statuses=list(_role_statuses(job, state)),
+        roles=[_role(role, job.spec.failure_policy.max_restarts, context_name) for role in job.spec.roles],
+    )
+
+
+def _report_url(report: str) -> str | None:
+    """Of a report, as a browser takes it."""
+    return f"file://{report}" if report.startswith("/") else report or None
+
+
+def _elastic_error(failure: LastFailure) -> dict[str, object]:
+    """The form that TorchX reads (in both versions): message, code, time."""
+    text = sanitize(failure.log_tail).strip() or failure.reason
+    details = {"timestamp": int(failure.at or 0), "node": failure.node, "pod": failure.pod}
+    return {"message": {"message": text, "errorCode": failure.exit_code, "extraInfo": details}}
+
+
+def _role_statuses(job: TrainingJob, state: AppState) -> Iterator[RoleStatus]:
+    failure = job.status.last_failure
+    for part in job.status.placement:
+        replicas = []
+        for node, index in ((share.node, index) for share in part.nodes for index in index_range(share.indexes)):
+            status = ReplicaStatus(id=index, role=part.role, state=state, hostname=node)
+            prefix = f"{job.metadata.name}-{part.role}-{index}-"
+            if failure is not None and state == AppState.FAILED and failure.pod.startswith(prefix):
+                status.structured_error_msg = json.dumps(_elastic_error(failure))
+            replicas.append(status)
+        yield RoleStatus(role=part.role, replicas=replicas)
+
+
+def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
+    container = role.template.spec.containers[0]
+    amounts = {**container.resources.limits, **container.resources.requests}
+    whole = {name: parse_quantity(amount, name) for name, amount in amounts.items()}
+    return Role(
+        name=role.name,
+        image=container.image or "",
+        min_replicas=role.min_replicas,
+        entrypoint=_unescape_dollars(container.command[0]) if container.command else "",
+        args=[_unescape_dollars(arg) for arg in (*container.command[1:], *container.args)],
+        env={variable.name: redact(variable.name, _unescape_dollars(variable.value or "")) for variable in container.env},
+        num_replicas=role.replicas,
+        max_retries=max_restarts,
+        metadata={"context": context} if context else {},
+        resource=Resource(
+            cpu=-(-whole.pop("cpu") // 1000) if "cpu" in whole else _UNSET,
+            gpu=whole.pop("nvidia.com/gpu", 0),
+            memMB=whole.pop("memory") // 2**20 if "memory" in whole else _UNSET,
+            devices=whole,
+        ),
+    )
+
+
+def _unescape_dollars(text: str) -> str:
+    """The text as the AppDef had it."""
+    return _ESCAPED_DOLLAR.sub(lambda match: "$" if match[0] == "$$" else macros.replica_id, text)

@@ -1,0 +1,355 @@
+"""Read a Chrome/Kineto trace of any size in little memory.
+
+A trace is one JSON document, often hundreds of megabytes, of which everything that matters is one long array. Decoding
+it whole costs ten times its size. So the text is cut into blocks, and each block is decoded by itself: the cut is made
+where a `}, {` stands, which may be a false one (inside a string, inside nested arguments), but a false cut leaves
+brackets or quotes open and so cannot decode; the next candidate is tried then. Damage is thereby also found where it
+is, not at "line 1", and a truncated file is known as truncated.
+
+Any program may have written the file. Time is linear in its size, and memory bounded: what stands before the events,
+and each event, may have so many bytes and no more, and what is of another type than it should be is never built.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+import msgspec
+
+from muster.errors import InvalidTrace
+from muster.tracing.shared_folder import open_regular
+
+BLOCK_BYTES = 1 << 20
+# No honest event is longer, nor what stands before the first: past this a block that does not decode is damaged.
+MAX_EVENT_BYTES = 16 << 20
+# Python's own objects take up to thirty times their text, so what msgspec refuses is looked at again up to here only.
+_MAX_LENIENT_BYTES = 4 << 20
+_MAX_FIELD_BYTES = 1 << 20
+EVENT_BOUNDARY = re.compile(rb"\}\s*(?=,\s*\{)")
+EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+GZIP_MAGIC = b"\x1f\x8b"
+NOT_A_TRACE = "NotATrace"
+TOO_LARGE = "TooLarge"
+MAX_TEXT_BYTES = 4 << 30
+
+
+Scalar = int | float | str | None
+
+
+class EventArguments(msgspec.Struct, gc=False):
+    """The arguments we read; the many others are skipped without being built."""
+
+    stream: Scalar = None
+    correlation: Scalar = None
+    collective: Scalar = msgspec.field(name="Collective name", default=None)
+    name: Scalar = None
+
+
+class RawEvent(msgspec.Struct, gc=False):
+    """One trace event as it stands in the file; times in microseconds."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    ts: float | None = None
+    dur: float | None = None
+    pid: Scalar = None
+    tid: Scalar = None
+    args: EventArguments | None = None
+
+
+class TraceHeader(msgspec.Struct):
+    """What stands beside the events."""
+
+    distributedInfo: Any = None
+    deviceProperties: Any = None
+    baseTimeNanoseconds: Any = None
+    host_name: Any = None
+    muster: Any = None  # whose trace it is, where Muster's trainer wrote it
+
+
+_ABSENT = msgspec.Raw()
+
+
+class _Document(msgspec.Struct):
+    """The same, and the events. The fields are built later, if they are no larger than fields are."""
+
+    distributedInfo: msgspec.Raw = _ABSENT
+    deviceProperties: msgspec.Raw = _ABSENT
+    baseTimeNanoseconds: msgspec.Raw = _ABSENT
+    host_name: msgspec.Raw = _ABSENT
+    muster: msgspec.Raw = _ABSENT
+    traceEvents: list[RawEvent] | None = None
+
+    def header(self) -> TraceHeader:
+        return TraceHeader(**{field: _decode_field(getattr(self, field)) for field in TraceHeader.__struct_fields__})
+
+
+def _decode_field(field: msgspec.Raw) -> Any:
+    return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MAX_FIELD_BYTES else None
+
+
+_events_decoder = msgspec.json.Decoder(list[RawEvent])
+_document_decoder = msgspec.json.Decoder(_Document)
+_syntax_decoder = msgspec.json.Decoder(msgspec.Raw)
+
+EventCallback = Callable[[list[RawEvent]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """What one trace may take: bytes of text once it is unpacked, and events that are kept in memory.
+
+    The defaults are about fifteen and six times what a trace of 280 MB of JSON with 870,000 events has.
+    """
+
+    text_bytes: int = MAX_TEXT_BYTES
+    events: int = 5_000_000
+
+
+DEFAULT_LIMITS = TraceLimits()
+
+
+def stream_events(path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES) -> TraceHeader:
+    """Give every event of the file to `take`, block by block; plain and gzip files alike.
+
+    Raises InvalidTrace, naming the file and the byte (of the uncompressed text), for a truncated or damaged one;
+    with reason NotATrace for well-formed JSON without events, and TooLarge for a text of more than `most_bytes`.
+    """
+    with open_regular(path) as file:
+        return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes)
+
+
+def stream_file(file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int) -> TraceHeader:
+    """The same of an open file, from its beginning; `path` is its name in messages."""
+    try:
+        file.seek(0)
+        packed = file.read(2) == GZIP_MAGIC
+        file.seek(0)
+        source = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if packed else file
+        return _EventStream(path, source, on_events, block_bytes, max_bytes).run()
+    except RecursionError as error:
+        raise InvalidTrace(f"{path}: damaged: nested deeper than any trace") from error
+    except OSError as error:
+        if isinstance(error, gzip.BadGzipFile):
+            raise InvalidTrace(f"{path}: damaged gzip data: {error}") from error
+        raise
+
+
+class _EventStream:
+    """One pass over one file: `buffer` is text not yet decoded, `base` the file offset at which it begins."""
+
+    def __init__(self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
+        self.buffer, self.offset, self.at_end = b"", 0, False
+
+    def run(self) -> TraceHeader:
+        self._read()
+        if not self.buffer:
+            raise InvalidTrace(f"{self.path}: is empty (0 bytes)")
+        head, closing = self._read_header()
+        need = self.block_bytes
+        while True:
+            while len(self.buffer) < need and not self.at_end:
+                self._read()
+            if self.at_end:
+                return _merge_headers(head, self._decode_tail(closing))
+            if self._decode_block():
+                need = self.block_bytes
+            elif len(self.buffer) < MAX_EVENT_BYTES:
+                # Either no event ends in this block, or the array does: more text tells.
+                need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
+            else:
+                self._fail(self.buffer, b"", "")
+
+    def _read(self) -> None:
+        try:
+            block = self.source.read(self.block_bytes)
+        except (EOFError, zlib.error) as error:
+            at = self.offset + len(self.buffer)
+            raise InvalidTrace(f"{self.path}: truncated or damaged gzip data after byte {at}: {error}") from error
+        self.buffer += block
+        self.at_end = not block
+        if self.offset + len(self.buffer) > self.max_bytes:
+            raise InvalidTrace(
+                f"{self.path}: unpacks to more than {self.max_bytes} bytes, the limit of --max-trace-bytes",
+                reason=TOO_LARGE,
+            )
+
+    def _read_header(self) -> tuple[TraceHeader, bytes]:
+        """Step past what stands before the first event; return it, and what is missing in front of the rest."""
+        passed, depth, need = 0, 0, self.block_bytes  # up to `passed`, which lies outside of strings, all is counted
+        while True:
+            while len(self.buffer) < need and not self.at_end:
+                self._read()
+            if self.buffer.lstrip()[:1] == b"[":
+                self._consume(self.buffer.index(b"[") + 1)
+                return TraceHeader(), b"["
+            for match in EVENTS_KEY.finditer(self.buffer, passed):
+                if self.buffer.endswith(b"\\", 0, match.start()):
+                    continue  # the end of another name
+                depth += _depth_change(self.buffer[passed : match.start()])
+                passed = match.start()
+                if depth == 1:
+                    return self._decode_header(match.end()), b'{"traceEvents":['
+            if self.at_end or len(self.buffer) >= MAX_EVENT_BYTES:
+                self._fail_without_events()
+            need = min(2 * len(self.buffer), MAX_EVENT_BYTES)
+
+    def _decode_header(self, end: int) -> TraceHeader:
+        """What stands before the events, which begin at `end`."""
+        text = self.buffer[:end] + b"[]}"
+        try:
+            header = _document_decoder.decode(text).header()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            loose = _decode_leniently(text)
+            if not isinstance(loose, dict):
+                self._fail(text, b"", str(error))
+            header = _header_from(loose)
+        self._consume(end + 1)
+        return header
+
+    def _fail_without_events(self) -> NoReturn:
+        if not self.at_end:
+            raise InvalidTrace(f"{self.path}: no traceEvents in its first {MAX_EVENT_BYTES >> 20} MiB")
+        try:
+            _syntax_decoder.decode(self.buffer)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._fail(self.buffer, b"", str(error))
+        raise InvalidTrace(f"{self.path}: is JSON without traceEvents, so not a trace", reason=NOT_A_TRACE)
+
+    def _decode_block(self) -> bool:
+        """Decode up to the last event that ends in the buffer; False if none of the last candidates is a real end."""
+        tail = max(0, len(self.buffer) - (256 << 10))
+        cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)][-4:]
+        for cut in reversed(cuts):
+            events = _decode_events(b"[" + self.buffer[:cut] + b"]")
+            if events is not None:
+                self.on_events(events)
+                self._consume(self.buffer.index(b",", cut) + 1)
+                return True
+        return False
+
+    def _decode_tail(self, closing: bytes) -> TraceHeader:
+        """Decode the last events together with what stands behind them."""
+        text = closing + self.buffer
+        try:
+            if closing == b"[":
+                self.on_events(_events_decoder.decode(text))
+                return TraceHeader()
+            document = _document_decoder.decode(text)
+            self.on_events(document.traceEvents or [])
+            return document.header()
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            loose = _decode_leniently(text)
+            if loose is None:
+                self._fail(text, closing, str(error))
+        if isinstance(loose, dict):
+            self.on_events(_lenient_events(loose.get("traceEvents")))
+            return _header_from(loose)
+        self.on_events(_lenient_events(loose))
+        return TraceHeader()
+
+    def _consume(self, count: int) -> None:
+        self.buffer = self.buffer[count:]
+        self.offset += count
+
+    def _fail(self, text: bytes, prefix: bytes, message: str) -> NoReturn:
+        end = self.offset + len(self.buffer)
+        if not message:
+            try:
+                _syntax_decoder.decode(b"[" + text)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                message, prefix = str(error), b"["
+        found = re.search(r"\(byte (\d+)\)", message)
+        if found is None and not self.at_end:
+            most = f"{MAX_EVENT_BYTES >> 20} MiB"
+            raise InvalidTrace(f"{self.path}: no event ends within {most} after byte {self.offset}: none may be larger")
+        if found is None and "truncated" not in message:
+            raise InvalidTrace(f"{self.path}: damaged after byte {self.offset}: {message}")
+        if found is None:
+            raise InvalidTrace(f"{self.path}: truncated: the text ends at byte {end} inside the trace")
+        at = self.offset + int(found.group(1)) - len(prefix)
+        what = re.sub(r"\s*\(byte \d+\)", "", message)
+        raise InvalidTrace(f"{self.path}: damaged at byte {at}: {what}")
+
+
+def _depth_change(text: bytes) -> int:
+    """How many more brackets and braces the text opens than it closes; it begins outside of strings."""
+    bare = _STRING.sub(b"", text)
+    return sum(map(bare.count, (b"{", b"["))) - sum(map(bare.count, (b"}", b"]")))
+
+
+def _header_from(document: dict[str, Any]) -> TraceHeader:
+    return TraceHeader(**{field: document.get(field) for field in TraceHeader.__struct_fields__})
+
+
+def _merge_headers(head: TraceHeader, tail: TraceHeader) -> TraceHeader:
+    """Fields may stand before or behind the events, by the profiler's version."""
+    return TraceHeader(**{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__})
+
+
+def _first_known(a: Any, b: Any) -> Any:
+    return b if a is None else a
+
+
+def _decode_events(text: bytes) -> list[RawEvent] | None:
+    """The events of one array; None if the text is no whole array."""
+    try:
+        return _events_decoder.decode(text)
+    except msgspec.ValidationError:
+        return _lenient_events(_decode_leniently(text))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # Broken JSON is usually just a false cut; NaN and stray control characters are worth a second look only when
+        # they are there.
+        if not _NONSTANDARD_JSON.search(text):
+            return None
+        loose = _decode_leniently(text)
+        return None if loose is None else _lenient_events(loose)
+
+
+_NONSTANDARD_JSON = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x80-\xff]|:\s*-?(?:[nN]a[nN]|[iI]nf)")
+_BARE_NUMBERS = re.compile(r":\s*-?(?:nan|inf)\b", re.IGNORECASE)
+
+
+def _decode_leniently(text: bytes) -> Any:
+    """JSON as some profilers write it: NaN and inf as numbers, raw control characters, bytes that are not UTF-8.
+
+    None for what is none, or too large to be built.
+    """
+    if len(text) > _MAX_LENIENT_BYTES:
+        return None
+    try:
+        return json.loads(_BARE_NUMBERS.sub(": null", text.decode("utf-8", "replace")), strict=False)
+    except ValueError:
+        return None
+
+
+def _lenient_events(values: Any) -> list[RawEvent]:
+    """Events whose fields have unexpected types: what can be converted is, the rest becomes an event without times."""
+    return [_lenient_event(v) for v in values] if isinstance(values, list) else []
+
+
+def _lenient_event(value: Any) -> RawEvent:
+    for kept in (value, {**value, "args": None} if isinstance(value, dict) else None):
+        try:
+            return msgspec.convert(kept, RawEvent, strict=False)
+        except msgspec.ValidationError:
+            continue
+    return RawEvent(ph="unusable")
+
+
+def event_blocks(path: Path) -> Iterator[list[RawEvent]]:
+    """The blocks of a file as a list of lists; for small files and tests."""
+    blocks: list[list[RawEvent]] = []
+    stream_events(path, blocks.append)
+    yield from blocks

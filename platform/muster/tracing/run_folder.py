@@ -1,0 +1,291 @@
+"""Read what a job left in its run folder (docs/run-folder.md), as far as it can be read.
+
+A job may still be running, may have been killed in the middle of a line, or may not be ours at all: a bare folder of
+traces is read as well. What cannot be read is named, never a reason to refuse the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.errors import InvalidTrace
+from muster.tracing.spool_claims import CLAIMED
+from muster.tracing.manifest import manifest_names, read_manifest
+from muster.tracing.trace_name import TraceName, parse_trace_name
+from muster.tracing.shared_folder import SharedFolder, open_regular
+from muster.tracing.spans import Int64
+
+Float64 = NDArray[np.float64]
+MAX_FILES = 1024
+MAX_LINES_BYTES = 256 << 20
+"""Of a file of metrics or events."""
+MAX_HEARTBEAT_BYTES = 65_536
+MAX_PLAUSIBLE_VALUE = 1e100  # no loss, time or rate is larger: what is cannot be drawn, and counts as unknown
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+RANK_FILE = re.compile(r"rank-(\d+)\.jsonl?")
+
+
+class MetricsRecord(msgspec.Struct):
+    """One step of one rank, as written."""
+
+    step: Count
+    attempt: Count = 0
+    step_time_s: float | None = None
+    data_time_s: float | None = None
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    trace_start_s: float | None = None
+    trace_write_s: float | None = None
+
+
+class HeartbeatRecord(msgspec.Struct):
+    """The newest heartbeat of a rank, as far as the report uses it."""
+
+    rank: int
+    world_size: int | None = None
+    attempt: int = 0
+    step: int | None = None
+    steps: int | None = None
+    peak_memory_bytes: float | None = None
+    phase: str | None = None
+
+
+class RunEvent(msgspec.Struct):
+    """A line of events.jsonl."""
+
+    message: str = ""
+    kind: str = ""
+    at: float | None = None
+    attempt: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankMetrics:
+    """One rank's steps in order, each once (the highest attempt counts); unknown values are NaN."""
+
+    rank: int
+    step: Int64
+    step_time_s: Float64
+    data_time_s: Float64
+    loss: Float64
+    tokens_per_s: Float64
+    mfu: Float64
+    trace_start_s: Float64
+    trace_write_s: Float64
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFile:
+    """A file that the report could not use, and why."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """The traces of one attempt over the same steps; `steps` None for traces that do not follow our names."""
+
+    attempt: int
+    steps: tuple[int, int] | None
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Everything but the traces' content. `windows` are ordered from the newest."""
+
+    path: Path
+    is_muster_run: bool
+    metrics: tuple[RankMetrics, ...]
+    heartbeats: tuple[HeartbeatRecord, ...]
+    events: tuple[RunEvent, ...]
+    windows: tuple[StepWindow, ...]
+    skipped: tuple[SkippedFile, ...]
+
+
+def read_run_folder(path: Path) -> RunFolder:
+    """Raises InvalidTrace if there is no such folder."""
+    if not path.exists():
+        raise InvalidTrace(f"{path}: no such folder")
+    if not _is_muster_run(path):
+        return RunFolder(path, False, (), (), (), _plain_folder_windows(path), ())
+    skipped: list[SkippedFile] = []
+    metrics = [_read_metrics(file, skipped) for file in _rank_files(path / "metrics")]
+    beats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "beats")]
+    events = path / "events.jsonl"
+    happenings = _read_records(events, RunEvent, skipped) if events.exists() else []
+    return RunFolder(
+        path=path,
+        is_muster_run=True,
+        metrics=tuple(m for m in metrics if len(m)),
+        heartbeats=tuple(beat for beat in beats if beat is not None),
+        events=tuple(happenings),
+        windows=_step_windows(path / "traces"),
+        skipped=(*skipped, *_unusable_traces(path / "traces")),
+    )
+
+
+def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
+    """These traces as a folder that holds nothing else; a single one is its own. Raises InvalidTrace for what is no
+    file."""
+    for path in traces:
+        if not path.is_file():
+            what = "is a folder: name one folder alone, or traces" if path.is_dir() else "no such file"
+            raise InvalidTrace(f"{path}: {what}")
+    files = tuple(dict.fromkeys(traces))
+    within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
+    return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), ())
+
+
+def _is_muster_run(path: Path) -> bool:
+    traces = path / "traces"
+    return any((path / name).is_dir() for name in ("metrics", "beats")) or (
+        traces.is_dir() and ((traces / "spool").is_dir() or any(traces.glob("manifest-*.json")))
+    )
+
+
+def _rank_files(folder: Path) -> list[Path]:
+    found = [(int(match[1]), file) for file in folder.glob("rank-*") if (match := RANK_FILE.fullmatch(file.name))]
+    return [file for _, file in sorted(found)]
+
+
+def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord | None:
+    try:
+        with open_regular(path) as file:
+            text = file.read(MAX_HEARTBEAT_BYTES + 1)
+        if len(text) > MAX_HEARTBEAT_BYTES:
+            raise InvalidTrace(f"has more than {MAX_HEARTBEAT_BYTES} bytes")
+        return msgspec.json.decode(text, type=HeartbeatRecord)
+    except (InvalidTrace, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        skipped.append(SkippedFile(_display_name(path), f"cannot be read: {error}"))
+        return None
+
+
+Record = TypeVar("Line", MetricsRecord, RunEvent)
+
+
+def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
+    """The lines that make sense; a job killed in mid-write leaves half a line."""
+    decoder = msgspec.json.Decoder(kind)
+    found: list[Record] = []
+    broken: list[int] = []
+    try:
+        with open_regular(path) as file:
+            left, number = MAX_LINES_BYTES, 0
+            while left > 0 and (line := file.readline(left)):
+                left, number = left - len(line), number + 1
+                try:
+                    found.append(decoder.decode(line))
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    if line.strip():
+                        broken.append(number)
+            if file.read(1):
+                limit = f"only the first {MAX_LINES_BYTES} bytes are read"
+                skipped.append(SkippedFile(_display_name(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}"))
+    except OSError as error:
+        skipped.append(SkippedFile(_display_name(path), str(error)))
+    if broken:
+        lines = f"line {broken[0]}" if len(broken) == 1 else f"{len(broken)} lines, the first is line {broken[0]}"
+        skipped.append(SkippedFile(_display_name(path), f"cannot be read: {lines}"))
+    return found
+
+
+def _read_metrics(path: Path, skipped: list[SkippedFile]) -> RankMetrics:
+    match = RANK_FILE.fullmatch(path.name)
+    lines = _read_records(path, MetricsRecord, skipped)
+    step = np.array([line.step for line in lines], dtype=np.int64)
+    attempt = np.array([line.attempt for line in lines], dtype=np.int64)
+    order = np.lexsort((np.arange(len(step)), attempt, step))
+    last = order[np.append(step[order][1:] != step[order][:-1], True)] if len(order) else order
+
+    def column(name: str) -> Float64:
+        values = np.array([getattr(line, name) for line in lines], dtype=np.float64)
+        values[np.abs(values) > MAX_PLAUSIBLE_VALUE] = np.nan
+        return values[last]
+
+    return RankMetrics(
+        rank=int(match[1]) if match else 0,
+        step=step[last],
+        step_time_s=column("step_time_s"),
+        data_time_s=column("data_time_s"),
+        loss=column("loss"),
+        tokens_per_s=column("tokens_per_s"),
+        mfu=column("mfu"),
+        trace_start_s=column("trace_start_s"),
+        trace_write_s=column("trace_write_s"),
+    )
+
+
+def _step_windows(traces: Path) -> tuple[StepWindow, ...]:
+    """Collected traces, and those that no collector has taken yet."""
+    files: dict[TraceName, Path] = {}
+    for folder in (traces / "spool", *sorted((traces / CLAIMED).glob("*")), traces):
+        for file in folder.glob("rank-*"):
+            name = parse_trace_name(file.name)
+            if name is not None:
+                files[name] = file
+    by_window: dict[tuple[int, int, int], list[TraceName]] = {}
+    for name in files:
+        by_window.setdefault((name.attempt, name.end_step, name.start_step), []).append(name)
+    return tuple(
+        StepWindow(attempt, (start, end), tuple(files[name] for name in sorted(names, key=lambda n: n.rank)))
+        for (attempt, end, start), names in sorted(by_window.items(), reverse=True)
+    )
+
+
+def _unusable_traces(traces: Path) -> list[SkippedFile]:
+    """What the collector found corrupt, and what was never finished."""
+    found: dict[str, str] = {}
+    run = SharedFolder(traces.parent)
+    for name in manifest_names(run):
+        try:
+            manifest = read_manifest(run, name)
+        except (InvalidTrace, OSError) as error:
+            found[name] = str(error).removeprefix(f"{traces / name}: ")
+            continue
+        for entry in manifest.traces:
+            if entry.status == "corrupt":
+                found[entry.file.removeprefix("corrupt/")] = entry.reason or "corrupt"
+    for file in sorted((traces / "corrupt").glob("*.json")):
+        found.setdefault(file.name, "corrupt, and in no manifest")
+    spool = traces / "spool"
+    for file in sorted([*spool.glob("*.tmp"), *(spool / ".tmp").glob("rank-*")]):
+        if file.is_file():
+            found[file.name.removesuffix(".tmp")] = f"not finished: {file.stat().st_size} bytes so far"
+    return [SkippedFile(file, reason) for file, reason in found.items()]
+
+
+def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
+    """Every file below a folder that may be a trace by its name; whether it is one shows when it is read."""
+    files = [
+        file
+        for pattern in ("*.json", "*.json.gz")
+        for file in path.rglob(pattern)
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
+    return (StepWindow(0, None, tuple(sorted(files)[:MAX_FILES])),) if files else ()
+
+
+def _display_name(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "beats") else path.name
+
+
+def finite_values(values: Sequence[float] | NDArray[Any]) -> Float64:
+    """Without NaN and infinities."""
+    array = np.asarray(values, dtype=np.float64)
+    return array[np.isfinite(array)]

@@ -1,0 +1,171 @@
+"""The report's pictures as sections of its page: curves over steps, kinds of work per rank, one step as a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from muster.tracing.charts import StackedBar, Outlier, LineSeries, TimelineLane, LinePlot, BarSegment, TimelineTrack, line_chart, stacked_bar_chart, timeline_chart
+from muster.tracing.formatting import format_percent, format_seconds
+from muster.tracing.run_analysis import Report, MetricSeries, SlowStep
+from muster.tracing.profiler_overhead import ProfilerOverhead, slow_step_cause
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.tables import category_names, breakdown_table, time_and_share
+from muster.tracing.timeline import StepTimeline
+from muster.tracing.time_breakdown import TimeCategory
+
+MAX_CURVES = 4
+MAX_ROWS = 64
+MIN_VISIBLE_SHARE = 0.002  # less than two pixels is no part of a picture
+
+
+def metric_charts(report: Report) -> str:
+    """Loss and step time; empty without metrics."""
+    sections = []
+    if report.loss is not None:
+        loss = line_chart([_line_series(report.loss, "loss", 0)], LinePlot(title="Loss over steps"))
+        sections.append(f'<section><div class="head"><h2>Loss</h2></div>{loss}</section>')
+    if report.step_times:
+        sections.append(_step_times(report))
+    return f'<div class="pair">{"".join(sections)}</div>' if sections else ""
+
+
+def _step_times(report: Report) -> str:
+    shown = _select_series(report.step_times)
+    curves_ = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
+    values = np.concatenate([np.array(series.values) for series, _ in shown])
+    usual = float(np.median(values))
+    slow = [s for s in report.slow_steps if s.rank in {series.rank for series, _ in shown}]
+    cut = any(s.seconds > 4 * usual for s in slow) or float(values.max()) > 4 * usual
+    top = 2.5 * max(float(np.quantile(values, 0.9)), usual) if cut else max(float(values.max()) * 1.2, 1.6 * usual)
+    styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves_, strict=True)}
+    plot = LinePlot(
+        title="Step time over steps, per rank",
+        y_from_zero=True,
+        y_is_time=True,
+        y_limit=top,
+        outliers=tuple(
+            Outlier(s.step, s.seconds, styles[s.rank], _slow_step_label(s, report.profiler_overheads)) for s in slow if s.seconds > top
+        ),
+        shaded_range=None if report.traced_steps is None else _traced_range(report.traced_steps, report.profiler_overheads),
+    )
+    legend = _legend([(f"key {c.style}", c.label) for c in curves_]) if len(curves_) > 1 else ""
+    title = "Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}"
+    head = f'<div class="head"><h2>{title}</h2>{legend}</div>'
+    return f"<section>{head}{line_chart(curves_, plot)}</section>"
+
+
+def _slow_step_label(step: SlowStep, overheads: Sequence[ProfilerOverhead]) -> str:
+    why = slow_step_cause(step.step, overheads)
+    return f"step {step.step}: {format_seconds(step.seconds)}{f', {why}' if why else ''}"
+
+
+def _traced_range(steps: tuple[int, int], overheads: Sequence[ProfilerOverhead]) -> tuple[float, float, str]:
+    written = next((pause for pause in overheads if pause.step == steps[1] and pause.write_s), None)
+    after = "" if written is None else f"; written before step {written.step} in {format_seconds(written.write_s)}"
+    return steps[0] - 0.5, steps[1] - 0.5, f"traced{after}"
+
+
+def _select_series(series: Sequence[MetricSeries]) -> list[tuple[MetricSeries, str]]:
+    """All ranks while they can be told apart; beyond that the fastest, the median and the slowest."""
+    if len(series) <= MAX_CURVES:
+        return [(s, f"rank {s.rank}") for s in series]
+    by_median = sorted(series, key=lambda s: (float(np.median(s.values)), s.rank))
+    chosen = [("fastest", by_median[0]), ("median", by_median[len(by_median) // 2]), ("slowest", by_median[-1])]
+    return [(s, f"{what}: rank {s.rank}") for what, s in chosen]
+
+
+def _line_series(series: MetricSeries, label: str, index: int) -> LineSeries:
+    return LineSeries(label, f"c{index}", tuple(zip(series.steps, series.values, strict=True)))
+
+
+def time_breakdown_section(report: Report) -> str:
+    """A bar per rank: what its time went to; empty without traces."""
+    rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
+    if not rows:
+        return ""
+    present = [kind for kind in TimeCategory if any(row.trace.share(kind) >= MIN_VISIBLE_SHARE for row in rows)]
+    device = any(row.trace.on_device for row in rows)
+    names = category_names(device=device)
+    bars = [
+        StackedBar(
+            row.label,
+            tuple(
+                BarSegment(kind.name.lower(), row.trace.share(kind), f"{names[kind]} {time_and_share(row, kind)}")
+                for kind in present
+            ),
+            format_seconds(row.trace.window_s),
+        )
+        for row in rows
+    ]
+    what = (
+        "Where each device's time went between its first and its last traced kernel."
+        if device
+        else "Where each rank's time went in the traced steps: every instant counts for one kind of work."
+    )
+    more = f" {len(rows)} of {len(report.traces)} traces are shown." if len(rows) < len(report.traces) else ""
+    legend = _legend([(f"key {kind.name.lower()}", names[kind]) for kind in present])
+    picture = f'<div class="scroll">{stacked_bar_chart(bars, "Time per kind of work, per rank")}</div>'
+    return (
+        f'<section><h2>Time per kind of work</h2><p class="hint">{what} Communication that runs while something '
+        f"computes counts as computing here.{more}</p>{legend}{picture}{breakdown_table(rows, present, names)}</section>"
+    )
+
+
+def timeline_section(report: Report) -> str:
+    """Computation and communication side by side in one step; empty if the profiler was not told of steps."""
+    step = report.timeline_step
+    pictures = [(row, p) for row in report.traces for p in row.trace.timelines if p.step == step]
+    alone = False
+    if len(pictures) < len(report.traces):
+        # Traces of different jobs share no step: then each shows one of its own.
+        pictures = [(row, _median_timeline(row, step)) for row in report.traces if row.trace.timelines]
+        alone = len({p.step for _, p in pictures}) > 1
+    if not pictures:
+        return ""
+    pictures = pictures[:MAX_ROWS]
+    tracks = [_timeline_track(row, p, alone) for row, p in pictures]
+    kinds = [kind for kind in TimeCategory if any(kind.name.lower() in p.busy_levels for _, p in pictures)]
+    names = {**category_names(device=True), TimeCategory.DATA: "loading data"}
+    legend = _legend([(f"key {kind.name.lower()}", names[kind].split(",")[0]) for kind in kinds])
+    title = "Computation and communication" if alone else f"Computation and communication in step {step}"
+    return (
+        f'<section><h2>{title}</h2><p class="hint">One step of each rank, from its own beginning: clocks of different '
+        "hosts are not compared. The paler a moment, the less of it was busy.</p>"
+        f'{legend}<div class="scroll">{timeline_chart(tracks, title)}</div></section>'
+    )
+
+
+def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
+    pictures = row.trace.timelines
+    wanted = next((p for p in pictures if p.step == step), None)
+    return wanted or sorted(pictures, key=lambda p: (p.duration_s, p.step))[(len(pictures) - 1) // 2]
+
+
+def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool) -> TimelineTrack:
+    def layers(*kinds: TimeCategory) -> tuple[tuple[str, str], ...]:
+        return tuple((k.name.lower(), timeline.busy_levels[k.name.lower()]) for k in kinds if k.name.lower() in timeline.busy_levels)
+
+    lanes = [TimelineLane("compute", layers(TimeCategory.COMPUTE, TimeCategory.OPTIMIZER))]
+    if communication := layers(TimeCategory.COMMUNICATION):
+        lanes.append(TimelineLane("comm.", communication))
+    if rest := layers(TimeCategory.MEMORY, TimeCategory.DATA):
+        lanes.append(TimelineLane(", ".join("copies" if style == "memory" else style for style, _ in rest), rest))
+    label = f"{row.label}, step {timeline.step}" if with_step else row.label
+    return TimelineTrack(label, timeline.duration_s, tuple(lanes), _overlap_note(timeline))
+
+
+def _overlap_note(timeline: StepTimeline) -> str:
+    told = format_seconds(timeline.duration_s)
+    if timeline.communication_s <= 0:
+        return told
+    part = timeline.overlapped_s / timeline.communication_s
+    how = f"{format_percent(part)} of it" if part >= 0.005 else "none of it"
+    return f"{told}, of which communication runs {format_seconds(timeline.communication_s)}; {how} hidden behind computation"
+
+
+def _legend(items: Sequence[tuple[str, str]]) -> str:
+    keys = "".join(f'<li><span class="{style}"></span>{escape(name)}</li>' for style, name in items)
+    return f'<ul class="legend">{keys}</ul>'

@@ -1,0 +1,243 @@
+"""What a rank's time went to, moment by moment: every instant belongs to exactly one kind of work.
+
+On a device the kernels say it. On the CPU (gloo) the innermost operator of each thread says it, in the context it runs
+in: an `aten::mul_` inside `Optimizer.step` is the optimizer's. Communication runs on threads of its own there, so an
+instant counts as communication only when no thread computes: that is the part that the job waits for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.events import Events, EventKind, Mask, Trace
+from muster.tracing.idle import launch_times
+from muster.tracing.call_tree import build_call_tree
+from muster.tracing.spans import EMPTY, Spans, clip, coverage, concatenate, union
+from muster.tracing.steps import ProfiledStep
+from muster.tracing.hta_breakdown import KernelType, kernel_types
+
+
+class TimeCategory(IntEnum):
+    """Kinds of work in the order in which they claim an instant; OTHER is what is left."""
+
+    COMPUTE = 0
+    OPTIMIZER = 1
+    COMMUNICATION = 2
+    MEMORY = 3
+    DATA = 4
+    OTHER = 5
+
+
+COMMUNICATION_NAME = re.compile(
+    r"(c10d|_c10d_functional|c10d_functional|gloo|nccl|mpi|ucc|hccl|xccl):|record_param_comms|nccl", re.IGNORECASE
+)
+# torch's own annotations, and the plain words that training loops (ours too) put around the same work.
+AUTOGRAD_NAME = re.compile(r"autograd::engine::evaluate_function")
+OPTIMIZER_NAME = re.compile(r"Optimizer\.(step|zero_grad)#|(optimizer|clip)$")
+DATA_NAME = re.compile(r"enumerate\(DataLoader\)#|data$")
+# Annotations are frames around work, and so are these: what runs directly in them is Python.
+FRAME_NAME = re.compile(
+    r"PythonSubclass$|autograd::engine::evaluate_function|.*BackwardFunctionBackward$|Torch-Compiled Region"
+    r"|CompiledFunction(Backward)?$"
+)
+# Inductor's own annotation around the kernels of a compiled graph: on the CPU they run in it without another event.
+COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph (\w+)")
+NCCL_KERNEL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+NO_CATEGORY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CategorySpans:
+    """Disjoint spans per kind of work of one rank; kinds may run at once, `shares` decides who claims an instant."""
+
+    by_category: dict[TimeCategory, Spans]
+
+    def __getitem__(self, kind: TimeCategory) -> Spans:
+        return self.by_category.get(kind, EMPTY)
+
+    @property
+    def computing(self) -> Spans:
+        """Compute and optimizer: what communication can hide behind."""
+        return union(concatenate((self[TimeCategory.COMPUTE], self[TimeCategory.OPTIMIZER])))
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedCollective:
+    """A collective and the nanoseconds in which it ran while nothing else did."""
+
+    name: str
+    calls: int
+    exposed_ns: int
+
+
+def category_spans(trace: Trace, work: Events) -> CategorySpans:
+    """The lanes of a device where `work` holds device work, of the CPU otherwise."""
+    return _device_category_spans(trace, work) if len(work) else _cpu_category_spans(trace)
+
+
+def time_breakdown(lanes: CategorySpans, start: int, end: int) -> dict[TimeCategory, int]:
+    """Nanoseconds of [start, end) for each kind of work; they sum up to end - start."""
+    kinds = [kind for kind in TimeCategory if kind is not TimeCategory.OTHER]
+    states = coverage([clip(lanes[kind], start, end) for kind in kinds]).by_state()
+    found = dict.fromkeys(TimeCategory, 0)
+    for state, ns in states.items():
+        if state:
+            found[TimeCategory((state & -state).bit_length() - 1)] += ns
+    found[TimeCategory.OTHER] = end - start - sum(found.values())
+    return found
+
+
+def exposed_communication(lanes: CategorySpans, start: int, end: int) -> Spans:
+    """Communication in [start, end) while nothing computes."""
+    cut = coverage((clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing))
+    return cut.spans(cut.active == 1)
+
+
+def exposed_collectives(trace: Trace, events: Events, exposed: Spans) -> tuple[ExposedCollective, ...]:
+    """How much of the exposed communication each collective accounts for, longest first; `events` carry it out."""
+    found: dict[str, tuple[int, int]] = {}
+    for code in np.unique(events.name):
+        here = events[events.name == code]
+        cut = coverage((here.spans, exposed))
+        name = _collective_name(trace, here)
+        calls, ns = found.get(name, (0, 0))
+        found[name] = (calls + len(here), ns + cut.total(cut.active == 3))
+    rows = [ExposedCollective(name, calls, ns) for name, (calls, ns) in found.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.name)))
+
+
+def communication_events(trace: Trace, work: Events) -> Events:
+    """The events that carry out communication: kernels on a device, spans of the backend's threads on the CPU."""
+    if len(work):
+        return work[kernel_types(trace, work) == KernelType.COMMUNICATION]
+    annotations = trace.annotations
+    carrying = _matching_names(trace, re.compile(r"(gloo|mpi|ucc):"))
+    return annotations[carrying[annotations.name]] if len(annotations) else annotations
+
+
+def _collective_name(trace: Trace, events: Events) -> str:
+    named = events.collective[events.collective >= 0]
+    if len(named):
+        return str(trace.names[named[0]])
+    name = str(trace.names[events.name[0]]).split("(")[0]
+    kernel = NCCL_KERNEL.match(name)
+    return f"nccl:{kernel[1]}" if kernel else name
+
+
+def _matching_names(trace: Trace, pattern: re.Pattern[str]) -> Mask:
+    return np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
+
+
+def _device_category_spans(trace: Trace, work: Events) -> CategorySpans:
+    types = kernel_types(trace, work)
+    spans = work.spans
+    computing = types == KernelType.COMPUTE
+    optimizer = computing & _launched_in(trace, work, _annotation_spans(trace, OPTIMIZER_NAME, trim_closures(trace)))
+    return CategorySpans(
+        {
+            TimeCategory.COMPUTE: union(spans[computing & ~optimizer]),
+            TimeCategory.OPTIMIZER: union(spans[optimizer]),
+            TimeCategory.COMMUNICATION: union(spans[types == KernelType.COMMUNICATION]),
+            TimeCategory.MEMORY: union(spans[types == KernelType.MEMORY]),
+            # Loading data on the CPU costs the device only while it has nothing to do, and there it comes last.
+            TimeCategory.DATA: union(_annotation_spans(trace, DATA_NAME, trace.annotations)),
+        }
+    )
+
+
+def trim_closures(trace: Trace) -> Events:
+    """Operators and annotations; those of an optimizer begin where the closure that it called has ended.
+
+    `optimizer.step(closure)` (Lightning calls it so, and LBFGS needs it) runs forward and backward inside the
+    optimizer's annotation. Forward passes have no mark of their own, but what autograd runs has: all up to the end of
+    the last of it, and of the call around it, is the closure. Where a closure is called several times, what the
+    optimizer does in between counts as closure, too.
+    """
+    events = trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION)
+    annotation = events.kind == EventKind.ANNOTATION
+    optimizers = np.flatnonzero(annotation & _matching_names(trace, OPTIMIZER_NAME)[events.name]) if len(events) else ()
+    backward = events[_matching_names(trace, AUTOGRAD_NAME)[events.name]] if len(events) else events
+    backward = backward[np.argsort(backward.start, kind="stable")]
+    start = events.start.copy()
+    for i in optimizers:
+        first, behind = np.searchsorted(backward.start, (events.start[i], events.end[i]))
+        if first == behind:
+            continue
+        ended = int(backward.end[first:behind].max())
+        around = (events.thread == events.thread[i]) & (events.start > events.start[i]) & (events.start < ended)
+        calls = events.end[around & (events.end > ended)]
+        start[i] = min(int(calls.max(initial=ended)), int(events.end[i]))
+    return replace(events, start=start)
+
+
+def _annotation_spans(trace: Trace, pattern: re.Pattern[str], events: Events) -> Spans:
+    """When one of the annotations among `events` that match was open."""
+    wanted = (events.kind == EventKind.ANNOTATION) & _matching_names(trace, pattern)[events.name] if len(events) else ()
+    return union(events.spans[np.flatnonzero(wanted)])
+
+
+def _launched_in(trace: Trace, work: Events, spans: Spans) -> Mask:
+    """Device work whose launch lies in one of the disjoint spans."""
+    if not len(spans):
+        return np.zeros(len(work), dtype=bool)
+    launched = launch_times(trace, work)
+    at = np.searchsorted(spans.start, launched, side="right") - 1
+    inside: Mask = (at >= 0) & (launched < spans.end[np.maximum(at, 0)])
+    return inside
+
+
+def _cpu_category_spans(trace: Trace) -> CategorySpans:
+    own = _name_categories(trace)
+    events = trim_closures(trace)
+    parts: dict[TimeCategory, list[Spans]] = {kind: [] for kind in TimeCategory}
+    for row in np.unique(events.thread):
+        here = events[events.thread == row]
+        tree = build_call_tree(here)
+        kinds = _inherit_categories(own[here.name[tree.order]], tree.parent.tolist())
+        at_work = np.where(tree.innermost >= 0, kinds[tree.innermost], NO_CATEGORY) if len(kinds) else tree.innermost
+        for kind in TimeCategory:
+            parts[kind].append(tree.segments[at_work == kind])
+    return CategorySpans({kind: union(concatenate(found)) for kind, found in parts.items() if kind is not TimeCategory.OTHER})
+
+
+def _name_categories(trace: Trace) -> NDArray[np.int64]:
+    """What each name says about itself."""
+    annotation_names = set(np.unique(trace.annotations.name).tolist())
+    return np.array(
+        [_name_category(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)], dtype=np.int64
+    )
+
+
+def _name_category(name: str, *, annotation: bool) -> int:
+    if COMMUNICATION_NAME.match(name):
+        return TimeCategory.COMMUNICATION
+    if annotation and OPTIMIZER_NAME.match(name):
+        return TimeCategory.OPTIMIZER
+    if annotation and DATA_NAME.match(name):
+        return TimeCategory.DATA
+    framing = (annotation and not COMPILED_GRAPH.match(name)) or FRAME_NAME.match(name)
+    return NO_CATEGORY if framing else TimeCategory.COMPUTE
+
+
+def _inherit_categories(own: NDArray[np.int64], parent: list[int]) -> NDArray[np.int64]:
+    """Communication, optimizer and data loading claim what runs inside them; communication wins over both others."""
+    strong = (TimeCategory.OPTIMIZER, TimeCategory.DATA, TimeCategory.COMMUNICATION)
+    kinds: list[int] = own.tolist()
+    for i, outer in enumerate(parent):
+        if outer >= 0 and kinds[i] != TimeCategory.COMMUNICATION and kinds[outer] in strong:
+            kinds[i] = kinds[outer]
+    return np.array(kinds, dtype=np.int64)
+
+
+def traced_window(trace: Trace, work: Events, steps: Sequence[ProfiledStep]) -> tuple[int, int]:
+    """The nanoseconds looked at: a device's first to last work, else the profiled steps, else all events."""
+    if not len(work) and steps:
+        return min(step.start for step in steps), max(step.end for step in steps)
+    spans = work.spans if len(work) else trace.events.spans
+    return (int(spans.start.min()), int(spans.end.max())) if len(spans) else (0, 0)

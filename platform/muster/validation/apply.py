@@ -1,0 +1,84 @@
+"""What is told at `muster apply`, before a queue could only be Active=False or Overcommitted=True.
+
+Only what the new documents cause is refused: a tree that was already wrong elsewhere does not stop anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from muster.validation.queue_readiness import QueueReadiness, queue_readiness
+from muster.validation.submit import name_hint
+from muster.errors import Conflict, NotFound, Refused
+from muster.spec import Flavor, Queue, TrainingJob
+
+_Object = TrainingJob | Queue | Flavor
+_REASONS = {"Cycle": "QueueCycle", "ParentNotFound": "ParentNotFound", "Overcommitted": "Overcommitted"}
+_MAX_JOBS_SHOWN = 8
+
+
+def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> None:
+    """Compare the objects as they would be with the objects as they are.
+
+    Raises `Refused`: QueueCycle, ParentNotFound, Overcommitted, UnknownFlavor (a queue names a flavor that exists
+    neither here nor among the documents, while others do). Jobs among the documents are `check_submit`'s matter.
+    """
+    existing = list(existing)
+    before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
+    new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
+    after = {**before, **new}
+    flavors = {item.metadata.name for item in (*existing, *documents) if isinstance(item, Flavor)}
+    verdicts_before, verdicts = queue_readiness(before.values()), queue_readiness(after.values())
+    for name, verdict in verdicts.items():
+        fault = _queue_error(verdict)
+        known = name in verdicts_before and _queue_error(verdicts_before[name]) == fault
+        if fault is not None and not (known and name not in new):
+            field = "spec.resources" if fault[0] == "Overcommitted" else "spec.parent"
+            told = f"queue {name!r}: {field}: {fault[1]}"
+            if fault[0] == "ParentNotFound":
+                told = f"{told}; {name_hint(str(after[name].spec.parent), [*after], 'queue')}"
+            raise Refused(told, field=field, reason=_REASONS[fault[0]])
+    for queue in new.values():
+        for index, entry in enumerate(queue.spec.resources):
+            if flavors and entry.flavor not in flavors:
+                field = f"spec.resources[{index}].flavor"
+                place = f"queue {queue.metadata.name!r}: {field}"
+                hint = name_hint(entry.flavor, flavors, "flavor")
+                raise NotFound(
+                    f"{place}: flavor {entry.flavor!r} does not exist; {hint}", field=field, reason="UnknownFlavor"
+                )
+
+
+def check_no_children(name: str, queues: Iterable[Queue]) -> None:
+    """Raise `Conflict` HasChildren for a queue that is to be deleted while others name it as their parent: they would
+    admit nothing any more. Those that are being deleted themselves do not count."""
+    children = sorted(
+        queue.metadata.name
+        for queue in queues
+        if queue.spec.parent == name and queue.metadata.deletion_timestamp is None
+    )
+    if children:
+        told = f"queue {name!r} has queues below it: {', '.join(children)}; without it they would admit nothing."
+        raise Conflict(
+            f"{told} Delete them first, or together: muster delete queue {' '.join([*children, name])}; or give them"
+            " another spec.parent",
+            reason="HasChildren",
+        )
+
+
+def check_flavor_unused(name: str, users: Iterable[str]) -> None:
+    """Raise `Conflict` FlavorInUse for a flavor that is to be deleted while pods of these jobs are on its nodes."""
+    jobs = sorted(users)
+    if jobs:
+        more = f" and {len(jobs) - _MAX_JOBS_SHOWN} more" if len(jobs) > _MAX_JOBS_SHOWN else ""
+        told = f"flavor {name!r} is in use by {', '.join(jobs[:_MAX_JOBS_SHOWN])}{more}; let them end first"
+        raise Conflict(told, reason="FlavorInUse")
+
+
+def _queue_error(readiness: QueueReadiness) -> tuple[str, str] | None:
+    """(reason, message) of what is wrong with the queue itself, or with what it promises; inherited faults are not."""
+    if readiness.reason in ("Cycle", "ParentNotFound"):
+        return readiness.reason, readiness.message
+    if readiness.overcommitted_message is not None:
+        return "Overcommitted", readiness.overcommitted_message
+    return None

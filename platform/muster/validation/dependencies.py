@@ -1,0 +1,43 @@
+"""Jobs whose queue, or every flavor that some role may go to, is there and cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from muster.validation.queue_readiness import path_to_root, usable_flavors
+from muster.errors import Refused
+from muster.spec import Queue, TrainingJob
+
+DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
+"""A reason and a sentence."""
+
+
+def invalid_dependency(
+    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
+) -> DependencyError | None:
+    """What keeps a job from starting; `odd_queues` and `odd_flavors` say by name why some cannot be read."""
+    if not (invalid_queues or invalid_flavors):
+        return None
+    queue = job.spec.queue
+    for one in path_to_root(queue, queues):
+        name = one.metadata.name
+        if name in invalid_queues:
+            which = f"queue {name}" if name == queue else f"queue {name}, above queue {queue},"
+            return "QueueInactive", f"{which} cannot be read: {invalid_queues[name]}"
+    for role in job.spec.roles:
+        names = role.flavors or job.spec.flavors or usable_flavors(queue, queues)
+        if names and all(name in invalid_flavors for name in names):
+            told = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
+            return "UnknownFlavor", told
+    return None
+
+
+def check_dependencies_valid(
+    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
+) -> None:
+    """Raise `Refused` QueueInactive or UnknownFlavor for such a job."""
+    fault = invalid_dependency(job, queues, invalid_queues, invalid_flavors)
+    if fault is not None:
+        field = "spec.queue" if fault[0] == "QueueInactive" else "spec.flavors"
+        raise Refused(f"{field}: {fault[1]}", field=field, reason=fault[0])

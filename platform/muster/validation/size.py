@@ -1,0 +1,147 @@
+"""Whether a gang could ever start: compared with the most its queue can get, and with the empty cluster.
+
+Both bounds are necessary, not sufficient: what passes may still wait for ever in rare mixes of roles, and the planner
+says so. What fails is told with the largest size that would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from muster.validation.warnings import has_no_guarantee
+from muster.validation.quota_tree import quota_tree
+from muster.errors import Refused, together
+from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, Topology
+from muster.quantity import format_quantity
+from muster.quota import QuotaUsage, QueueTree
+from muster.spec import Queue
+
+
+def check_size(
+    gang: Gang, queues: Iterable[Queue], flavors: Iterable[FlavorInfo] = (), nodes: Sequence[NodeInfo] | None = None
+) -> None:
+    """Raise `Refused` LargerThanQuota, LargerThanCluster, or UnknownFlavor where the queue names none; of several the
+    first, with the text of all.
+
+    `nodes` None leaves the cluster unchecked. `flavors` give the topology levels. The queue must exist and be active
+    (`check_submit`).
+    """
+    tree = quota_tree(queues)
+    levels = {flavor.name: flavor.levels for flavor in flavors}
+    found: list[Refused] = []
+    for role in gang.roles:
+        candidates = role.flavors or gang.flavors or tree.flavors[tree.index[gang.queue]]
+        if not candidates:
+            raise Refused(
+                f"queue {gang.queue} and those above it name no flavor, so no node is theirs; name one in resources",
+                field="spec.queue",
+                reason="UnknownFlavor",
+            )
+        by_quota = _too_large_for_quota(role, gang.queue, candidates, tree)
+        found += [by_quota[1]] if by_quota else []
+        if nodes is not None:
+            of_nodes = _too_large_for_nodes(role, role.topology or gang.topology, candidates, levels, nodes)
+            if of_nodes is not None and (by_quota is None or of_nodes[0] < by_quota[0]):
+                found.append(of_nodes[1])
+    if found:
+        raise together(found)
+
+
+def max_quota(tree: QueueTree, queue: str, flavor: str, resource: str) -> int | None:
+    """The most the queue could use if nobody else used anything; None when nobody on the path limits it."""
+    number, cell = tree.index[queue], tree.cell_index.get((flavor, resource), -1)
+    return QuotaUsage(tree).available(number, cell) if cell in tree.named_cells[number] else None
+
+
+def _too_large_for_quota(
+    role: Role, queue: str, candidates: Sequence[str], tree: QueueTree
+) -> tuple[int, Refused] | None:
+    """(pods that would fit, refusal) when every candidate flavor has a resource of which the queue can never have
+    enough."""
+    told: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
+    for flavor in candidates:
+        limits = [(name, amount, max_quota(tree, queue, flavor, name)) for name, amount in role.request]
+        short = [(name, limit, limit // amount) for name, amount, limit in limits
+                 if limit is not None and amount * role.min_replicas > limit]  # fmt: skip
+        if not short:
+            return None
+        told.append((flavor, *min(short, key=lambda item: item[2])))
+    if not told:
+        return None
+    flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
+    each, shown = role.request.get(resource), format_quantity(limit, resource)
+    asked = format_quantity(each * role.min_replicas, resource)
+    if has_no_guarantee(tree, tree.index[queue], tree.cell_index[flavor, resource]):
+        shown += ", since neither it nor a queue above it guarantees any"
+    return pods, Refused(
+        f"role {role.name} needs {asked} {resource} of {flavor} ({_pods_text(role)}); "
+        f"queue {queue} can never have more than {shown}: {_largest_text(pods)}",
+        field="spec.roles",
+        reason="LargerThanQuota",
+    )
+
+
+def _too_large_for_nodes(
+    role: Role,
+    topology: Topology | None,
+    candidates: Sequence[str],
+    levels: Mapping[str, Sequence[str]],
+    nodes: Sequence[NodeInfo],
+) -> tuple[int, Refused] | None:
+    """(pods that would fit, refusal) when the empty cluster has no room."""
+    required = topology.required if topology else None
+    best = 0
+    for flavor in candidates:
+        pods: dict[str, int] = {}  # by domain; one domain when no level is required
+        for node in nodes:
+            domain = _domain(node, required, levels.get(flavor, ())) if node.flavor == flavor else None
+            if domain is not None:
+                pods[domain] = pods.get(domain, 0) + _pods_that_fit(role.request, node)
+        best = max(best, *pods.values(), 0)
+    if best >= role.min_replicas:
+        return None
+    shown = ", ".join(f"{format_quantity(amount, name)} {name}" for name, amount in role.request if name != "pods")
+    where = f"one {required} of the empty cluster" if required else "the empty cluster"
+    return best, Refused(
+        f"role {role.name} needs {_pods_text(role)} of {shown or 'a pod slot'} each on {' or '.join(candidates)}; "
+        f"in {where} {_largest_text(best)}{'' if best else _missing_resources(role.request, candidates, nodes)}",
+        field="spec.roles",
+        reason="LargerThanCluster",
+    )
+
+
+def _domain(node: NodeInfo, required: str | None, levels: Sequence[str]) -> str | None:
+    """The domain of the required level that the node is in; None where it is in none, or cannot be used."""
+    if not node.schedulable:
+        return None
+    if required is None:
+        return ""
+    depth = levels.index(required) if required in levels else len(node.domains)
+    return node.domains[depth] if depth < len(node.domains) else None
+
+
+def _pods_that_fit(request: Resources, node: NodeInfo) -> int:
+    """Pods of this request that fit the node when it is empty: pods that are not ours may leave, too."""
+    return min((node.allocatable.get(name) // amount for name, amount in request), default=0)
+
+
+def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Sequence[NodeInfo]) -> str:
+    """Of what no node of these flavors has enough for one pod."""
+    usable = [node for node in nodes if node.flavor in candidates and node.schedulable]
+    if not usable:
+        return "; no node is of that flavor"
+    message = ""
+    for name, amount in request:
+        largest = min(usable, key=lambda node: (-node.allocatable.get(name), node.name))
+        most = largest.allocatable.get(name)
+        if most < amount:
+            message += f"; the largest node, {largest.name}, has {format_quantity(most, name)} {name}"
+    return message
+
+
+def _pods_text(role: Role) -> str:
+    return f"{role.min_replicas} pod{'s' if role.min_replicas != 1 else ''}"
+
+
+def _largest_text(pods: int) -> str:
+    return f"the largest that fits is {pods} pod{'s' if pods != 1 else ''}" if pods else "not even one pod fits"

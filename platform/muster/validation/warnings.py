@@ -1,0 +1,109 @@
+"""What is right, and still hardly meant: told at `muster apply`, refused nowhere.
+
+A quota that can never be used looks like one that can: a queue below another one that has a limit alone may borrow, but
+only what a queue of its tree has. Pure: objects in, sentences out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from muster.validation.namespaces import nearest_selector
+from muster.validation.queue_readiness import NO_FLAVOR_MESSAGE
+from muster.validation.quota_tree import quota_tree
+from muster.model import NodeInfo
+from muster.quantity import format_quantity, parse_quantity
+from muster.quota import QuotaUsage, QueueTree
+from muster.spec import Flavor, Queue, TrainingJob
+
+_Object = TrainingJob | Queue | Flavor
+
+
+def apply_warnings(
+    documents: Sequence[_Object], existing: Iterable[_Object], nodes: Iterable[NodeInfo] | None = None
+) -> dict[str, list[str]]:
+    """Sentences about the queues among the documents, by name; those of which there is nothing to say are left out.
+
+    The documents are ones that `check_apply` accepts. `nodes` None leaves guarantees uncompared with the nodes.
+    """
+    new = {item.metadata.name: item for item in documents if isinstance(item, Queue)}
+    before = {item.metadata.name: item for item in existing if isinstance(item, Queue)}
+    queues = list((before | new).values())
+    tree = quota_tree(queues)
+    unused = QuotaUsage(tree)
+    parents_before = {queue.spec.parent for queue in before.values()}
+    told = {name: _limit_warnings(queue, unused) for name, queue in new.items()}
+    if nodes is not None:
+        capacity = _capacity(nodes)
+        for name, queue in new.items():
+            told[name] += _guarantee_warnings(queue, capacity)
+    for name in new:
+        number = tree.index[name]
+        if tree.children[number]:
+            continue
+        if not tree.flavors[number]:
+            told[name].append(f"spec.resources: {NO_FLAVOR_MESSAGE}")
+        if nearest_selector(name, queues) is None:
+            told[name].append(
+                "spec.namespaceSelector: neither this queue nor one above it sets it, so that no namespace may submit"
+                " jobs to it; {} allows all"
+            )
+    for name, queue in new.items():
+        parent = queue.spec.parent
+        if parent in before and parent not in parents_before:
+            told[name].append(f"jobs can no longer be submitted to {parent!r}: only queues without children take jobs")
+            parents_before.add(parent)
+    return {name: sentences for name, sentences in told.items() if sentences}
+
+
+def has_no_guarantee(tree: QueueTree, queue: int, cell: int) -> bool:
+    """Whether no queue of this queue's tree has any of a cell that its path names: then it can use none."""
+    return cell in tree.named_cells[queue] and not tree.guaranteed[tree.root(queue)][cell]
+
+
+def _capacity(nodes: Iterable[NodeInfo]) -> dict[tuple[str, str], int]:
+    """What all nodes of each flavor have together, by flavor and resource."""
+    total: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        for resource, amount in node.allocatable if node.flavor is not None else ():
+            key = str(node.flavor), resource
+            total[key] = total.get(key, 0) + amount
+    return total
+
+
+def _guarantee_warnings(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> list[str]:
+    told = []
+    for index, entry in enumerate(queue.spec.resources):
+        for resource, text in sorted(entry.guaranteed.items()):
+            most = capacity.get((entry.flavor, resource), 0)
+            if parse_quantity(text, resource) > most:
+                shown = format_quantity(most, resource)
+                told.append(
+                    f"spec.resources[{index}].guaranteed: {resource} of {entry.flavor}: {text} is more than the {shown}"
+                    " that all its nodes have"
+                )
+    return told
+
+
+def _limit_warnings(queue: Queue, unused: QuotaUsage) -> list[str]:
+    told, tree, number = [], unused.tree, unused.tree.index[queue.metadata.name]
+    root = tree.queues[tree.root(number)].name
+    for index, entry in enumerate(queue.spec.resources):
+        for resource, text in sorted(entry.limit.items()):
+            cell, limit = tree.cell_index[entry.flavor, resource], parse_quantity(text, resource)
+            place, what = f"spec.resources[{index}].limit", f"{resource} of {entry.flavor}"
+            guaranteed = tree.guaranteed[number][cell]
+            if limit and has_no_guarantee(tree, number, cell):
+                told.append(
+                    f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
+                    f" give it a guaranteed, or queue {root!r} a guaranteed or a limit"
+                )
+            elif root == queue.metadata.name and 0 < guaranteed < limit:
+                most = format_quantity(guaranteed, resource)
+                told.append(
+                    f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {most} is guaranteed"
+                )
+            elif (at_most := unused.available(number, cell)) < limit:
+                most = format_quantity(at_most, resource)
+                told.append(f"{place}: {what}: {text} is never reached: the queues above it leave it {most} at most")
+    return told

@@ -1,0 +1,177 @@
+"""YAML text to objects, with an answer to "where, what, and what instead?" for everything that is wrong.
+
+The text becomes plain values with a line for each (`located`), their field names are compared with those of
+`muster.spec` (`fields`), and only then the values are validated and pydantic's findings put into words (`complaints`).
+All findings of a text are told at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from muster.yaml_input.field_errors import FieldError, to_field_error, parse_field_path, format_value
+from muster.yaml_input.unknown_fields import unknown_fields
+from muster.yaml_input.source_map import SourceMap, parse_yaml, shorten_message
+from muster.yaml_input.pod_fields import unknown_to_kubernetes
+from muster.errors import InvalidSpec
+from muster.text.suggest import did_you_mean
+from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
+from muster.env_vars import is_redacted
+
+__all__ = ["KINDS", "AnyObject", "ParsedObject", "load_objects", "parse_objects"]
+
+AnyObject: TypeAlias = TrainingJob | Queue | Flavor
+KINDS: dict[str, type[TrainingJob | Queue | Flavor]] = {
+    "TrainingJob": TrainingJob,
+    "Queue": Queue,
+    "Flavor": Flavor,
+}
+_MAX_SHOWN = 12
+_MAX_ERRORS = 100  # of each kind in an object, and in a text: to find all in a text of megabytes takes long
+_SERVER_OWNED = ("uid", "generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "finalizers")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedObject:
+    """An object, and where it is written. `doubts` are fields of Kubernetes that this Muster does not know, as
+    `source:line: field: sentence`."""
+
+    item: AnyObject
+    source: str
+    document: SourceMap
+    warnings: tuple[str, ...] = ()
+
+    def location(self, field: str) -> str:
+        """`source:line` of a field, or of the nearest one above it that is written; without one, of the object."""
+        return f"{self.source}:{self.document.line(parse_field_path(field) or ('metadata', 'name'))}"
+
+
+def load_objects(text: str | bytes, source: str = "input") -> list[AnyObject]:
+    """The objects of `load_placed`, without their places."""
+    return [placed.item for placed in parse_objects(text, source)]
+
+
+def parse_objects(text: str | bytes, source: str = "input", *, allow_unknown_pod_fields: bool = False) -> list[ParsedObject]:
+    """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
+
+    A field of a pod template that Kubernetes does not know, as far as this Muster knows Kubernetes, is an error; with
+    `newer`, where a newer cluster may know it, one of the object's `doubts`.
+
+    Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
+    `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
+    of `muster describe --json` can be submitted again, unless values of variables are hidden in it.
+    """
+    found: list[ParsedObject] = []
+    complaints: list[FieldError] = []
+    first_lines: dict[tuple[str, str, str], int] = {}
+    for document in parse_yaml(text, source):
+        if document.value is None:
+            continue
+        if len(complaints) >= _MAX_ERRORS:
+            break
+        model, wrong = _object_type(document)
+        complaints += wrong
+        if model is None:
+            continue
+        item, wrong = _validate(model, document)
+        complaints += wrong
+        seen = {one.path for one in wrong}
+        doubts = [
+            FieldError(field.path, document.line(field.path), field.message)
+            for field in islice(unknown_to_kubernetes(document.value), _MAX_ERRORS)
+            if field.path not in seen
+        ]
+        complaints += [] if allow_unknown_pod_fields else doubts
+        if item is None:
+            continue
+        complaints += _hidden_values(item, document)
+        key = (item.kind, item.metadata.namespace or "", item.metadata.name)
+        line = document.line(("metadata", "name"))
+        if key in first_lines:
+            told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
+            complaints.append(FieldError(("metadata", "name"), line, told))
+        first_lines.setdefault(key, line)
+        found.append(ParsedObject(item, source, document, tuple(_error_lines(doubts, source)) if allow_unknown_pod_fields else ()))
+    if complaints:
+        raise _invalid_spec(complaints, source)
+    if not found:
+        raise InvalidSpec(f"{source}: no object in it; write at least one of {', '.join(KINDS)}")
+    return found
+
+
+def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[FieldError]]:
+    """The class that the document claims to be, and what the names of its fields show wrong."""
+    value, line = document.value, document.line
+    if not isinstance(value, dict):
+        return None, [FieldError((), line(()), f"{format_value(value)} is no object; write apiVersion, kind, metadata, spec")]
+    wrong = []
+    version, kind = value.get("apiVersion"), value.get("kind")
+    if version != API_VERSION:
+        told = "missing" if version is None else f"{format_value(version)} is not known"
+        wrong.append(FieldError(("apiVersion",), line(("apiVersion",)), f"{told}; write {API_VERSION}"))
+    if not isinstance(kind, str) or kind not in KINDS:
+        told = "missing" if kind is None else f"{format_value(kind)} is not known"
+        right = did_you_mean(str(kind), KINDS, f"write one of {', '.join(KINDS)}")
+        return None, [*wrong, FieldError(("kind",), line(("kind",)), f"{told}; {right}")]
+    return KINDS[kind], wrong
+
+
+def _validate(model: type[AnyObject], document: SourceMap) -> tuple[AnyObject | None, list[FieldError]]:
+    """The object, or all that is wrong with its fields."""
+    unknown = list(islice(unknown_fields(model, document.value), _MAX_ERRORS))
+    meant = {field.suggestion for field in unknown}
+    complaints = [FieldError(field.path, document.line(field.path), field.message) for field in unknown]
+    try:
+        return model.model_validate(_without_server_fields(document.value), strict=True), complaints
+    except ValidationError as error:
+        for finding in error.errors(include_url=False)[:_MAX_ERRORS]:
+            told_already = finding["loc"] == ("apiVersion",) or (
+                finding["type"] == "missing" and finding["loc"] in meant
+            )
+            if finding["type"] != "extra_forbidden" and not told_already:
+                complaints.append(to_field_error(finding, document))
+        return None, complaints
+
+
+def _hidden_values(item: AnyObject, document: SourceMap) -> list[FieldError]:
+    """A complaint about each variable of a job whose value was hidden when the job was printed."""
+    found = []
+    for role, wanted in enumerate(item.spec.roles if isinstance(item, TrainingJob) else ()):
+        pod = wanted.template.spec
+        for kind, containers in (("containers", pod.containers), ("initContainers", pod.init_containers)):
+            for index, container in enumerate(containers):
+                for place, variable in enumerate(container.env):
+                    if is_redacted(variable.value or ""):
+                        path = ("spec", "roles", role, "template", "spec", kind, index, "env", place, "value")
+                        message = (
+                            f"must be the value of {variable.name}; got {variable.value!r}, as secrets are printed"
+                        )
+                        found.append(FieldError(path, document.line(path), message))
+    return found
+
+
+def _without_server_fields(value: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: item for key, item in value.items() if key != "status"}
+    if isinstance(kept.get("metadata"), dict):
+        kept["metadata"] = {key: item for key, item in kept["metadata"].items() if key not in _SERVER_OWNED}
+    return kept
+
+
+def _error_lines(complaints: list[FieldError], source: str) -> list[str]:
+    return [
+        shorten_message(f"{source}:{item.line}: {item.field + ': ' if item.field else ''}{item.message}")
+        for item in complaints
+    ]
+
+
+def _invalid_spec(complaints: list[FieldError], source: str) -> InvalidSpec:
+    complaints = sorted(complaints, key=lambda item: item.line)
+    shown = _error_lines(complaints, source)
+    if len(shown) > _MAX_SHOWN:
+        least = "at least " if len(shown) >= _MAX_ERRORS else ""
+        shown = [*shown[:_MAX_SHOWN], f"... and {least}{len(shown) - _MAX_SHOWN} more"]
+    return InvalidSpec("\n".join(shown), field=complaints[0].field)

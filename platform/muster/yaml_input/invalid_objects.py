@@ -1,0 +1,84 @@
+"""Objects that an API server keeps and this Muster cannot read: written under an older CRD, or meant for a newer one.
+
+What is wrong with one is said in the words of `muster submit`: field, value, what would be right. Of a queue that much
+is kept as can be read: it has a place in the tree, and what runs in it stays charged there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from muster import spec
+from muster.yaml_input.field_errors import to_field_error
+from muster.yaml_input.unknown_fields import unknown_fields
+from muster.yaml_input.source_map import SourceMap
+
+_MODELS: Mapping[str, type[spec.TrainingJob | spec.Queue | spec.Flavor]] = {
+    "TrainingJob": spec.TrainingJob,
+    "Queue": spec.Queue,
+    "Flavor": spec.Flavor,
+}
+_MAX_ERRORS_SHOWN = 3
+
+
+def invalid_reason(document: Mapping[str, Any], kind: str) -> str | None:
+    """Why an object cannot be read, as it came; None where it can be.
+
+    The status of a queue or a flavor says nothing that is not found out again, so it is no reason.
+    """
+    judged = document if kind == "TrainingJob" else {key: part for key, part in document.items() if key != "status"}
+    try:
+        _MODELS[kind].model_validate(judged)
+    except ValidationError as error:
+        unknown = {field.path: field.message for field in unknown_fields(_MODELS[kind], judged)}
+        found = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
+        told = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MAX_ERRORS_SHOWN]]
+        more = len(found) - len(told)
+        return "; ".join(told) + (f"; and {more} more" if more else "")
+    return None
+
+
+def valid_part(document: Mapping[str, Any]) -> spec.Queue:
+    """A queue with every field of its spec that can be read, and every entry of its resources; the others count as
+    left out. Its status is as empty as one that was never written where that cannot be read."""
+    written = document.get("spec")
+    fields = written if isinstance(written, dict) else {}
+    kept = {name: value for name, value in fields.items() if _is_valid({name: value})}
+    entries = fields.get("resources")
+    if "resources" not in kept and isinstance(entries, list):
+        readable = {"resources": [entry for entry in entries if _is_valid({"resources": [entry]})]}
+        kept |= readable if _is_valid(readable) else {}
+    return spec.Queue.model_construct(
+        api_version=spec.API_VERSION,
+        kind="Queue",
+        metadata=metadata_of(document),
+        spec=spec.QueueSpec.model_validate(kept),
+        status=_status(document.get("status")),
+    )
+
+
+def metadata_of(document: Mapping[str, Any]) -> spec.ObjectMeta:
+    """Its metadata; of what cannot be read only the name."""
+    written = document["metadata"]
+    try:
+        return spec.ObjectMeta.model_validate(written)
+    except ValidationError:
+        return spec.ObjectMeta.model_construct(name=written["name"])
+
+
+def _is_valid(fields: Mapping[str, Any]) -> bool:
+    try:
+        spec.QueueSpec.model_validate(fields)
+    except ValidationError:
+        return False
+    return True
+
+
+def _status(written: Any) -> spec.QueueStatus:
+    try:
+        return spec.QueueStatus.model_validate({} if written is None else written)
+    except ValidationError:
+        return spec.QueueStatus()

@@ -1,0 +1,102 @@
+"""Names of fields that nobody knows, and the known one that was probably meant.
+
+Our own objects refuse every unknown field. A pod template belongs to Kubernetes and keeps what we do not know, but a
+`resorces:` in it would run a job without the GPUs it asked for, so a near miss of a field that we read is refused too.
+All other unknown fields of a template are found by `pod_fields`.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from muster.yaml_input.source_map import Path
+from muster.text.suggest import closest_match
+from muster.spec.pods import ContainerResources
+
+_GPU_MISSPELLINGS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
+_SIMILARITY = 0.6  # for a guess, once the field is known to be wrong
+_TYPO_SIMILARITY = 0.88  # to call an unknown field of Kubernetes a typo: `resourceClaims` is none of `resources`
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownField:
+    """A field that nobody knows, and where the one lies that was probably meant."""
+
+    path: Path
+    suggestion: Path | None
+    message: str
+
+
+def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Iterator[UnknownField]:
+    """Every unknown field below `value`, which claims to be a `model`."""
+    if not isinstance(value, dict):
+        return  # of the wrong type, which validation tells
+    known = _fields(model)
+    if model is ContainerResources:
+        yield from _misspelled_gpus(value, path)
+    open_ended = model.model_config.get("extra") == "allow"
+    for key, item in value.items():
+        if key in known:
+            yield from _nested_unknown_fields(known[key], item, (*path, key))
+            continue
+        guess = suggest_field(key, known, _TYPO_SIMILARITY if open_ended else _SIMILARITY)
+        if guess or not open_ended:
+            right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
+            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
+
+
+def suggest_field(key: str, known: Iterable[str], similarity: float = _SIMILARITY) -> str | None:
+    """The known field that was probably meant: written in another case or with underscores, or most like it."""
+    names = list(known)
+    same = next((name for name in names if name.lower() == str(key).replace("_", "").lower()), None)
+    return same or closest_match(str(key), names, similarity)
+
+
+def _misspelled_gpus(resources: dict[str, Any], path: Path) -> Iterator[UnknownField]:
+    """Names that are easily written for GPUs, and that no node has."""
+    for word in ("requests", "limits"):
+        amounts = resources.get(word)
+        for name in amounts if isinstance(amounts, dict) else ():
+            if name.lower() in _GPU_MISSPELLINGS:
+                yield UnknownField((*path, word, name), None, "no such resource; did you mean 'nvidia.com/gpu'?")
+
+
+def _nested_unknown_fields(annotation: Any, value: Any, path: Path) -> Iterator[UnknownField]:
+    model, is_list = _inner_model(annotation)
+    if model is None:
+        return
+    if not is_list:
+        yield from unknown_fields(model, value, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from unknown_fields(model, item, (*path, index))
+
+
+@cache
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    """Annotations by the name that users write."""
+    return {info.alias or name: info.annotation for name, info in model.model_fields.items()}
+
+
+def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The model inside `Model`, `Model | None` or `list[Model]`, and whether there is a list around it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _inner_model(arguments[0])
+    if origin is list:
+        return _inner_model(arguments[0])[0], True
+    if origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            model, is_list = _inner_model(argument)
+            if model is not None:
+                return model, is_list
+    return None, False
