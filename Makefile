@@ -6,7 +6,7 @@
 #   make fix      let the tools mend what they can
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
-#   make cluster-up   a Kubernetes control plane with pretended nodes, until Ctrl-C; NODES=4 GPUS=8
+#   make cluster-up   a Kubernetes control plane with virtual nodes, until Ctrl-C; NODES=4 GPUS=8
 #   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
 #   make dist     the wheel and the source distribution in dist/, the same for the same commit
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder

@@ -1,4 +1,4 @@
-"""How fast the operator brings pods to nodes, on a real control plane with 500 pretended nodes of 8 GPUs.
+"""How fast the operator brings pods to nodes, on a real control plane with 500 virtual nodes of 8 GPUs.
 
     python benchmarks/cluster.py --case fill --json
     python benchmarks/cluster.py --case gang512 --case jobs50x10 --repeat 5 --out rows.jsonl

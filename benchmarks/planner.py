@@ -32,9 +32,9 @@ from muster.model import (
     Evict,
     FlavorInfo,
     Gang,
-    Nomination,
-    Nominate,
     NodeInfo,
+    Nominate,
+    Nomination,
     QueueInfo,
     Quota,
     Resize,
@@ -93,7 +93,9 @@ def queues_of(count: int, gpus: int) -> tuple[QueueInfo, ...]:
     return (company, *middle, *teams)
 
 
-def gangs_of(prefix: str, count: int, queues: Sequence[QueueInfo], largest: int, draw: random.Random) -> tuple[Gang, ...]:
+def gangs_of(
+    prefix: str, count: int, queues: Sequence[QueueInfo], largest: int, draw: random.Random
+) -> tuple[Gang, ...]:
     """Gangs of 8 to 1,024 GPUs: half want one rack or block, a third declare their runtime, some are elastic."""
     teams = [queue.name for queue in queues if "/" in queue.name]
     gangs = []
@@ -166,7 +168,9 @@ def applied(snapshot: Snapshot, made: PlanResult) -> Snapshot:
         match decision:
             case Admit(uid, placement):
                 holds.pop(uid, None)
-                running[uid] = RunningGang(gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+                running[uid] = RunningGang(
+                    gang_of.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now
+                )
             case Nominate(uid, placement, victims, expires_at):
                 holds[uid] = Nomination(uid, placement, victims, expires_at)
             case Evict(uid, beneficiary) if uid in running:

@@ -27,14 +27,14 @@ from muster.engine import Engine
 from muster.model import Resources
 from muster.simulate import (
     POLICIES,
-    WorkloadAssumptions,
-    TraceJob,
-    TraceNode,
-    SimulationProgress,
-    SimulationConfig,
-    SimCluster,
     JobBehavior,
     RecordedWorkload,
+    SimCluster,
+    SimulationConfig,
+    SimulationProgress,
+    TraceJob,
+    TraceNode,
+    WorkloadAssumptions,
     read_workload,
     run,
 )

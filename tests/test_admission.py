@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 
 from muster import model
-from muster.validation import apply_warnings, check_apply, check_dependencies_valid, check_size, check_submit, namespace_allowed, queue_readiness
 from muster.errors import Refused
 from muster.model import NodeInfo, Resources
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.validation import (
+    apply_warnings,
+    check_apply,
+    check_dependencies_valid,
+    check_size,
+    check_submit,
+    namespace_allowed,
+    queue_readiness,
+)
 
 
 def queue(name: str, parent: str | None = None, **spec: Any) -> Queue:
@@ -230,7 +238,9 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
     tree = {one.metadata.name: one for one in COMPANY}
     check_dependencies_valid(job(queue="research"), tree, {"other": "odd"}, {"a100": "odd"})
     check_dependencies_valid(job(queue="research", flavors=["a100", "h200"]), tree, {}, {"a100": "odd"})
-    told = refused("QueueInactive", check_dependencies_valid, job(queue="research"), tree, {"company": "spec.x: odd"}, {})
+    told = refused(
+        "QueueInactive", check_dependencies_valid, job(queue="research"), tree, {"company": "spec.x: odd"}, {}
+    )
     assert told == "spec.queue: queue company, above queue research, cannot be read: spec.x: odd"
     told = refused("UnknownFlavor", check_dependencies_valid, job(queue="research"), tree, {}, {"h200": "spec.x: odd"})
     assert told == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
@@ -282,7 +292,9 @@ def gang(pods: int, gpus_each: int = 8, queue_name: str = "research", required: 
 
 
 def node(name: str, *domains: str, gpu: int = 8) -> model.NodeInfo:
-    return model.NodeInfo(name, model.Resources.of({"nvidia.com/gpu": gpu, "pods": 110}), flavor="h200", domains=domains)
+    return model.NodeInfo(
+        name, model.Resources.of({"nvidia.com/gpu": gpu, "pods": 110}), flavor="h200", domains=domains
+    )
 
 
 NODES = [node("n1", "r1"), node("n2", "r1"), node("n3", "r2"), node("n4", "r2", gpu=4)]

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.heartbeat import NUMERIC_FIELDS, MAX_CLOCK_SKEW_S, ClockReading, parse_heartbeat, parse_count, parse_time
 from muster.cluster import Heartbeat
+from muster.heartbeat import MAX_CLOCK_SKEW_S, NUMERIC_FIELDS, ClockReading, parse_count, parse_heartbeat, parse_time
 
 NOW = 1_000_000.0
 CLOCK = ClockReading(NOW)
@@ -54,5 +54,7 @@ def test_no_time_is_ahead_of_now_and_the_same_again_is_the_same_object(
     clock = ClockReading(NOW, offset_s)
     beat = parse_heartbeat(said, latest, clock)
     if beat is not None:
-        assert all(0 <= at <= NOW + MAX_CLOCK_SKEW_S for at in (beat.at, beat.step_changed_at, beat.checkpoint_at or 0.0))
+        assert all(
+            0 <= at <= NOW + MAX_CLOCK_SKEW_S for at in (beat.at, beat.step_changed_at, beat.checkpoint_at or 0.0)
+        )
         assert parse_heartbeat(said, latest, clock, beat) is beat

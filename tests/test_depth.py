@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from muster.yaml_input.truncate import MAX_LEVELS, decode_truncated, truncate_value, truncate_depth
 from muster.spec import Flavor, PodTemplate, TrainingJob
 from muster.spec.depth import MAX_DEPTH, find_too_deep
+from muster.yaml_input.truncate import MAX_LEVELS, decode_truncated, truncate_depth, truncate_value
 
 values = st.recursive(
     st.none() | st.integers(-5, 5) | st.text('ab"\\[]{},:é', max_size=6),
@@ -79,7 +79,9 @@ def test_a_shorn_text_says_the_same_down_to_its_depth(value: Any, levels: int, p
 @pytest.mark.parametrize("text", [b"", b"{", b'"', b"]]]]", b'{"a": "\\', b"\xff[[[", b'{"a":' + b"[" * 5000])
 def test_what_is_no_json_is_none_when_it_is_shorn(text: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        decode_truncated(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(truncate_depth(text)[1:])
+        decode_truncated(msgspec.json.decode, text) if text[:1] != b"\xff" else msgspec.json.decode(
+            truncate_depth(text)[1:]
+        )
 
 
 def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.text.suggest import did_you_mean, closest_match
+from muster.text.suggest import closest_match, did_you_mean
 
 
 def test_the_name_most_like_it_is_guessed_and_none_where_none_is_like_it() -> None:

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from tests.local.small import shell_job
 
-from muster.yaml_input import load_objects, parse_objects
 from muster.errors import InvalidSpec
 from muster.local.restrictions import check_local_support
 from muster.spec import TrainingJob
+from muster.yaml_input import load_objects, parse_objects
 
 CONTAINER = "spec.roles[0].template.spec.containers[0]"
 
@@ -85,9 +85,7 @@ def test_a_field_of_a_templates_metadata_that_no_pod_gets_is_refused_and_for_a_c
 
 
 def test_a_field_of_a_templates_metadata_that_says_nothing_is_no_error() -> None:
-    assert load_objects(
-        job({"metadata": {"creationTimestamp": None}, "spec": {"containers": [{"command": ["true"]}]}})
-    )
+    assert load_objects(job({"metadata": {"creationTimestamp": None}, "spec": {"containers": [{"command": ["true"]}]}}))
 
 
 def test_names_that_users_choose_are_no_fields() -> None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.progress import STARTUP_REPEAT_S, ProgressLines, final_heartbeat, progress_line, leading_heartbeat, startup_message, current_heartbeat
+from muster.progress import (
+    STARTUP_REPEAT_S,
+    ProgressLines,
+    current_heartbeat,
+    final_heartbeat,
+    leading_heartbeat,
+    progress_line,
+    startup_message,
+)
 
 
 def beat(step: int, **fields: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.text.sanitize import sanitize_keep_colors, sanitize
+from muster.text.sanitize import sanitize, sanitize_keep_colors
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 PIECES = st.sampled_from(

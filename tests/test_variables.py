@@ -7,9 +7,9 @@ import json
 import pytest
 from tests.manifests.objects import job
 
-from muster.yaml_input import load_objects
-from muster.errors import InvalidSpec
 from muster.env_vars import REDACTED, is_secret_name, not_passed_message, parse_env_options, redact, redact_secrets
+from muster.errors import InvalidSpec
+from muster.yaml_input import load_objects
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The operator on a control plane with pretended nodes: what it takes until pods are bound, seen from outside."""
+"""The operator on a control plane with virtual nodes: what it takes until pods are bound, seen from outside."""

@@ -24,7 +24,7 @@ FLAVOR = "gpus"
 NODE_LABELS = {"pool": FLAVOR}
 WRITES = ("POST", "PATCH", "PUT", "DELETE")
 _PATH = f"{GROUP}/namespaces/{NAMESPACE}/trainingjobs"
-_LEASE = ("--lease-seconds", "15", "--renew-deadline-seconds", "10", "--renew-every-seconds", "2")
+_LEASE = ("--lease-duration-seconds", "15", "--renew-deadline-seconds", "10", "--retry-period-seconds", "2")
 _ALONE = ("PATCH trainingjobs/status", "POST services")  # nobody else writes these
 _SOON_S, _LATER_S = 0.01, 1.0
 

@@ -99,7 +99,9 @@ def script_app(program_args: ScriptArgs, pods: PodArgs, scheduling: SchedulingAr
     else:
         raise InvalidArgument("write one of --script PATH and -m MODULE")
     program = ["-m", "muster_components.trainer.instrument", *target, *program_args.args]
-    return specs.AppDef(name=scheduling.name or stem, roles=[_role(program, pods)], metadata=_metadata(scheduling, SCRIPT_RULES))
+    return specs.AppDef(
+        name=scheduling.name or stem, roles=[_role(program, pods)], metadata=_metadata(scheduling, SCRIPT_RULES)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,11 @@ def _role(program: list[str], pods: PodArgs) -> specs.Role:
     """Pods that start `program` once a process. What the user leaves open is for the scheduler to fill in; what stands
     in the resource meanwhile suits a cluster without GPUs."""
     shape = _parse_layout(pods.j)
-    cpu, gpu, memory = _check_integer("cpu", pods.cpu, 1), _check_integer("gpu", pods.gpu, 0), _check_integer("memMB", pods.memMB, 1)
+    cpu, gpu, memory = (
+        _check_integer("cpu", pods.cpu, 1),
+        _check_integer("gpu", pods.gpu, 0),
+        _check_integer("memMB", pods.memMB, 1),
+    )
     metadata = {"muster.dev/nproc": str(shape.nproc)}
     if gpu is None:
         metadata["muster.dev/accelerator"] = "auto"
@@ -167,7 +173,9 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
     except InputError as error:
         raise InvalidArgument(str(error)) from error
     if scheduling.trace_ranks and not scheduling.trace_steps:
-        raise InvalidArgument(f"--trace_ranks {scheduling.trace_ranks} without --trace_steps traces nothing; write both")
+        raise InvalidArgument(
+            f"--trace_ranks {scheduling.trace_ranks} without --trace_steps traces nothing; write both"
+        )
     said = {
         "queue": scheduling.queue,
         "priority": None if scheduling.priority is None else str(scheduling.priority),

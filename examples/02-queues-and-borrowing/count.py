@@ -56,7 +56,7 @@ while step < steps and not leaving.is_set():
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step, "attempt": attempt, "at": time.time()}) + "\n")
         beat = {"rank": 0, "world_size": 2, "attempt": attempt, "step": step, "steps": steps, "at": time.time()}
-        replace(run_dir / "beats" / "rank-0.json", beat | {"phase": "train", "step_time_s": 0.1})
+        replace(run_dir / "heartbeats" / "rank-0.json", beat | {"phase": "train", "step_time_s": 0.1})
 
 save(step)
 if step < steps:

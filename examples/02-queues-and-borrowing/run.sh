@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two teams, 32 pretended GPUs: team a borrows what team b leaves idle, b comes and takes it back, and what was sent
+# Two teams, 32 virtual GPUs: team a borrows what team b leaves idle, b comes and takes it back, and what was sent
 # away goes on where it stopped. Ends with an error when any of this does not happen.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -19,34 +19,34 @@ from muster import gc_tuning
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError
 from muster.lifecycle import Timeouts
-from muster_operator.job_metrics import JobMetrics
+from muster_operator.cache.admission_signing import AdmissionSigner
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.templates import TemplateCache
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens
-from muster_operator.template_reader import PodTemplateReader
-from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.decision_writer import DecisionWriter
 from muster_operator.dry_run import DryRuns
-from muster_operator.shared_key import SharedKey
-from muster_operator.kube.client import ApiServerClient, ApiError, ApiRateLimits
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.informers import InformerSet
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.json_logs import log_to_stderr
+from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient
 from muster_operator.kube.config import ApiServerEndpoint, load_endpoint
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaseCandidate, LeaderElector
+from muster_operator.kube.lease import LeaderElector, LeaseCandidate
 from muster_operator.kube.outages import Outages
-from muster_operator.supervisor import supervise
-from muster_operator.json_logs import log_to_stderr
-from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.leader import Leader
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.event_recorder import EventRecorder
+from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_groups import PodGroups
 from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
-from muster_operator.leader import Leader
-from muster_operator.server import ServerCallbacks, OperatorServer
+from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
-from muster_operator.cache.admission_signing import AdmissionSigner
-from muster_operator.cache.templates import TemplateCache
-from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.shared_key import SharedKey
+from muster_operator.supervisor import supervise
+from muster_operator.template_reader import PodTemplateReader
 from muster_operator.trace_status import TraceStatusTracker
-from muster_operator.informers import InformerSet
-from muster_operator.decision_writer import DecisionWriter
+from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _KEY_RETRY_S = 0.5
@@ -82,14 +82,18 @@ class Operator:
         self._job_metrics = JobMetrics(metrics, self._cache.jobs.visible, time.time)
         self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.add)
         doubts = UncertainWrites(api, self._cache)
-        self._writer = DecisionWriter(api, self._cache, self._dry_runs, doubts, self._events, choices, settings.identity)
+        self._writer = DecisionWriter(
+            api, self._cache, self._dry_runs, doubts, self._events, choices, settings.identity
+        )
         self._writer.on_status_written = self._job_metrics.on_status_written
         key_name = f"{settings.lease_name}-admission-key"
         self._admission_key = SharedKey(api, settings.namespace, key_name, "the key of admissions that pods tell")
         self._writer.pod_control.pod_groups = self._pod_groups = PodGroups(api) if settings.pod_groups else None
         self._leader = Leader(self._cache, self._writer, metrics, self._job_metrics, fence)
         self._heartbeat_poller = self._build_heartbeat_poller(api) if collectors.config.image else None
-        self._server = OperatorServer(ServerCallbacks(metrics, self._liveness_error, self._readiness_error, self._positions, self._snapshot))
+        self._server = OperatorServer(
+            ServerCallbacks(metrics, self._liveness_error, self._readiness_error, self._positions, self._snapshot)
+        )
         metrics.before_scrape = self._refresh_metrics
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -220,7 +224,11 @@ class Operator:
 
     def _must_defer_events(self) -> bool:
         """Whether Events have to wait."""
-        return self._writer.active_cycles > 0 or self._writer.api.available_tokens() < 1.0 or self._leader.throttle.blocks_deferred_writes()
+        return (
+            self._writer.active_cycles > 0
+            or self._writer.api.available_tokens() < 1.0
+            or self._leader.throttle.blocks_deferred_writes()
+        )
 
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.add(1.0, (component,))
@@ -264,7 +272,9 @@ class Operator:
         else:
             self._job_metrics.reset()
         self._metrics.leading.replace({(): 1.0 if leads and self._leader.term is not None else 0.0})
-        self._metrics.watch_version.replace({(name,): float(at) for name, at in self._informers.resource_versions().items()})
+        self._metrics.watch_version.replace(
+            {(name,): float(at) for name, at in self._informers.resource_versions().items()}
+        )
 
 
 def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:

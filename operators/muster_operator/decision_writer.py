@@ -20,30 +20,30 @@ from muster.cluster import (
     CreatePod,
     DeletePod,
     ObjectWrites,
-    WritePhase,
     RecordEvent,
     RemoveJob,
     WriteFlavorStatus,
+    WritePhase,
     WriteQueueStatus,
     WriteStatus,
 )
 from muster.errors import ClusterError
-from muster_operator.single_pod_admission import SinglePodAdmitter
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.dry_run import DryRuns
-from muster_operator.kube.client import ApiServerClient, ApiError
-from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
-from muster_operator.pod_builder.events import event_manifest
-from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.pod_builder.status_patch import status_patch
-from muster_operator.event_recorder import PendingEvent, EventRecorder
-from muster_operator.pending_reason_events import PENDING, PendingReasonEvents
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 from muster_operator.cache.admission_signing import AdmissionSigner
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.write_response import written_metadata
+from muster_operator.dry_run import DryRuns
+from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator.kube.client import ApiError, ApiServerClient
+from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster_operator.pending_reason_events import PENDING, PendingReasonEvents
+from muster_operator.pod_builder.events import event_manifest
+from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.pod_builder.status_patch import status_patch
 from muster_operator.pod_control import PodControl
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
+from muster_operator.single_pod_admission import SinglePodAdmitter
+from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _SUPERSEDES = {"Completed": "Admitted", "Admitted": PENDING}  # an Event, and the one that is worth nothing after it

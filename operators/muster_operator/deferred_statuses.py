@@ -25,7 +25,10 @@ class WriteThrottle:
     """
 
     def __init__(
-        self, has_urgent_work: Callable[[], bool], progress: Callable[[], int], clock: Callable[[], float] = time.monotonic
+        self,
+        has_urgent_work: Callable[[], bool],
+        progress: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._has_urgent_work = has_urgent_work
         self._progress = progress

@@ -22,22 +22,22 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import CreatePod
-from muster.yaml_input.field_errors import field_path
-from muster.yaml_input.pod_fields import unknown_in
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError, InvalidSpec
 from muster.model import MAX_AMOUNT
 from muster.quantity import format_quantity
 from muster.snapshot import pod_request
 from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
-from muster_operator.template_reader import PodTemplateReader
-from muster_operator.kube.client import ApiServerClient, ApiError
-from muster_operator.kube.resources import PODS
-from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
+from muster.yaml_input.field_errors import field_path
+from muster.yaml_input.pod_fields import unknown_in
+from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.lru_cache import MAX_ENTRIES, LRUCache
 from muster_operator.cache.templates import CachedTemplate, trim_pod
+from muster_operator.kube.client import ApiError, ApiServerClient
+from muster_operator.kube.resources import PODS
+from muster_operator.pod_builder.pods import PodConfig, pod_manifest
+from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
+from muster_operator.template_reader import PodTemplateReader
 
 _LOG = logging.getLogger("muster.operator")
 _REFRESH_PERIOD_S = 15.0  # how often refused templates are tried anew, at most
@@ -180,7 +180,10 @@ class DryRuns:
 def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunResult:
     """What the answer says beyond the template; a verdict without a pod if that is nothing we care about."""
     if created.get("resourceClaims"):
-        return DryRunResult(refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): {RESOURCE_CLAIMS_NOT_ALLOWED}")
+        return DryRunResult(
+            refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): "
+            f"{RESOURCE_CLAIMS_NOT_ALLOWED}"
+        )
     try:
         whole = spec.PodSpec.model_validate({name: created[name] for name in _COMPARED_FIELDS if name in created})
         really, template = trim_pod(whole), trim_pod(template)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
 from muster_operator.kube.resources import EVENTS
 
 _LOG = logging.getLogger("muster.operator")

@@ -8,13 +8,13 @@ import msgspec
 
 from muster import spec
 from muster.lifecycle import is_finished
-from muster_operator.kube.client import ApiServerClient, ApiError
-from muster_operator.kube.resources import QUEUES
-from muster_operator.labels import IN_USE
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.write_response import written_metadata
+from muster_operator.kube.client import ApiError, ApiServerClient
+from muster_operator.kube.resources import QUEUES
+from muster_operator.labels import IN_USE
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
@@ -37,7 +37,9 @@ def queues_in_use(jobs: JobCache) -> set[str]:
     return named
 
 
-async def reconcile_finalizers(api: ApiServerClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter) -> None:
+async def reconcile_finalizers(
+    api: ApiServerClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter
+) -> None:
     """Put the finalizer on queues that lack it, and take it off those that may go. Raises ClusterError for what is no
     single queue's trouble."""
     every = queues.all()

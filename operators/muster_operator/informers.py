@@ -6,11 +6,11 @@ import asyncio
 import logging
 from typing import Any
 
+from muster_operator.cache import k8s_types
+from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.kube import resources
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
-from muster_operator.cache import k8s_types
-from muster_operator.cache.cluster_cache import ClusterCache
 
 _LOG = logging.getLogger("muster.operator")
 _JOB_PAGE_SIZE = 50  # an object may be 1.5 MiB long

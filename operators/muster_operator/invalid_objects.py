@@ -2,7 +2,7 @@
 
 A job says so in Admitted=False. One that has room keeps it, and its conditions: it is decided about as it was before
 the edit (`sight.jobs`), so only the Event tells; if it loses the room, the engine writes why it gets none again. A
-queue says so in Active=False, which the engine writes, and a flavor in Readable=False. A job whose templates are too
+queue says so in Active=False, which the engine writes, and a flavor in Valid=False. A job whose templates are too
 much for its namespace is told so in the same way, and is read again once they are not.
 """
 
@@ -18,23 +18,23 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.cluster import RecordEvent
-from muster.yaml_input.truncate import decode_truncated
 from muster.lifecycle import is_finished, set_condition
 from muster.lifecycle.conditions import ADMITTED, with_condition
-from muster_operator.kube.client import ApiServerClient, ApiError
+from muster.yaml_input.truncate import decode_truncated
+from muster_operator.cache.cached_job import INVALID, holds_capacity
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.custom_objects import InvalidObject
+from muster_operator.cache.invalid_job import InvalidJob
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.write_response import written_metadata
+from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator.kube.client import ApiError, ApiServerClient
 from muster_operator.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster_operator.pod_builder.events import event_manifest
 from muster_operator.pod_builder.status_patch import changed_fields, status_patch
-from muster_operator.event_recorder import PendingEvent, EventRecorder
 from muster_operator.retry_limiter import RetryLimiter, is_server_wide
-from muster_operator.cache.custom_objects import InvalidObject
-from muster_operator.cache.cached_job import INVALID, holds_capacity
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.cache.invalid_job import InvalidJob
-from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.write_response import written_metadata
 
-VALID = "Readable"
+VALID = "Valid"
 _LOG = logging.getLogger("muster.operator")
 _MAX_MESSAGE = 4096  # of a condition's message; an Event holds less and is cut
 
@@ -79,9 +79,7 @@ class InvalidObjectReporter:
             self._record_event_once(FLAVORS, faulty)
             await self._report_invalid_flavor(faulty)
         for flavor in flavors.all():
-            if any(
-                condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions
-            ):
+            if any(condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions):
                 await self._report_valid_flavor(flavor)
         if not (jobs.invalid or queues.invalid or flavors.invalid):
             self._reported.clear()
@@ -125,7 +123,9 @@ class InvalidObjectReporter:
 
     async def _report_valid_flavor(self, flavor: spec.Flavor) -> None:
         """Say in a flavor's status that it can be read again."""
-        version, wanted = await self._write_condition(flavor.metadata, flavor.status, valid=True, reason="Mended", message="")
+        version, wanted = await self._write_condition(
+            flavor.metadata, flavor.status, valid=True, reason="Valid", message=""
+        )
         if version is not None:
             self.cache.flavors.on_written(flavor.metadata.name, int(version), {"status": wanted})
 

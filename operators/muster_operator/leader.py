@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from itertools import islice
 
 from muster.cluster import ObjectWrites, WritePhase, WriteStatus
-from muster.engine import Engine, CycleResult
+from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.lifecycle import Timeouts
 from muster_operator import finalizers
-from muster_operator.job_metrics import JobMetrics
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.decision_writer import DecisionWriter, WriteResult
 from muster_operator.deferred_statuses import DeferredStatusQueue, WriteThrottle
+from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.job_metrics import JobMetrics
 from muster_operator.kube.client import Fenced
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.trace_status import TraceStatusTracker
-from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.decision_writer import WriteResult, DecisionWriter
 
 _LOG = logging.getLogger("muster.operator")
 _CONFLICT_BACKOFF_S = 0.05  # for the watch to bring what changed
@@ -55,7 +55,12 @@ class Leader:
     """Rounds, as long as `may_write` and nobody cancels."""
 
     def __init__(
-        self, sight: ClusterCache, writer: DecisionWriter, metrics: OperatorMetrics, accounts: JobMetrics, may_write: Callable[[], bool]
+        self,
+        sight: ClusterCache,
+        writer: DecisionWriter,
+        metrics: OperatorMetrics,
+        accounts: JobMetrics,
+        may_write: Callable[[], bool],
     ) -> None:
         self.wakeup = asyncio.Event()
         self.term: LeaderTerm | None = None
@@ -146,7 +151,9 @@ class Leader:
         self._metrics.write_s.observe(time.monotonic() - decided)
         for pause_s, uids in self._by_backoff(outcome.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
-        await finalizers.reconcile_finalizers(self._writer.api, self._cache.queues, self._cache.jobs, self._writer.retry_limiter)
+        await finalizers.reconcile_finalizers(
+            self._writer.api, self._cache.queues, self._cache.jobs, self._writer.retry_limiter
+        )
         await self._invalid_objects.report()
         self._writer.pending_reasons.record_due()
         if self.trace_status is not None and (due := self.trace_status.due_writes()):
@@ -169,7 +176,9 @@ class Leader:
     def _next_deferred(self) -> WritePhase:
         """What may be written now of what can wait."""
         owed = self._lagging_statuses()
-        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(owed) + len(self._deferred_statuses)))  # half for each, if both want it
+        count = self.throttle.take_budget(
+            min(_DEFERRED_BATCH, len(owed) + len(self._deferred_statuses))
+        )  # half for each, if both want it
         told = owed[: max(count - len(self._deferred_statuses), (count + 1) // 2)]
         return (*told, *self._deferred_statuses.take(count - len(told)))
 

@@ -6,7 +6,25 @@ import bisect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0)
+DURATION_BUCKETS_S = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    1800.0,
+    7200.0,
+    86400.0,
+)
 Labels = tuple[str, ...]
 
 
@@ -43,7 +61,9 @@ class Metric:
 class Histogram:
     """How often values fell below each bound, by labels."""
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float] = DURATION_BUCKETS_S, labels: Sequence[str] = ()) -> None:
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float] = DURATION_BUCKETS_S, labels: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self._text = text
         self._bounds = tuple(bounds)
@@ -79,13 +99,15 @@ class OperatorMetrics:
         self.api_calls = Metric(
             "counter", "muster_api_calls_total", "Calls to the API server.", ("verb", "resource", "code")
         )
-        self.cycles = Metric("counter", "muster_rounds_total", "Rounds: observe, decide, write.")
-        self.component_failures = Metric("counter", "muster_failures_total", "Failures that a part survived: bugs.", ("part",))
+        self.cycles = Metric("counter", "muster_scheduling_cycles_total", "Rounds: observe, decide, write.")
+        self.component_failures = Metric(
+            "counter", "muster_component_failures_total", "Failures that a component survived: bugs.", ("component",)
+        )
         self.conflicts = Metric(
             "counter", "muster_conflicts_total", "Statuses refused because the job changed meanwhile."
         )
-        self.scheduling_s = Histogram("muster_plan_seconds", "Time to decide one round.")
-        self.write_s = Histogram("muster_apply_seconds", "Time to write what a round decided.")
+        self.scheduling_s = Histogram("muster_scheduling_duration_seconds", "Time to decide one round.")
+        self.write_s = Histogram("muster_write_duration_seconds", "Time to write what a round decided.")
         self.wait_s = Histogram("muster_wait_seconds", "From submission to admission.", labels=("queue",))
         self.admission_s = Histogram(
             "muster_admission_seconds", "From when a round began to the acknowledged admission of a job."
@@ -99,8 +121,10 @@ class OperatorMetrics:
         self.watch_version = Metric(
             "gauge", "muster_watch_version", "The resourceVersion that each watch has come to.", ("resource",)
         )
-        self.heartbeats = Metric("counter", "muster_beats_total", "Collectors asked, by what came of it.", ("outcome",))
-        self.unreachable_collectors = Metric("gauge", "muster_collectors_silent", "Collectors that do not answer.")
+        self.heartbeats = Metric(
+            "counter", "muster_heartbeats_total", "Collectors asked, by what came of it.", ("outcome",)
+        )
+        self.unreachable_collectors = Metric("gauge", "muster_collectors_unreachable", "Collectors that do not answer.")
         self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events not recorded for lack of time.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:

@@ -15,21 +15,21 @@ import msgspec
 
 from muster.cluster import CreatePod, DeletePod, RecordEvent
 from muster.errors import InvalidSpec
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_pod import created_pod
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import V1PodMeta
+from muster_operator.cache.write_response import written_metadata
 from muster_operator.collectors.tokens import CollectorTokens
-from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.dry_run import DryRuns
-from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
 from muster_operator.kube.resources import PODS, SERVICES
 from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.services import needs_service, service_manifest
 from muster_operator.pod_groups import PodGroups
 from muster_operator.retry_limiter import INVALID_REQUEST_CODES, RetryLimiter, is_server_wide
-from muster_operator.cache.cached_job import CachedJob
-from muster_operator.cache.cached_pod import created_pod
-from muster_operator.cache.k8s_types import V1PodMeta
-from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.write_response import written_metadata
+from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_SERVICES = 50_000
@@ -63,20 +63,32 @@ class PodControl:
         if created is not None and not await self._ensure_prerequisites(known, created, deferred):
             return
         if created is not None and self.retry_limiter.has_repeated(uid):
-            await self._apply_one(known, created, deferred)  # a webhook may take its time with each: one of them tells enough
-            writes = [one for one in writes if one is not created and not (uid in deferred and isinstance(one, CreatePod))]
+            await self._apply_one(
+                known, created, deferred
+            )  # a webhook may take its time with each: one of them tells enough
+            writes = [
+                one for one in writes if one is not created and not (uid in deferred and isinstance(one, CreatePod))
+            ]
         if len(writes) == 1:
             await self._apply_one(known, writes[0], deferred)
             return
-        results = await asyncio.gather(*(self._apply_one(known, one, deferred) for one in writes), return_exceptions=True)
+        results = await asyncio.gather(
+            *(self._apply_one(known, one, deferred) for one in writes), return_exceptions=True
+        )
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
     async def _apply_one(self, known: CachedJob, write: CreatePod | DeletePod, deferred: set[str]) -> None:
-        await (self._create(known, write, deferred) if isinstance(write, CreatePod) else self._delete(known, write, deferred))
+        await (
+            self._create(known, write, deferred)
+            if isinstance(write, CreatePod)
+            else self._delete(known, write, deferred)
+        )
 
-    async def _ensure_prerequisites(self, known: CachedJob, created: CreatePod, deferred: set[str], *, grouped: bool = True) -> bool:
+    async def _ensure_prerequisites(
+        self, known: CachedJob, created: CreatePod, deferred: set[str], *, grouped: bool = True
+    ) -> bool:
         """What has to be there before a gang's first pod is there; False where it is refused."""
         try:
             await self._ensure_service(known)
@@ -127,7 +139,9 @@ class PodControl:
         self._record_failure(known.uid, ApiError(422, "", message), deferred)
         self._record_warning_once(known, "PodRejected", message, pod)
 
-    async def _create(self, known: CachedJob, write: CreatePod, deferred: set[str], annotation: str = "") -> CreateResult:
+    async def _create(
+        self, known: CachedJob, write: CreatePod, deferred: set[str], annotation: str = ""
+    ) -> CreateResult:
         if write.role not in known.templates:
             return "refused"
         path = PODS.path(known.namespace, write.name)
@@ -201,7 +215,7 @@ class PodControl:
     def _on_delete_refused(self, known: CachedJob, write: DeletePod, error: ApiError, deferred: set[str]) -> None:
         why = error.message or str(error)
         self._record_failure(known.uid, error, deferred)
-        self._record_warning_once(known, "PodNotDeleted", f"pod {write.name} cannot be deleted: {why}", write.name)
+        self._record_warning_once(known, "FailedDelete", f"pod {write.name} cannot be deleted: {why}", write.name)
 
     def _record_failure(self, uid: str, error: ApiError, deferred: set[str]) -> None:
         if uid not in deferred:

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
 from muster_operator.kube.resources import POD_GROUPS
 from muster_operator.pod_builder.pod_groups import pod_group_manifest, pod_group_name
-from muster_operator.cache.cached_job import CachedJob
 
 _MAX_ENTRIES = 50_000
 _FEATURE_GATES = "GenericWorkload=true,GangScheduling=true"

@@ -14,11 +14,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from muster.spec import ContainerResources
+from muster_operator.cache.cluster_cache import CollectorSettings
+from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.kube.client import ApiRateLimits
 from muster_operator.kube.lease import LeaseTimes
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
-from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.cache.cluster_cache import CollectorSettings
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -76,7 +76,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     add("--lease-name", metavar="NAME", default="muster-operator", help="default: %(default)s")
     add("--no-lease", action="store_true", help="act without a Lease; only where no other operator can run")
     add(
-        "--lease-seconds",
+        "--lease-duration-seconds",
         metavar="S",
         type=_positive_number,
         default=15.0,
@@ -89,10 +89,22 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         default=10.0,
         help="without a renewal for so long nothing is written any more (default: %(default)g)",
     )
-    add("--renew-every-seconds", metavar="S", type=_positive_number, default=2.0, help="default: %(default)g")
+    add("--retry-period-seconds", metavar="S", type=_positive_number, default=2.0, help="default: %(default)g")
     add("--qps", metavar="N", type=_positive_number, default=300.0, help="calls a second (default: %(default)g)")
-    add("--burst", metavar="N", type=_positive_integer, default=500, help="calls at once beyond that (default: %(default)d)")
-    add("--in-flight", metavar="N", type=_positive_integer, default=64, help="calls under way at once (default: %(default)d)")
+    add(
+        "--burst",
+        metavar="N",
+        type=_positive_integer,
+        default=500,
+        help="calls at once beyond that (default: %(default)d)",
+    )
+    add(
+        "--in-flight",
+        metavar="N",
+        type=_positive_integer,
+        default=64,
+        help="calls under way at once (default: %(default)d)",
+    )
     add(
         "--listen",
         metavar="HOST:PORT",
@@ -112,7 +124,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         help="priority class of all pods; give it preemptionPolicy Never (default: the cluster's default)",
     )
     add(
-        "--learn-again-seconds",
+        "--dry-run-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=600.0,
@@ -140,11 +152,12 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
-    times = LeaseTimes(flags.lease_seconds, flags.renew_deadline_seconds, flags.renew_every_seconds)
+    times = LeaseTimes(flags.lease_duration_seconds, flags.renew_deadline_seconds, flags.retry_period_seconds)
     if not min(times.duration_s, times.lease_duration_seconds) > times.renew_deadline_s > times.retry_s:
         parser.error(
-            f"--lease-seconds {times.duration_s:g} must be above --renew-deadline-seconds {times.renew_deadline_s:g}, "
-            f"and that above --renew-every-seconds {times.retry_s:g}"
+            f"--lease-duration-seconds {times.duration_s:g} must be above --renew-deadline-seconds "
+            f"{times.renew_deadline_s:g}, "
+            f"and that above --retry-period-seconds {times.retry_s:g}"
         )
     for flag, address in (("--listen", flags.listen), ("--listen-local", flags.listen_local)):
         if not address.rpartition(":")[2].isdecimal():
@@ -162,10 +175,10 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         addresses=ListenAddresses(flags.listen, flags.listen_local),
         priority_class=flags.priority_class,
         pod_groups=flags.pod_groups,
-        dry_run_refresh_s=flags.learn_again_seconds,
+        dry_run_refresh_s=flags.dry_run_interval_seconds,
         template_bytes=flags.namespace_templates_mib * 2**20,
         collectors=_collector_settings(flags),
-        progress_interval_s=flags.progress_seconds,
+        progress_interval_s=flags.progress_interval_seconds,
         snapshot_dir=flags.snapshot_dir,
         log_level=flags.log_level,
     )  # fmt: skip
@@ -203,14 +216,14 @@ def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
         help="a Secret in the job's namespace whose keys are the variables with the store's credentials",
     )
     add(
-        "--beats-every-seconds",
+        "--heartbeat-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=15.0,
         help="how often jobs are asked how far they are (default: %(default)g)",
     )
     add(
-        "--progress-seconds",
+        "--progress-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=60.0,
@@ -226,7 +239,7 @@ def _collector_settings(flags: argparse.Namespace) -> CollectorSettings:
         store=flags.collector_store,
         store_secret=flags.collector_store_secret,
     )
-    return CollectorSettings(choices, flags.beats_every_seconds)
+    return CollectorSettings(choices, flags.heartbeat_interval_seconds)
 
 
 def _container_resources(text: str) -> dict[str, Any]:

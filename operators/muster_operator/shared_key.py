@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
 from muster_operator.kube.resources import SECRETS
 
 _KEY = "key"

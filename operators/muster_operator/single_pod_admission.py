@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muster.cluster import CreatePod, ObjectWrites, RecordEvent, WriteStatus
-from muster_operator.retry_limiter import RetryLimiter
 from muster_operator.cache.admission_signing import AdmissionSigner, admission_record, may_admit_by_pod
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.pod_control import PodControl
+from muster_operator.retry_limiter import RetryLimiter
 
 _MAX_ATTEMPTS = 4
 AdmissionOutcome = Literal["admitted", "not now", "changed", "status first"]

@@ -43,6 +43,6 @@ async def supervise(name: str, component: Callable[[], Awaitable[None]], on_fail
             await component()
         except Exception:
             pause_s = pauses.next_s()
-            _LOG.exception("a part failed", extra={"part": name, "again_in_s": pause_s})
+            _LOG.exception("a component failed", extra={"component": name, "again_in_s": pause_s})
             on_failure(name)
             await asyncio.sleep(pause_s)

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError
-from muster_operator.kube.resources import TRAINING_JOBS
+from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.k8s_types import V1ObjectMeta
 from muster_operator.cache.templates import TemplateCache
+from muster_operator.kube.client import ApiError, ApiServerClient
+from muster_operator.kube.resources import TRAINING_JOBS
 
 
 class _Role(msgspec.Struct):

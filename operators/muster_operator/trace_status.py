@@ -11,9 +11,9 @@ from muster import spec
 from muster.cluster import WriteStatus
 from muster.lifecycle import is_finished
 from muster.lifecycle.observation import ACTIVE_POD_PHASES
-from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 
 
 class TraceStatusTracker:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
-from muster_operator.retry_limiter import is_server_wide
+from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache import k8s_types
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
+from muster_operator.retry_limiter import is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]

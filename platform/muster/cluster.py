@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from muster import spec
-from muster.model import Resources, NodeTaint
+from muster.model import NodeTaint, Resources
 
 DRAIN_TAINT = "muster.dev/drain"
 """The key of the taint on a node that is drained: gangs on it checkpoint, leave and are queued again, and none comes,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster import spec
-from muster.model import Placement, Role, DecayedUsage
+from muster.model import DecayedUsage, Placement, Role
 
 TICK_S = 60.0
 UsageKey: TypeAlias = tuple[str, str, str]

@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from muster.cluster import Heartbeat
 
-NUMERIC_FIELDS = ("rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
-           "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at")  # fmt: skip
+NUMERIC_FIELDS = (
+    "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
+    "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at",
+)  # fmt: skip
 """What a heartbeat tells in numbers."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})
 """What it may say that a rank does."""
@@ -34,7 +36,10 @@ class ClockReading:
 
 
 def parse_heartbeat(
-    reported: Mapping[str, object], latest_checkpoint: Mapping[str, object], clock: ClockReading, previous: Heartbeat | None = None
+    reported: Mapping[str, object],
+    latest_checkpoint: Mapping[str, object],
+    clock: ClockReading,
+    previous: Heartbeat | None = None,
 ) -> Heartbeat | None:
     """From the heartbeat (`said`) and `checkpoints/latest`, times by our clock; the same object as `before` if it says
     the same.
@@ -44,8 +49,12 @@ def parse_heartbeat(
     counts from when it was first seen.
     """
     at, step = parse_time(reported.get("at"), clock), parse_count(reported.get("step"))
-    checkpoint_step = _first_known(parse_count(latest_checkpoint.get("step")), parse_count(reported.get("checkpoint_step")))
-    dated = _first_known(_to_local_clock(latest_checkpoint.get("at"), clock), _to_local_clock(reported.get("checkpoint_at"), clock))
+    checkpoint_step = _first_known(
+        parse_count(latest_checkpoint.get("step")), parse_count(reported.get("checkpoint_step"))
+    )
+    dated = _first_known(
+        _to_local_clock(latest_checkpoint.get("at"), clock), _to_local_clock(reported.get("checkpoint_at"), clock)
+    )
     checkpoint_at = _clamp_to_now(dated, clock)
     if dated != checkpoint_at and previous is not None and previous.checkpoint_step == checkpoint_step:
         checkpoint_at = _first_known(previous.checkpoint_at, checkpoint_at)

@@ -32,7 +32,9 @@ class HeartbeatSigner:
 
     def authorization(self, path: str, now: float, nonce: str) -> str:
         """The value of the header Authorization; `nonce` is 32 random hexadecimal digits."""
-        return f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._request_signature(path, str(int(now)), nonce)}"
+        return (
+            f"{SCHEME} time={int(now)}, nonce={nonce}, signature={self._request_signature(path, str(int(now)), nonce)}"
+        )
 
     def verify_request(self, path: str, header: str, now: float) -> bool:
         """Whether this is the header of a request for this collector, made just now."""
@@ -40,7 +42,10 @@ class HeartbeatSigner:
         if match is None:
             return False
         at, nonce, signature = match.groups()
-        return hmac.compare_digest(signature, self._request_signature(path, at, nonce)) and abs(int(at) - now) <= MAX_REQUEST_AGE_S
+        return (
+            hmac.compare_digest(signature, self._request_signature(path, at, nonce))
+            and abs(int(at) - now) <= MAX_REQUEST_AGE_S
+        )
 
     def sign_response(self, header: str, body: bytes) -> str:
         """The signature of the answer to the request with this header."""

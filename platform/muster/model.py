@@ -233,7 +233,7 @@ class RunningGang:
     started_at: float | None = None
     checkpoint_at: float | None = None
     resized_at: float | None = None
-    state: Literal["admitted", "evicting", "leaving"] = "admitted"
+    state: Literal["admitted", "evicting", "terminating"] = "admitted"
     preemptor: str | None = None
     retained_placement: Placement = ()
     retained_until: float | None = None
@@ -299,11 +299,11 @@ WaitReason = Literal[
     "LargerThanQuota",
     "LargerThanCluster",
     "QuotaExceeded",
-    "NoRoom",
-    "TopologyNoRoom",
-    "Reserved",
-    "HoldWaiting",
-    "BehindHead",
+    "InsufficientResources",
+    "TopologyUnsatisfiable",
+    "BlockedByReservation",
+    "WaitingForPreemption",
+    "BlockedByQueueHead",
 ]
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from muster.text.humanize import format_count, format_duration
 from muster.spec import ProgressStatus
+from muster.text.humanize import format_count, format_duration
 
 STARTUP_REPEAT_S = 30.0
 """What takes long before the first step is told again no sooner than this, with the time that it has taken."""
@@ -21,7 +21,9 @@ def leading_heartbeat(heartbeats: Sequence[dict[str, Any]]) -> dict[str, Any] | 
     if not heartbeats:
         return None
     newest = max(beat.get("attempt") or 0 for beat in heartbeats)
-    return min((beat for beat in heartbeats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0)
+    return min(
+        (beat for beat in heartbeats if (beat.get("attempt") or 0) == newest), key=lambda beat: beat.get("rank") or 0
+    )
 
 
 def current_heartbeat(heartbeats: Sequence[dict[str, Any]], attempt: int) -> dict[str, Any] | None:

@@ -46,7 +46,11 @@ def check_quantity(value: str | float, resource: str) -> None:
     CPU, memory and storage."""
     with localcontext(prec=80):  # exact: the API server takes at most 40 characters
         amount = _bounded_decimal(value, resource).quantize(_NANO, ROUND_CEILING)
-    if resource not in FRACTIONAL_RESOURCES and not resource.startswith(HUGE_PAGES_PREFIX) and amount != amount.to_integral_value():
+    if (
+        resource not in FRACTIONAL_RESOURCES
+        and not resource.startswith(HUGE_PAGES_PREFIX)
+        and amount != amount.to_integral_value()
+    ):
         raise ValueError(
             f"{resource}: {value!r} is no whole number; Kubernetes counts it in whole ones: write 1 or more"
         )

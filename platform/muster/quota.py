@@ -114,7 +114,9 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
         parent=tuple(parent),
         children=tuple(tuple(c) for c in children),
         path=path,
-        inactive_reason=tuple(next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))),
+        inactive_reason=tuple(
+            next((trouble[above] for above in path[q] if trouble[above]), "") for q in range(len(queues))
+        ),
         cell_index=cells,
         cell_names=cell_names,
         guaranteed=tuple(tuple(row) for row in guaranteed),
@@ -233,7 +235,8 @@ class QuotaUsage:
         """`avail` of every queue and cell at once: [queues, cells]."""
         tree, below, used = self.tree, self.table(), self.table(own_usage=True)
         total, kept, limit = (
-            np.array(table, dtype=np.int64).reshape(below.shape) for table in (tree.subtree_quota, tree.local_quota, tree.limit)
+            np.array(table, dtype=np.int64).reshape(below.shape)
+            for table in (tree.subtree_quota, tree.local_quota, tree.limit)
         )
         spare: IntArray = np.maximum(0, kept - used)
         cap: IntArray = limit - below

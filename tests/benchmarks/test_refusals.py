@@ -72,11 +72,11 @@ def test_a_group_of_which_nothing_was_said_yet_is_none() -> None:
 
 def test_the_first_time_and_the_newest_words_are_kept() -> None:
     heard = Heard()
-    heard.note("NoRoom", "first")
+    heard.note("InsufficientResources", "first")
     first_at = heard.at
-    heard.note("NoRoom", "position 1")
+    heard.note("InsufficientResources", "position 1")
 
-    assert (str(heard), heard.at) == ("NoRoom: position 1", first_at)
+    assert (str(heard), heard.at) == ("InsufficientResources: position 1", first_at)
     asyncio.run(heard.said(limit_s=1.0))
 
 

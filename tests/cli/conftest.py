@@ -36,7 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
     import muster.cli.connect
 
     client = MemoryClient(tmp_path / "runs")
-    monkeypatch.setattr(muster.cli.connect, "_open", lambda start: client)
+    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
     return client
 
 

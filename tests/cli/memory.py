@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from muster.errors import Conflict, MusterError, NotFound
+from muster.job_list import JobList, UnreadableJobItem
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.spec import Queue, TrainingJob, TrainingJobStatus
 from muster.validation import apply_warnings, check_apply, check_submit, with_replicas
 from muster.yaml_input import AnyObject
-from muster.errors import Conflict, MusterError, NotFound
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.job_list import JobList, UnreadableJobItem
-from muster.spec import Queue, TrainingJob, TrainingJobStatus
 
 NOW = 1_790_000_000.0
 
@@ -89,7 +89,7 @@ class MemoryClient:
         jobs = self.kept_jobs.values()
         return [job for job in jobs if namespace in (None, job.metadata.namespace or "default")]
 
-    def listing(self, namespace: str | None = None) -> JobList:
+    def job_list(self, namespace: str | None = None) -> JobList:
         return JobList(self.jobs(namespace), self.unreadable)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
@@ -113,12 +113,12 @@ class MemoryClient:
 
     def drain(self, node: str) -> list[TrainingJob]:
         self.asked.append(("drain", node))
-        return self.jobs_on(node)
+        return self.jobs_on_node(node)
 
     def undrain(self, node: str) -> None:
         self.asked.append(("undrain", node))
 
-    def jobs_on(self, node: str) -> list[TrainingJob]:
+    def jobs_on_node(self, node: str) -> list[TrainingJob]:
         """Who is there the first time that somebody asks has left the second time."""
         jobs, self.on_nodes = self.on_nodes, []
         return [self.kept_jobs[name] for name in jobs]
@@ -132,7 +132,7 @@ class MemoryClient:
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         return self.kept_events
 
-    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         return self.kept_beats
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
@@ -150,7 +150,9 @@ class MemoryClient:
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
         return self.logged
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
-        self.asked.append(("logs", role, index, excerpt.attempt, excerpt.since, excerpt.until, excerpt.follow))
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
+        self.asked.append(("logs", role, index, options.attempt, options.since, options.until, options.follow))
         lines = self.logs.get((role, index), [])
-        yield from lines if excerpt.tail_lines is None else lines[len(lines) - excerpt.tail_lines :]
+        yield from lines if options.tail_lines is None else lines[len(lines) - options.tail_lines :]

@@ -22,12 +22,18 @@ from muster.kubernetes.config import KubeContext
         (ClusterOptions(cluster="kubernetes"), {}, KubeContext()),
         (ClusterOptions(cluster="local"), {"MUSTER_CLUSTER": "kubernetes", "MUSTER_CONTEXT": "prod"}, None),
         (ClusterOptions(cluster="kubernetes"), {"MUSTER_CLUSTER": "local"}, KubeContext()),
-        (ClusterOptions(context="test"), {"MUSTER_CONTEXT": "prod", "MUSTER_CLUSTER": "local"}, KubeContext(context="test")),
+        (
+            ClusterOptions(context="test"),
+            {"MUSTER_CONTEXT": "prod", "MUSTER_CLUSTER": "local"},
+            KubeContext(context="test"),
+        ),
         (ClusterOptions(kubeconfig="/a"), {}, KubeContext(kubeconfig="/a")),
         (ClusterOptions(kubeconfig="/a"), {"MUSTER_CONTEXT": "prod"}, KubeContext("/a", "prod")),
     ],
 )
-def test_options_count_before_the_environment(choice: ClusterOptions, environ: dict[str, str], meant: KubeContext | None) -> None:
+def test_options_count_before_the_environment(
+    choice: ClusterOptions, environ: dict[str, str], meant: KubeContext | None
+) -> None:
     assert resolve_context(choice, environ) == meant
 
 
@@ -55,7 +61,7 @@ def test_the_options_may_stand_after_the_verb() -> None:
 def test_a_kubeconfig_that_is_not_there_is_named(cluster: MemoryClient, muster: Muster) -> None:
     ended = muster("jobs", "--kubeconfig", "/nowhere/config", "--json")
     assert ended.code == 4
-    assert '"reason": "NoKubeconfig"' in ended.err
+    assert '"reason": "KubeconfigNotFound"' in ended.err
     assert "/nowhere/config" in ended.err
 
 

@@ -33,7 +33,7 @@ class Distant(MemoryClient):
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
     client = Distant(tmp_path)
-    monkeypatch.setattr(muster.cli.connect, "_open", lambda start: client)
+    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return client
 
@@ -69,7 +69,7 @@ def test_where_no_store_has_the_run_the_report_says_where_it_is(
 def test_a_store_that_nobody_knows_is_invalid(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = traced("gopher://bucket/default/llama-u1")
     ended = muster("report", "llama")
-    assert (ended.code, "gopher" in ended.err, "NoStore" in ended.err) == (2, True, True)
+    assert (ended.code, "gopher" in ended.err, "InvalidStoreURL" in ended.err) == (2, True, True)
 
 
 def test_what_is_in_the_store_is_brought_here_and_reported_on(
@@ -85,7 +85,7 @@ def test_what_is_in_the_store_is_brought_here_and_reported_on(
     page = tmp_path / "home/fetched/default/llama-u1/report/report.html"
     assert lines[-1] == str(page)
     report = json.loads(json_path(page).read_text())
-    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
+    assert [row["label"] for row in report["traces"]] == ["rank 0", "rank 1"]
     assert not (page.parents[1] / "checkpoints").exists()  # nothing that a report does not read
     trace = next((page.parents[1] / "traces").glob("rank-0*"))
     before = trace.stat().st_mtime_ns

@@ -28,7 +28,7 @@ def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
     cluster.kept_jobs = {
         "done": job("done", status("Succeeded", startedAt=NOW, finishedAt=NOW + 65)),
         "second": job("second", status("Pending", "QuotaExceeded", message, queuePosition=2)),
-        "first": job("first", status("Pending", "NoRoom", "needs 2 nodes", queuePosition=1)),
+        "first": job("first", status("Pending", "InsufficientResources", "needs 2 nodes", queuePosition=1)),
         "runs": job("runs", status("Running", placement=placement("n1", "n2"), podsWanted=2, podsReady=2)),
     }
     ended = muster("jobs")
@@ -37,7 +37,7 @@ def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
     assert "● Running" in lines[1]
     assert "2/2" in lines[1]
     assert lines[1].rstrip().endswith("n1, n2")
-    assert "#1 NoRoom: needs 2 nodes" in lines[2]
+    assert "#1 InsufficientResources: needs 2 nodes" in lines[2]
     assert "1m05s" in lines[4]
     assert [row["metadata"]["name"] for row in muster("jobs", "--json").rows] == ["runs", "first", "second", "done"]
 
@@ -114,7 +114,7 @@ def test_whoever_may_not_list_all_namespaces_learns_what_is_in_the_one_asked_for
             raise Refused("jobs may not be listed", reason="Forbidden")
         return JobList(cluster.jobs(namespace), [])
 
-    monkeypatch.setattr(cluster, "listing", listing)
+    monkeypatch.setattr(cluster, "job_list", listing)
     cluster.kept_jobs = {"a": job("a")}
     ended = muster("jobs", "-n", "default", "--phase", "failed")
     assert (ended.code, "1 job in namespace default" in ended.out) == (0, True)
@@ -141,7 +141,9 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
 
 def test_jobs_that_cannot_be_read_are_narrowed_by_queue_and_phase_too(cluster: MemoryClient, muster: Muster) -> None:
     meta = {"name": "half", "namespace": "team"}
-    cluster.unreadable = [UnreadableJobItem({"metadata": meta, "spec": {"queue": "x"}, "status": {"phase": "Running"}}, "odd")]
+    cluster.unreadable = [
+        UnreadableJobItem({"metadata": meta, "spec": {"queue": "x"}, "status": {"phase": "Running"}}, "odd")
+    ]
     assert [row["metadata"]["name"] for row in muster("jobs", "--json", "-q", "x", "--phase", "running").rows] == [
         "half"
     ]
@@ -211,7 +213,7 @@ def test_the_table_shows_how_far_a_job_is_where_its_status_tells(cluster: Memory
 
 def test_of_a_job_that_nobody_has_looked_at_the_table_says_so(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
-    assert "NotSeen: nobody has looked at it yet" in " ".join(muster("jobs").out.split())
+    assert "NotReconciled: nobody has looked at it yet" in " ".join(muster("jobs").out.split())
 
 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
@@ -247,7 +249,7 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
     assert long in out
     below = columns < 80  # then what explains a job has lines of its own, and leaves room for a column
     assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 104 or columns == 72)
-    assert ("WHY" in out) != below
+    assert ("REASON" in out) != below
     if below:
         words = "  TooManyRestarts: no restart is left; ValueError: [red]bad[/red] loss"
         assert " ".join(out.split()).count(words.strip()) == 1

@@ -245,8 +245,8 @@ def test_without_queues_the_tree_says_what_to_do(cluster: MemoryClient, muster: 
 
 
 def node_row(name: str, **changes: Any) -> dict[str, Any]:
-    """A pretended node of 8 GPUs, 4 of them used; changes: its fields."""
-    usual = {"name": name, "flavor": "h200", "pretended": True, "ready": True, "labels": {}}
+    """A virtual node of 8 GPUs, 4 of them used; changes: its fields."""
+    usual = {"name": name, "flavor": "h200", "virtual": True, "ready": True, "labels": {}}
     usual |= {"cordoned": False, "draining": False}
     amounts = {"allocatable": {GPU: "8", "cpu": "64", "pods": "110"}, "used": {GPU: "4"}, "pods": ["a-trainer-0"]}
     return usual | amounts | changes
@@ -260,7 +260,7 @@ def test_nodes_show_flavor_use_and_state(cluster: MemoryClient, muster: Muster) 
     lines = muster("nodes").out.splitlines()
     assert lines[0].split() == ["NODE", "FLAVOR", "GPU", "CPU", "PODS"]
     assert lines[1].split() == ["n0", "none", "░" * 10, "0/8", "░" * 10, "0/64", "0", "not", "ready"]
-    assert lines[2].split() == ["n1", "h200", "█" * 5 + "░" * 5, "4/8", "░" * 10, "0/64", "1", "pretended"]
+    assert lines[2].split() == ["n1", "h200", "█" * 5 + "░" * 5, "4/8", "░" * 10, "0/64", "1", "virtual"]
 
 
 def test_nodes_that_take_no_jobs_say_why(cluster: MemoryClient, muster: Muster) -> None:

@@ -40,14 +40,14 @@ def test_every_error_has_its_exit_code(
     def fail(start: bool) -> object:
         raise error
 
-    monkeypatch.setattr("muster.cli.connect._open", fail)
+    monkeypatch.setattr("muster.cli.connect._connect_local", fail)
     assert muster("jobs").code == code
 
 
 def test_a_bug_is_told_without_a_traceback_unless_it_is_asked_for(
     muster: Muster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.cli.connect._open", lambda start: 1 / 0)
+    monkeypatch.setattr("muster.cli.connect._connect_local", lambda start: 1 / 0)
     told = muster("jobs").err
     assert told == (
         "error: this is a bug in Muster: ZeroDivisionError: division by zero; "
@@ -135,7 +135,7 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
         "        return {}\n"
         "    def log_lines(self, *a, **k):\n"
         "        yield from ('x' * 1000 for _ in range(100_000))\n"
-        "c._open = lambda start: Many()\n"
+        "c._connect_local = lambda start: Many()\n"
         "sys.argv = ['muster', 'logs', 'a']\n"
         "main()\n"
     )
@@ -194,7 +194,7 @@ def test_completion_is_silent_when_there_is_no_cluster(monkeypatch: pytest.Monke
     def fail(start: bool) -> object:
         raise DaemonError("not running")
 
-    monkeypatch.setattr(muster.cli.connect, "_open", fail)
+    monkeypatch.setattr(muster.cli.connect, "_connect_local", fail)
     from muster.cli.completion import _complete_job_names
 
     assert _complete_job_names("a") == []

@@ -82,7 +82,7 @@ def test_a_refusal_of_a_server_is_told_as_text(
         raise ClusterError(f"no{CLIPBOARD} such\x9b2J thing")
 
     monkeypatch.setattr(failed, "jobs", refused)
-    monkeypatch.setattr(failed, "listing", refused, raising=False)
+    monkeypatch.setattr(failed, "job_list", refused, raising=False)
     assert "error: no such thing" in muster("jobs").err
 
 

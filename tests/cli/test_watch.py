@@ -180,7 +180,8 @@ def test_into_a_pipe_compilation_is_told_at_once_and_every_30_s_while_it_lasts()
     compiling = beat(0, phase="compile", loss=None, at=NOW)
     sights = [WatchFrame(one, compiling, NOW + seconds) for seconds in (0, 4, 10, 22, 29, 30, 59)]
     _print_changes(
-        iter([*sights, WatchFrame(one, beat(1), NOW + 59.5), WatchFrame(one, beat(2), NOW + 65)]), Console(file=out, width=120)
+        iter([*sights, WatchFrame(one, beat(1), NOW + 59.5), WatchFrame(one, beat(2), NOW + 65)]),
+        Console(file=out, width=120),
     )
     lines = [line.partition(";")[0] for line in out.getvalue().splitlines()]
     assert lines[2:] == ["compiling", "compiling for 30s", "step 1/60  loss 4", "step 2/60  loss 4"]
@@ -205,7 +206,10 @@ def test_a_resumed_job_tells_once_from_which_step_it_goes_on(first_beat: dict[st
         lines = change_lines(WatchFrame(one, before, NOW), WatchFrame(one, first_beat, NOW + 1))
         assert [line.plain for line in lines] == told
     if told:
-        assert list(change_lines(WatchFrame(one, first_beat, NOW + 1), WatchFrame(one, beat(30, attempt=1), NOW + 2))) == []
+        assert (
+            list(change_lines(WatchFrame(one, first_beat, NOW + 1), WatchFrame(one, beat(30, attempt=1), NOW + 2)))
+            == []
+        )
 
 
 def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
@@ -216,7 +220,12 @@ def test_what_an_earlier_attempt_said_last_is_no_progress_of_this_one() -> None:
 
 
 def test_a_curve_forgets_what_a_resume_does_again() -> None:
-    curve = LossCurve().with_heartbeat(beat(10, loss=3.0)).with_heartbeat(beat(20, loss=2.0)).with_heartbeat(beat(15, loss=2.5))
+    curve = (
+        LossCurve()
+        .with_heartbeat(beat(10, loss=3.0))
+        .with_heartbeat(beat(20, loss=2.0))
+        .with_heartbeat(beat(15, loss=2.5))
+    )
     assert curve.losses == ((10, 3.0), (15, 2.5))
 
 

@@ -11,7 +11,18 @@ import pytest
 from tests.cli.conftest import Muster
 
 from muster.engine import encode_snapshot
-from muster.model import FlavorInfo, Gang, NodeInfo, QueueInfo, Quota, Resources, Role, RolePlacement, RunningGang, Snapshot
+from muster.model import (
+    FlavorInfo,
+    Gang,
+    NodeInfo,
+    QueueInfo,
+    Quota,
+    Resources,
+    Role,
+    RolePlacement,
+    RunningGang,
+    Snapshot,
+)
 
 GPU = "nvidia.com/gpu"
 KEYS = [
@@ -178,7 +189,9 @@ def test_replay_as_json_names_gangs_reasons_and_places(saved: str, muster: Muste
     assert rows["default/huge"]["reason"] in ("LargerThanQuota", "LargerThanCluster")
     empty = tmp_path / "empty.json"
     before = world()
-    empty.write_bytes(encode_snapshot(Snapshot(**{name: getattr(before, name) for name in before.__slots__} | {"running": ()})))
+    empty.write_bytes(
+        encode_snapshot(Snapshot(**{name: getattr(before, name) for name in before.__slots__} | {"running": ()}))
+    )
     (start, _) = muster("replay", str(empty), "--json").rows
     assert start == {
         "gang": "default/big",

@@ -18,10 +18,10 @@ from tests.cluster.operator.installing import wait_until_served
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
-from muster.validation.edit import check_edit
-from muster.yaml_input import KINDS, load_objects
 from muster.errors import InvalidSpec
 from muster.spec import TrainingJob
+from muster.validation.edit import check_edit
+from muster.yaml_input import KINDS, load_objects
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CRDS = ROOT / "helm" / "crds.yaml"
@@ -364,7 +364,7 @@ def test_kubectl_get_shows_state_queue_pods_position_reason_and_age(plane: Contr
     told = {"phase": "Running", "reason": "Starting", "podsReady": 3, "podsWanted": 4, "queuePosition": 2}
     api.patch(f"{place(item)}/j/status", {"status": told})
     header, line = plane.kubectl("get", "tj", "-n", namespace).splitlines()
-    assert header.split() == ["NAME", "STATE", "QUEUE", "READY", "PODS", "POSITION", "REASON", "AGE"]
+    assert header.split() == ["NAME", "PHASE", "QUEUE", "READY", "PODS", "POSITION", "REASON", "AGE"]
     assert line.split()[:-1] == ["j", "Running", "research", "3", "4", "2", "Starting"]
     assert "trainingjob.muster.dev/j" in plane.kubectl("get", "all", "-n", namespace)
 

@@ -381,7 +381,7 @@ def test_an_upgrade_keeps_what_users_wrote_and_brings_what_is_new(tmp_path: Path
         assert api.get(f"{GROUP}/queues/ours")["spec"]["weight"] == 3
         assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
         plane.wait_for("the API server goes by the new CRD", lambda: takes(api, path, stallTimeoutSeconds=60))
-        assert plane.kubectl("get", "tj", "-n", "team-a").split()[:3] == ["NAME", "STATE", "QUEUE"]
+        assert plane.kubectl("get", "tj", "-n", "team-a").split()[:3] == ["NAME", "PHASE", "QUEUE"]
         with pytest.raises(Refused, match="cannot begin the names of pods"):
             in_team(api, name="a.b")
         status = api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]

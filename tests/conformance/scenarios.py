@@ -43,7 +43,7 @@ def a_gang_that_lacks_room_waits_with_a_reason_and_starts_later(h: Harness) -> N
     admitted = find_condition(status_of(h, second), "Admitted")
     assert admitted is not None
     assert admitted.status == "False"
-    assert admitted.reason in ("NoRoom", "QuotaExceeded")
+    assert admitted.reason in ("InsufficientResources", "QuotaExceeded")
     assert h.live_pods(second) == 0
     h.edit(first, cancel=True)
     reach(h, second, "Succeeded")
@@ -76,7 +76,7 @@ def a_rule_by_exit_code_fails_the_job_at_once(h: Harness) -> None:
     reach(h, uid, "Failed")
     failed = find_condition(status_of(h, uid), "Failed")
     assert failed is not None
-    assert failed.reason == "FailedByRule"
+    assert failed.reason == "FailurePolicy"
     assert {start.attempt for start in h.starts(uid)} == {0}
 
 

@@ -15,7 +15,7 @@ from muster.cluster import CreatePod, NodeView, Write
 from muster.engine import Engine
 from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.model import Resources
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 
 class SimHarness:
@@ -34,8 +34,10 @@ class SimHarness:
     def submit(self, job: spec.TrainingJob, script: Script) -> str:
         # A pod here keeps its work when it checkpoints; the script never does.
         exits, stuck = script.exits, frozenset(script.stuck)
-        work = JobBehavior(script.seconds, 0.1, 0.1, exit_codes=exits, fails_after_s=script.seconds, stuck_attempts=stuck)
-        work = replace(work, endless=frozenset(script.endless))
+        work = JobBehavior(
+            script.seconds, 0.1, 0.1, exit_codes=exits, fails_after_s=script.seconds, stuck_attempts=stuck
+        )
+        work = replace(work, endless_roles=frozenset(script.endless))
         self.wake_at = self.cluster.now
         return self.cluster.submit(job, work)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, nodes
 
 from muster import spec
-from muster.cluster import PodView, ObservedState
-from muster.engine import Engine, CycleResult
+from muster.cluster import ObservedState, PodView
+from muster.engine import CycleResult, Engine
 from muster.model import MAX_AMOUNT, Resources
 from muster.snapshot import to_roles
 from muster.spec.pod_request import pod_request
@@ -49,7 +49,9 @@ def decide(
     """One round of a world of three nodes, the first of which somebody else has taken so much memory of."""
     first, *rest = nodes(3)
     there = (replace(first, unmanaged_usage=Resources.of({"memory": foreign})), *rest)
-    world = ObservedState(1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}})
+    world = ObservedState(
+        1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}}
+    )
     return Engine(None).reconcile(world)
 
 
@@ -80,7 +82,9 @@ def test_a_node_of_which_others_take_more_than_can_be_counted_is_passed_over() -
 def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_nobody_from_starting() -> None:
     leaving = {
         f"u-{name}": tuple(
-            PodView(f"{name}-{i}", f"u-{name}", "r0", i, 0, "n0", "Running", request=Resources.of({"memory": MAX_AMOUNT}))
+            PodView(
+                f"{name}-{i}", f"u-{name}", "r0", i, 0, "n0", "Running", request=Resources.of({"memory": MAX_AMOUNT})
+            )
             for i in range(3)
         )
         for name in ("a", "b", "c")

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.engine import Engine, check_feasibility, encode_snapshot, decode_snapshot
+from muster.engine import Engine, check_feasibility, decode_snapshot, encode_snapshot
 from muster.errors import InvalidSpec
 from muster.scheduling import plan
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 
 def world_of(*queues_: Any) -> Any:

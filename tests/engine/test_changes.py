@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import spec
-from muster.change_tracker import TimerQueue, ChangeTracker
+from muster.change_tracker import ChangeTracker, TimerQueue
 
 BODY: dict[str, Any] = {"roles": [{"name": "a", "template": {"spec": {"containers": [{}]}}}]}
 

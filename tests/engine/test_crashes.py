@@ -49,7 +49,7 @@ def may_fail(arrivals: Arrivals) -> set[str]:
 def check_killed(arrivals: Arrivals, kills: list[int]) -> None:
     cluster = cluster_of(arrivals)
     run(cluster, list(kills))
-    assert all(event.reason != "HoldExpired" for event in cluster.events), "room was held for nothing"
+    assert all(event.reason != "NominationExpired" for event in cluster.events), "room was held for nothing"
     for _, wanted, work in arrivals:
         status = cluster.job(f"uid-default-{wanted.metadata.name}").status
         attempts = {pod.attempt for pod in cluster.created if pod.job_uid.endswith(wanted.metadata.name)}
@@ -85,7 +85,7 @@ def test_whatever_is_lost_or_killed_everything_ends_and_nothing_runs_twice(
 
 @given(workloads(), st.lists(st.tuples(st.integers(3, 60), st.integers(0, 11)), min_size=1, max_size=4))
 def test_roles_edited_while_pods_stop_take_room_from_nobody(arrivals: Arrivals, edits: list[tuple[int, int]]) -> None:
-    crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exits=())) for _, wanted, work in arrivals]
+    crowd = [(0.0, wanted, replace(work, runtime_s=60, stop_s=40.0, exit_codes=())) for _, wanted, work in arrivals]
     check_troubled(crowd, [], [(float(at), "roles", number) for at, number in edits])
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.cluster import RemoveJob, ObservedState, Write
+from muster.cluster import ObservedState, RemoveJob, Write
 from muster.engine import Engine
 from muster.errors import Conflict
 from muster.lifecycle import find_condition
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 
 class Contended(SimCluster):
@@ -75,7 +75,7 @@ def test_news_of_a_job_that_goes_while_the_engine_forgot_what_it_knew_are_forgot
     assert engine._wait_throttle.known_jobs() == frozenset()
 
 
-@pytest.mark.parametrize("part", ["beats", "rejections"])
+@pytest.mark.parametrize("part", ["heartbeats", "pod_rejections"])
 def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
     """Lives are looked at with beats, the planner's world is made with rejections."""
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
@@ -87,5 +87,10 @@ def test_what_changed_before_a_round_that_fails_is_looked_at_in_the_next_one(par
     with pytest.raises(RuntimeError, match="cannot look up"):
         engine.reconcile(without(cluster.observe(), part))
     settle(engine, cluster, until=100)
-    assert [cluster.job(uid).status.phase for uid in cluster.job_uids()] == ["Cancelled", "Running", "Running", "Pending"]
+    assert [cluster.job(uid).status.phase for uid in cluster.job_uids()] == [
+        "Cancelled",
+        "Running",
+        "Running",
+        "Pending",
+    ]
     assert find_condition(cluster.job(fresh).status, "Admitted") is not None, "it is told why it waits"

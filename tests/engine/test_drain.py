@@ -10,7 +10,7 @@ from muster import spec
 from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT
 from muster.engine import Engine, check_feasibility
 from muster.model import NodeTaint
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 
 def drain(cluster: SimCluster, name: str) -> None:
@@ -30,7 +30,9 @@ def nodes_of(one: spec.TrainingJob) -> set[str]:
 def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_failure() -> None:
     cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine(cluster)
-    uid = cluster.submit(job("a", failurePolicy={"maxRestarts": 0}), JobBehavior(100, stop_s=1, checkpoint_on_stop=True))
+    uid = cluster.submit(
+        job("a", failurePolicy={"maxRestarts": 0}), JobBehavior(100, stop_s=1, checkpoint_on_stop=True)
+    )
     settle(engine, cluster, until=40)
     first = nodes_of(cluster.job(uid))
     drained = min(first)
@@ -72,7 +74,9 @@ def test_while_a_gang_leaves_a_drained_node_nobody_is_stopped_for_room_that_it_c
     uid = cluster.submit(job("a", priority=5), JobBehavior(1000, stop_s=10))
     low = cluster.submit(job("low", pods=1), JobBehavior(1000))
     settle(engine, cluster, until=40)
-    wide = cluster.submit(job("wide", pods=3, priority=3), JobBehavior(1000))  # the idle node and that of `low` are too few
+    wide = cluster.submit(
+        job("wide", pods=3, priority=3), JobBehavior(1000)
+    )  # the idle node and that of `low` are too few
     settle(engine, cluster, until=45)
     first = nodes_of(cluster.job(uid))
     drain(cluster, min(first))

@@ -12,7 +12,7 @@ from muster.cluster import WriteQueueStatus
 from muster.engine import Engine
 from muster.fairshare import FairShare, decay
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 2, 2, Resources.of({GPU: 8}))

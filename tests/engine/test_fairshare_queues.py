@@ -9,7 +9,7 @@ from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
 from muster.engine import Engine
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
 HALF_LIFE_S = 10_000_000  # nothing fades while a test lasts

@@ -12,12 +12,15 @@ from muster.spec import TrainingJobStatus
 
 
 def line(count: int, shift: int = 0) -> list[Wait]:
-    return [Wait(f"job{number}", "NoRoom", "needs 1 GPU", number + 1 + shift) for number in range(count)]
+    return [Wait(f"job{number}", "InsufficientResources", "needs 1 GPU", number + 1 + shift) for number in range(count)]
 
 
 def written(every_s: float, count: int, seconds: int) -> dict[str, list[int]]:
     """When each job was written, of so many whose positions change every second."""
-    news, statuses = WaitStatusThrottle(every_s), dict.fromkeys((wait.gang_uid for wait in line(count)), TrainingJobStatus())
+    news, statuses = (
+        WaitStatusThrottle(every_s),
+        dict.fromkeys((wait.gang_uid for wait in line(count)), TrainingJobStatus()),
+    )
     at: dict[str, list[int]] = {uid: [] for uid in statuses}
     for second in range(seconds):
         waits = line(count, second % 2)
@@ -37,11 +40,15 @@ def test_positions_are_refreshed_once_a_minute() -> None:
 
 def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
     news = WaitStatusThrottle(60.0)
-    waits = [Wait(f"job{queue}-{number}", "NoRoom", "", number + 1) for queue in range(20) for number in range(90)]
+    waits = [
+        Wait(f"job{queue}-{number}", "InsufficientResources", "", number + 1)
+        for queue in range(20)
+        for number in range(90)
+    ]
     news.begin_cycle(waits)
     status = TrainingJobStatus()
     told, _ = news.update(waits[0], status, 0.0, force=False)
-    moved = Wait(waits[0].gang_uid, "NoRoom", "", 2)
+    moved = Wait(waits[0].gang_uid, "InsufficientResources", "", 2)
     assert news.update(moved, told, 179.0, force=False) == (told, 180.0)
     again, due = news.update(moved, told, 180.0, force=False)
     assert (again.queue_position, due) == (2, None)

@@ -12,10 +12,10 @@ from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
 from tests.engine.watched import Killed, Watched, cluster_of, workloads
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
-from muster.cluster import CreatePod, DeletePod, ObjectWrites, WritePhase, RemoveJob, WriteStatus
+from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus
 from muster.engine import Engine
 from muster.errors import Conflict
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 from muster.spec import TERMINAL_PHASES
 
 

@@ -8,13 +8,13 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import DeletePod, PodView, ObservedState, Write, WriteStatus
+from muster.cluster import DeletePod, ObservedState, PodView, Write, WriteStatus
 from muster.engine import Engine
 from muster.engine.status_updater import StatusUpdater
-from muster.lifecycle import Timeouts, find_condition, reconcile_job, transitions, pod_slots
+from muster.lifecycle import Timeouts, find_condition, pod_slots, reconcile_job, transitions
 from muster.lifecycle.observation import Observation
 from muster.model import Nominate, Placement, RolePlacement
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 NOW = 100.0
 ROOM: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -83,7 +83,9 @@ def settled(
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
     world = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
-    desk = StatusUpdater(world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts())
+    desk = StatusUpdater(
+        world, {one.metadata.uid: one for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
+    )
     desk.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return desk
 

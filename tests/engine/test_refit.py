@@ -13,11 +13,22 @@ from hypothesis import strategies as st
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, NodeView, PodView, ObservedState, WriteStatus
-from muster.engine import Engine, CycleResult
+from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, WriteStatus
+from muster.engine import CycleResult, Engine
 from muster.engine.placement_check import invalid_placements
 from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
-from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
+from muster.model import (
+    FlavorInfo,
+    Gang,
+    NodeInfo,
+    NodeTaint,
+    Resources,
+    Role,
+    RolePlacement,
+    RunningGang,
+    Snapshot,
+    Topology,
+)
 
 GPUS = "nvidia.com/gpu"
 ANY = (FlavorInfo("any"),)
@@ -70,7 +81,7 @@ def test_a_gang_whose_room_somebody_took_meanwhile_gets_another_place_and_no_pod
     assert created(first) == set()
     status = statuses(first)["u-a"]
     assert not is_admitted(status)
-    assert [c.reason for c in status.conditions if c.type == "Evicted"] == ["NoLongerFits"]
+    assert [c.reason for c in status.conditions if c.type == "Evicted"] == ["PlacementInvalidated"]
     assert (status.restarts, status.node_losses) == (0, 0)
     assert first.wake_at == 1000.0
     again = engine.reconcile(world((one.model_copy(update={"status": status}),), seen))
@@ -156,7 +167,7 @@ def test_a_gang_half_of_whose_pods_exist_is_torn_down_whole_when_the_others_woul
     assert [write.name for write in round_.writes if isinstance(write, DeletePod)] == [pod.name]
     evicted = find_condition(statuses(round_)["u-a"], "Evicted")
     assert evicted is not None
-    assert (evicted.status, evicted.reason) == ("True", "NoLongerFits")
+    assert (evicted.status, evicted.reason) == ("True", "PlacementInvalidated")
 
 
 @pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"not ready"}))
@@ -173,7 +184,9 @@ def test_a_gang_that_runs_stays_whatever_would_keep_it_from_starting_there(chang
     assert not [write for write in round_.writes if isinstance(write, DeletePod)]
 
 
-@pytest.mark.parametrize(("change", "reason"), [*((change, "NoLongerFits") for change in CHANGES), (None, None)])
+@pytest.mark.parametrize(
+    ("change", "reason"), [*((change, "PlacementInvalidated") for change in CHANGES), (None, None)]
+)
 def test_a_pod_that_cannot_be_bound_has_its_gang_torn_down_only_if_it_does_not_fit_any_more(
     change: str | None, reason: str | None
 ) -> None:
@@ -230,7 +243,9 @@ def test_no_gang_starts_on_a_node_that_is_avoided_by_now_or_in_a_flavor_that_is_
     one = replace(one, gang=replace(one.gang, excluded_nodes=frozenset(by_gang)))
     seen = (NodeInfo("n", Resources.of({GPUS: 8}), flavor="any"),)
     avoid = frozenset(by_all)
-    snapshot = Snapshot(now=5.0, nodes=seen, flavors=flavors, queues=(), pending=(), running=(one,), excluded_nodes=avoid)
+    snapshot = Snapshot(
+        now=5.0, nodes=seen, flavors=flavors, queues=(), pending=(), running=(one,), excluded_nodes=avoid
+    )
     assert (invalid_placements(snapshot, {"a": one.placement}) == {}) == fits
 
 

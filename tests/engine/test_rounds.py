@@ -6,11 +6,20 @@ from dataclasses import replace
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster import spec
-from muster.cluster import CreatePod, DeletePod, RecordEvent, RemoveJob, ObservedState, Write, WriteQueueStatus, WriteStatus
-from muster.engine import Engine, CycleResult
+from muster.cluster import (
+    CreatePod,
+    DeletePod,
+    ObservedState,
+    RecordEvent,
+    RemoveJob,
+    Write,
+    WriteQueueStatus,
+    WriteStatus,
+)
+from muster.engine import CycleResult, Engine
 from muster.lifecycle import find_condition
 from muster.model import Admit, Nominate, Wait
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 
 def statuses(round_: CycleResult) -> list[str]:

@@ -18,7 +18,7 @@ from muster.errors import ClusterError, Conflict
 from muster.fairshare import FairShare
 from muster.lifecycle import from_status, is_admitted
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 1, 9, Resources.of({GPU: 8}))

@@ -12,7 +12,7 @@ from tests.engine.worlds import flavor, job, nodes, queue
 from muster import spec
 from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
 from muster.lifecycle import ACTIVE_POD_PHASES, from_status, is_admitted, is_evicting
-from muster.simulate import SimCluster, JobBehavior
+from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
 MANY = 10**9

@@ -6,7 +6,7 @@ from typing import Any
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.engine import Engine, CycleResult
+from muster.engine import CycleResult, Engine
 from muster.model import Resources
 from muster.simulate import SimCluster
 

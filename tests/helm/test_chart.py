@@ -90,7 +90,7 @@ def test_there_are_two_operators_apart_from_each_other_and_one_may_be_drained(re
     "values",
     [
         (),
-        ("operator.lease.seconds=30", "operator.lease.renewDeadlineSeconds=20"),
+        ("operator.lease.durationSeconds=30", "operator.lease.renewDeadlineSeconds=20"),
         ("operator.extraArgs={--no-lease}", "replicas=1"),
         ("collector.image.repository=x", "collector.resources=null"),
         ("collector.image.repository=x", "collector.store.url=s3://x/y", "collector.store.secretName=null"),
@@ -200,7 +200,7 @@ def test_with_collectors_the_operator_makes_secrets_and_reads_two_of_its_own(ren
 def test_the_operator_understands_what_the_chart_says_of_collectors(render: Render) -> None:
     assert parse_flags(operator(render())["args"]).collectors.config.image == ""
     store = ("collector.store.url=s3://traces/muster", "collector.store.secretName=traces")
-    settings = parse_flags(operator(render(COLLECTOR, "collector.everySeconds=7", *store))["args"])
+    settings = parse_flags(operator(render(COLLECTOR, "collector.heartbeatIntervalSeconds=7", *store))["args"])
     choices = settings.collectors.config
     assert (choices.image, choices.pull_policy) == (f"registry.example.com/trainer:{version()}", "IfNotPresent")
     assert (choices.store, choices.store_secret) == ("s3://traces/muster", "traces")

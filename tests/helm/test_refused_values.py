@@ -42,7 +42,7 @@ def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
         ("replica=3", "replica"),
         ("operator.logLevel=loud", "logLevel"),
         ("operator.qps=0", "qps"),
-        ("operator.lease.seconds=-1", "seconds"),
+        ("operator.lease.durationSeconds=-1", "durationSeconds"),
         ("image.repository=example.com/x:1.0", "repository"),
         ("image.digest=abc", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
@@ -53,7 +53,7 @@ def test_without_an_image_the_chart_says_what_to_write(helm: Run) -> None:
         ("serviceMonitor.interval=often", "interval"),
         ("rbac.aggregate=maybe", "aggregate"),
         ("collector.image.repository=example.com/x:1.0", "repository"),
-        ("collector.everySeconds=0", "everySeconds"),
+        ("collector.heartbeatIntervalSeconds=0", "heartbeatIntervalSeconds"),
         ("collector.store.url=bucket", "url"),
         ("collector.store.url=https://me:word@example.com/x", "url"),
         ("collector.store.secretName=A b", "secretName"),
@@ -92,7 +92,7 @@ def test_a_wrong_value_is_refused_with_its_name(helm: Run, value: str, field: st
 
 
 def required(part: Any, path: str = "") -> set[str]:
-    """The places that the schema wants filled: "operator.lease.seconds"."""
+    """The places that the schema wants filled: "operator.lease.durationSeconds"."""
     if "$ref" in part:
         part = json.loads((CHART / "values.schema.json").read_text())["definitions"][part["$ref"].rpartition("/")[2]]
     inner = part.get("properties", {}).items()
@@ -134,12 +134,13 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
     ("value", "sentence"),
     [
         (
-            "operator.lease.seconds=5",
-            "operator.lease: seconds (5) must be above renewDeadlineSeconds (10), and that above renewEverySeconds (2)",
+            "operator.lease.durationSeconds=5",
+            "operator.lease: durationSeconds (5) must be above renewDeadlineSeconds (10), and that above"
+            + " retryPeriodSeconds (2)",
         ),
         (
-            "operator.lease.renewEverySeconds=10",
-            "must be above renewDeadlineSeconds (10), and that above renewEverySeconds (10)",
+            "operator.lease.retryPeriodSeconds=10",
+            "must be above renewDeadlineSeconds (10), and that above retryPeriodSeconds (10)",
         ),
         (
             "jobPods.priorityClass.name=system-jobs",
@@ -158,8 +159,8 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
             "operator.podAnnotations: kubectl.kubernetes.io/default-container is the chart's own annotation",
         ),
         (
-            "operator.extraArgs={--lease-seconds=5}",
-            "operator.extraArgs: --lease-seconds is the chart's own flag; use operator.lease.seconds",
+            "operator.extraArgs={--lease-duration-seconds=5}",
+            "operator.extraArgs: --lease-duration-seconds is the chart's own flag; use operator.lease.durationSeconds",
         ),
         (
             "operator.extraArgs={--no-lease}",

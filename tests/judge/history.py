@@ -135,7 +135,7 @@ class History:
             "victims": [f"uid-{victim}" for victim in victims],
             "expiresAt": self.time(seconds),
         }
-        why = {"type": "Admitted", "status": "False", "reason": "HoldWaiting"}
+        why = {"type": "Admitted", "status": "False", "reason": "WaitingForPreemption"}
         self.status(name, hold=hold, conditions=[why] if waits else [])
 
     def delete(self, name: str) -> None:

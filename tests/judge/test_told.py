@@ -175,7 +175,7 @@ def test_a_status_that_queues_it_again_with_its_pod_alive() -> None:
 
 def test_another_status_that_leaves_it_to_the_pod_is_no_news() -> None:
     history, _ = told(gpus=4)
-    history.status("a", conditions=[{"type": "Admitted", "status": "False", "reason": "NoRoom"}])
+    history.status("a", conditions=[{"type": "Admitted", "status": "False", "reason": "InsufficientResources"}])
     history.job("b")
     history.telling("b", "n0")
     assert history.rules == [TWICE]

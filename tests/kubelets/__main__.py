@@ -24,7 +24,7 @@ from tests.kubelets.cluster import Cluster
 from tests.kubelets.first_day import steps
 from tests.kubelets.first_day.stage import stage
 
-KWOK = "`make cluster-up` runs the same control plane with pretended nodes (KWOK) anywhere."
+KWOK = "`make cluster-up` runs the same control plane with virtual nodes (KWOK) anywhere."
 
 
 def check() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 from tests.cluster.controlplane import binaries
-from tools.images import ROOT, Unavailable, BuildOptions, build_images, git
+from tools.images import ROOT, BuildOptions, Unavailable, build_images, git
 
 TAG = "tests"
 OPERATOR, TRAINER = f"localhost/muster-operator:{TAG}", f"localhost/muster-trainer:{TAG}"

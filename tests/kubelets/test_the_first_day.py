@@ -68,8 +68,8 @@ def test_the_report_holds_both_ranks(day: Stage, first: str) -> None:
     folder = day.run_folder(first)
     day.muster("report", str(folder))
     report = json.loads((folder / "report" / "report.json").read_text())
-    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
-    assert report["facts"]["world_size"] == 2
+    assert [row["label"] for row in report["traces"]] == ["rank 0", "rank 1"]
+    assert report["summary"]["world_size"] == 2
 
 
 def test_a_job_that_makes_way_goes_on_from_its_last_step(day: Stage, long: tuple[str, int]) -> None:

@@ -25,7 +25,7 @@ def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server that `muster` asks."""
     import muster.cli.connect as opening
 
-    monkeypatch.setattr(opening, "_open", lambda start: server.client())
+    monkeypatch.setattr(opening, "_connect_local", lambda start: server.client())
     return server
 
 

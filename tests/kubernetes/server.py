@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from muster.kubernetes.config import ClientConfig
 from muster.kubernetes.cluster_client import KubernetesClusterClient
+from muster.kubernetes.config import ClientConfig
 from muster.kubernetes.kube_client import KubeClient
 
 Json = dict[str, Any]
@@ -69,7 +69,9 @@ class Server:
 
     def connection(self) -> KubeClient:
         """Somebody's connection to it."""
-        return KubeClient(ClientConfig(server=f"http://127.0.0.1:{self.port}", tls=None, auth_headers=dict, context_name="test"))
+        return KubeClient(
+            ClientConfig(server=f"http://127.0.0.1:{self.port}", tls=None, auth_headers=dict, context_name="test")
+        )
 
     def client(self) -> KubernetesClusterClient:
         """Somebody's client of it."""

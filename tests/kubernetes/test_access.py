@@ -123,7 +123,7 @@ def test_nobody_acts_as_themselves_because_whom_they_act_as_cannot_be_sent(
 ) -> None:
     with pytest.raises(ClusterError, match=told) as error:
         access(written(tmp_path, acting({"token": "t"}, **fields)))
-    assert error.value.reason == "BadKubeconfig"
+    assert error.value.reason == "InvalidKubeconfig"
 
 
 def test_of_several_files_the_first_that_names_a_thing_wins(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_of_several_files_the_first_that_names_a_thing_wins(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("context", "reason", "told"),
     [
-        ("prod", "NoSuchContext", "context 'prod' does not exist in "),
-        ("broken", "BadKubeconfig", "context 'broken' names cluster 'no-such', which has no server"),
+        ("prod", "ContextNotFound", "context 'prod' does not exist in "),
+        ("broken", "InvalidKubeconfig", "context 'broken' names cluster 'no-such', which has no server"),
     ],
 )
 def test_what_a_kubeconfig_lacks_is_named(tmp_path: Path, context: str, reason: str, told: str) -> None:
@@ -161,7 +161,7 @@ def test_what_is_no_kubeconfig_is_refused_by_name(tmp_path: Path, text: str) -> 
     path.write_text(text)
     with pytest.raises(ClusterError) as error:
         access(str(path))
-    assert error.value.reason == "BadKubeconfig"
+    assert error.value.reason == "InvalidKubeconfig"
     assert str(path) in str(error.value)
 
 
@@ -171,14 +171,14 @@ def test_a_broken_certificate_is_told_with_its_context(tmp_path: Path, data: str
     document = {**PLAIN, "clusters": [{"name": "a", "cluster": cluster}]}
     with pytest.raises(ClusterError, match="context 'one'") as error:
         access(written(tmp_path, document))
-    assert error.value.reason == "BadKubeconfig"
+    assert error.value.reason == "InvalidKubeconfig"
 
 
 def test_without_any_kubeconfig_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(ClusterError, match="--kubeconfig FILE or KUBECONFIG") as error:
         load_config(KubeContext(), {})
-    assert error.value.reason == "NoKubeconfig"
+    assert error.value.reason == "KubeconfigNotFound"
     with pytest.raises(ClusterError, match="/no/such"):
         load_config(KubeContext(), {"KUBECONFIG": "/no/such"})
 

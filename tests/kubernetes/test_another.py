@@ -12,10 +12,10 @@ from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
 
 from muster.errors import Conflict, MusterError, NotFound
-from muster.log_options import LogOptions
 from muster.kubernetes import logs, object_watch
 from muster.kubernetes.cluster_client import KubernetesClusterClient
 from muster.lifecycle import pod_name
+from muster.log_options import LogOptions
 
 LLAMA = f"{JOBS}/llama"
 PODS = "/api/v1/namespaces/default/pods"
@@ -26,7 +26,7 @@ Write = Callable[[KubernetesClusterClient], Any]
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(object_watch, "_RELIST_BACKOFF_S", 0.01)
 
 
 def kept(server: Server, uid: str, phase: str = "Running", **meta: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from tests.cli.objects import placement, status
 from tests.kubernetes.server import JOBS, Fault, Handler, Server, chunks
 
 from muster.errors import ClusterError
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.kubernetes import logs, object_watch
 from muster.lifecycle import pod_name
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJobStatus
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -24,7 +24,7 @@ FOLLOW = LogOptions(follow=True)
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(object_watch, "_RELIST_BACKOFF_S", 0.01)
 
 
 def kept(server: Server, present: TrainingJobStatus) -> dict[str, Any]:

@@ -10,13 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster import NodeView
-from muster.yaml_input import load_objects
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound, Refused
+from muster.kubernetes.decode import (
+    decode,
+    decode_flavors,
+    decode_jobs,
+    decode_queues,
+    decodes_equal,
+    heartbeats_from_status,
+    to_event_row,
+    to_manifest,
+    to_node_view,
+)
 from muster.kubernetes.kube_client import error_from_response
 from muster.kubernetes.logs import _LogPosition, _split_timestamp
-from muster.kubernetes.decode import to_event_row, to_manifest, to_node_view, decode, decode_flavors, decode_jobs, decode_queues, decodes_equal, heartbeats_from_status
-from muster.model import Resources, NodeTaint
+from muster.model import NodeTaint, Resources
 from muster.spec import Queue, TrainingJob
+from muster.yaml_input import load_objects
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/a/trainingjobs"
 
@@ -76,7 +86,11 @@ def test_events_of_both_kinds_are_rows() -> None:
     new = {"metadata": {}, "eventTime": "2026-01-01T00:00:00.500000Z", "reason": "Admitted", "message": "m"}
     assert to_event_row(new) == {"at": 1767225600.5, "type": "Normal", "reason": "Admitted", "message": "m", "count": 1}
     old = {"metadata": {}, "lastTimestamp": "2026-01-01T00:00:00Z", "count": 4, "type": "Warning"}
-    assert (to_event_row(old)["at"], to_event_row(old)["count"], to_event_row(old)["type"]) == (1767225600.0, 4, "Warning")
+    assert (to_event_row(old)["at"], to_event_row(old)["count"], to_event_row(old)["type"]) == (
+        1767225600.0,
+        4,
+        "Warning",
+    )
 
 
 def test_what_is_sent_is_what_was_written_and_nothing_of_the_server() -> None:

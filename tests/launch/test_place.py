@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.launch.rank_layout import InvalidLayout, RankLayout, read_rank_layout, rank_environment, threads_per_rank, usable_cores
+from muster_components.launch.rank_layout import (
+    InvalidLayout,
+    RankLayout,
+    rank_environment,
+    read_rank_layout,
+    threads_per_rank,
+    usable_cores,
+)
 
 
 def test_outside_muster_a_pod_stands_alone() -> None:
@@ -38,7 +45,9 @@ def test_every_attempt_meets_under_its_own_name() -> None:
 
 
 def test_the_restart_count_of_torchelastic_is_the_attempt() -> None:
-    found = [rank_environment(read_rank_layout({"MUSTER_ATTEMPT": str(attempt)}, 1), 0, {}, threads=1) for attempt in (0, 3)]
+    found = [
+        rank_environment(read_rank_layout({"MUSTER_ATTEMPT": str(attempt)}, 1), 0, {}, threads=1) for attempt in (0, 3)
+    ]
     assert [one["TORCHELASTIC_RESTART_COUNT"] for one in found] == ["0", "3"]
 
 

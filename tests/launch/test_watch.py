@@ -13,7 +13,7 @@ import pytest
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankExited, RankProcess, start_rank
 from muster_components.launch.rendezvous_store import EXIT_STORE
-from muster_components.launch.supervisor import LauncherEvent, StoreFailed, SignalReceived, start_ranks, supervise
+from muster_components.launch.supervisor import LauncherEvent, SignalReceived, StoreFailed, start_ranks, supervise
 
 Inbox = queue.SimpleQueue[LauncherEvent]
 

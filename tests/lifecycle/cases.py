@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from muster import spec
-from muster.cluster import Heartbeat, CreatePod, DeletePod, NodeView, PodView, RecordEvent
-from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job, transitions, pod_name, pod_slots
+from muster.cluster import CreatePod, DeletePod, Heartbeat, NodeView, PodView, RecordEvent
+from muster.lifecycle import Observation, ReconcileResult, Timeouts, pod_name, pod_slots, reconcile_job, transitions
 from muster.model import Placement, Resources, RolePlacement
 
 NOW = 1000.0

@@ -20,7 +20,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster import spec
-from muster.cluster import Heartbeat, DeletePod, PodView, RemoveJob
+from muster.cluster import DeletePod, Heartbeat, PodView, RemoveJob
 from muster.lifecycle import find_condition, transitions
 from muster.lifecycle.conditions import is_finished, with_status_fields
 from muster.model import Placement, RolePlacement, Wait
@@ -198,16 +198,16 @@ def test_a_suspended_job_gives_its_hold_back() -> None:
     one = job()
     waiting = look(one).status
     hold = spec.NominationStatus(placement=[], victims=["v"], expires_at=NOW + 100)
-    paused = with_status(job(suspend=True), waiting.model_copy(update={"hold": hold}))
+    paused = with_status(job(suspend=True), waiting.model_copy(update={"nomination": hold}))
     assert look(paused).status.nomination is None
 
 
 def test_a_hold_expires() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW + 100)
-    one = with_status(job(), look(job()).status.model_copy(update={"hold": hold}))
+    one = with_status(job(), look(job()).status.model_copy(update={"nomination": hold}))
     assert look(one).wake_at == NOW + 100
     verdict = look(one, now=NOW + 100)
-    assert (verdict.status.nomination, events(verdict)) == (None, ["HoldExpired"])
+    assert (verdict.status.nomination, events(verdict)) == (None, ["NominationExpired"])
 
 
 ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers": [{}]}}}]
@@ -227,9 +227,9 @@ ELSEWHERE = [{"name": "worker", "replicas": 3, "template": {"spec": {"containers
 )  # fmt: skip
 def test_a_hold_ends_when_an_edit_leaves_no_such_pods(edited: spec.TrainingJob, kept: bool) -> None:
     hold = spec.NominationStatus(placement=admitted().status.placement, expires_at=NOW + 100)
-    one = with_status(edited, look(job()).status.model_copy(update={"hold": hold}))
+    one = with_status(edited, look(job()).status.model_copy(update={"nomination": hold}))
     verdict = look(one)
-    assert (verdict.status.nomination is not None, events(verdict)) == (kept, [] if kept else ["HoldLost"])
+    assert (verdict.status.nomination is not None, events(verdict)) == (kept, [] if kept else ["NominationLost"])
 
 
 def test_cancel_is_for_good() -> None:
@@ -380,8 +380,8 @@ def test_the_time_to_live_of_a_cancelled_job_begins_when_its_last_process_has_en
 
 def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
     waiting = look(job()).status
-    first = transitions.set_waiting(waiting, Wait("u1", "NoRoom", "4 free", 2, None), NOW)
-    second = transitions.set_waiting(first, Wait("u1", "NoRoom", "5 free", 1, NOW + 60), NOW + 60)
+    first = transitions.set_waiting(waiting, Wait("u1", "InsufficientResources", "4 free", 2, None), NOW)
+    second = transitions.set_waiting(first, Wait("u1", "InsufficientResources", "5 free", 1, NOW + 60), NOW + 60)
     admitted_condition = second.conditions[0]
     assert (admitted_condition.message, admitted_condition.last_transition_time) == ("5 free", NOW)
     assert (second.queue_position, second.estimated_start) == (1, NOW + 60)

@@ -22,7 +22,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.cluster import DRAIN_TAINT, DeletePod
-from muster.lifecycle import Timeouts, Observation, find_condition, reconcile_job
+from muster.lifecycle import Observation, Timeouts, find_condition, reconcile_job
 from muster.lifecycle.failure import add_blamed_nodes, shared_blamed_nodes
 from muster.model import NodeTaint
 from muster.spec import BlamedNode
@@ -52,7 +52,7 @@ def test_the_cause_is_the_pod_whose_rank_failed_first_though_its_victims_end_bef
         failure = verdict.status.last_failure
         assert failure is not None
         assert (failure.pod, failure.exit_code, failure.at) == (second.name, 42, NOW + 2)
-        assert condition(verdict.status, "Failed")[1] == "FailedByRule"
+        assert condition(verdict.status, "Failed")[1] == "FailurePolicy"
 
 
 def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
@@ -95,7 +95,7 @@ RULES = [
 @pytest.mark.parametrize(
     ("code", "reason", "end"),
     [
-        (42, "Error", ("Failed", "FailedByRule")),
+        (42, "Error", ("Failed", "FailurePolicy")),
         (137, "OOMKilled", ("Evicted", "RestartElsewhere")),
         (137, "Error", ("PodsReady", "Restarting")),
         (1, "Error", ("PodsReady", "Restarting")),
@@ -124,7 +124,10 @@ def test_room_kept_over_a_backoff_is_held_until_the_gang_had_its_time_to_start()
     pods = (failed(pods_of(one)[0], 137, reason="OOMKilled"), *pods_of(one)[1:])
     evicted = with_status(one, reconcile_job(one, Observation(NOW, pods, None, NODES), patient).status)
     gone = reconcile_job(evicted, Observation(NOW, (), None, NODES), patient).status
-    assert (gone.requeue_after, gone.nomination is not None and gone.nomination.expires_at) == (NOW + 300, NOW + 300 + 65)
+    assert (gone.requeue_after, gone.nomination is not None and gone.nomination.expires_at) == (
+        NOW + 300,
+        NOW + 300 + 65,
+    )
     waiting = reconcile_job(with_status(one, gone), Observation(NOW + 299, (), None, NODES), patient)
     assert (waiting.status.nomination, events(waiting)) == (gone.nomination, [])
 
@@ -239,7 +242,7 @@ def test_an_out_of_service_node_is_given_up_at_once() -> None:
 
 def test_node_losses_have_their_own_bound() -> None:
     one = running()
-    one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.max_node_losses}))
+    one = with_status(one, one.status.model_copy(update={"max_node_losses": BOUNDS.max_node_losses}))
     verdict = look(one, pods_of(one)[:2])
     assert condition(verdict.status, "Failed") == ("True", "TooManyNodeLosses")
 

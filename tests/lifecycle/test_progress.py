@@ -8,7 +8,7 @@ from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, look, pods_of, run
 
 from muster import spec
 from muster.cluster import Heartbeat, PodView
-from muster.lifecycle import Timeouts, Observation, ReconcileResult, reconcile_job
+from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_job
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
 BEAT = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, total_steps=60, loss=2.5, tokens_per_s=99.0)
@@ -31,7 +31,7 @@ def test_it_goes_along_with_other_news_and_alone_once_a_minute() -> None:
     told = seen(one, BEAT, now=NOW + 1).status
     assert told.progress == TOLD
     one = with_status(one, told)
-    later = replace(BEAT, at=NOW + 30, step=20, step_at=NOW + 30)
+    later = replace(BEAT, at=NOW + 30, step=20, step_changed_at=NOW + 30)
     verdict = seen(one, later, now=NOW + 30)
     assert verdict.status is told
     assert verdict.wake_at == NOW + 61

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, look, pods_of, running, with_status
 
 from muster import spec
-from muster.validation import with_replicas
-from muster.lifecycle import transitions, pod_slots
+from muster.lifecycle import pod_slots, transitions
 from muster.snapshot.jobs import to_roles
+from muster.validation import with_replicas
 
 
 def scaled(one: spec.TrainingJob, number: int | None) -> spec.TrainingJob:

@@ -21,7 +21,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.cluster import CreatePod, PodView
-from muster.lifecycle import is_admitted, transitions, pod_name
+from muster.lifecycle import is_admitted, pod_name, transitions
 from muster.lifecycle.conditions import PODS_READY, find_condition
 from muster.model import RolePlacement
 from muster.spec import TrainingJob

@@ -1,4 +1,4 @@
-"""What a host offers: its own limits, its GPUs, or a pretended shape."""
+"""What a host offers: its own limits, its GPUs, or a virtual shape."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_shape_has_nodes_racks_and_blocks() -> None:
     assert (nodes[4].allocatable.get("cpu"), nodes[4].allocatable.get("memory")) == (16_000, 8 * 2**30)
     assert nodes[4].labels["disk"] == "fast"
     assert [node.name for node in nodes] == [f"node-{number}" for number in range(5)]
-    assert all(node.labels["muster.dev/pretended"] == "true" for node in nodes)
+    assert all(node.labels["muster.dev/virtual"] == "true" for node in nodes)
 
 
 def test_labels_of_a_shape_may_have_any_name_that_is_not_like_one_of_its_own_words() -> None:

@@ -19,12 +19,12 @@ from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster
 from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironmentStore
-from muster.local.objects import ObjectRegistry
-from muster.local.pod_folder import ShimRunning, PodFolder
-from muster.local.pod_supervisor import PodSupervisor
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
 from muster.local.launcher import LaunchContext
+from muster.local.objects import ObjectRegistry
+from muster.local.pod_folder import PodFolder, ShimRunning
+from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import open_store
+from muster.local.virtual_nodes import parse_shape, virtual_nodes
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 PATIENCE = 3  # times what a scenario asks for: real processes on a busy machine

@@ -15,12 +15,12 @@ from muster import spec
 from muster.errors import InvalidSpec
 from muster.local.client import LocalClient
 from muster.local.environment import (
-    PodIdentity,
     PodAllocation,
+    PodIdentity,
+    allowed_environment,
     command_line,
     daemon_environment,
     expand_references,
-    allowed_environment,
     omitted_env_vars,
     pod_environment,
     submitted_environment,
@@ -28,7 +28,12 @@ from muster.local.environment import (
 from muster.local.home import open_home
 from muster.local.programs import data_argument, script_argument, unknown_launcher_argument
 from muster.local.restrictions import check_local_support
-from muster.local.submission import SUBMISSION_ANNOTATION, WORKING_DIRECTORY_ANNOTATION, interpreter_environment, annotate_submitter
+from muster.local.submission import (
+    SUBMISSION_ANNOTATION,
+    WORKING_DIRECTORY_ANNOTATION,
+    annotate_submitter,
+    interpreter_environment,
+)
 
 BASE = {"PATH": "/usr/bin:/bin"}
 POD = PodIdentity("job-trainer-1-abcde", "trainer", 1, 4, 2)
@@ -185,9 +190,13 @@ def test_what_only_a_container_needs_is_ignored_with_a_notice() -> None:
 
 
 def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> None:
-    first = annotate_submitter(shell_job("job", "true")).metadata.annotations | {WORKING_DIRECTORY_ANNOTATION: "/elsewhere"}
+    first = annotate_submitter(shell_job("job", "true")).metadata.annotations | {
+        WORKING_DIRECTORY_ANNOTATION: "/elsewhere"
+    }
     job = shell_job("job", "true")
-    again = annotate_submitter(job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": first})}))
+    again = annotate_submitter(
+        job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": first})})
+    )
     assert again.metadata.annotations[SUBMISSION_ANNOTATION] != first[SUBMISSION_ANNOTATION]
     assert again.metadata.annotations[WORKING_DIRECTORY_ANNOTATION] == "/elsewhere"
 
@@ -198,8 +207,14 @@ def test_every_submission_has_a_mark_of_its_own_and_keeps_its_other_notes() -> N
         (["python", "train.py", "--config", "new.py"], "train.py"),
         (["python", "-m", "muster_components.launch", "--nproc", "2", "--", "a/b.py"], "a/b.py"),
         (["python", "-m", "muster_components.launch", "--", "-m", "gen", "out.py"], None),
-        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "a.py"], "a.py"),
-        (["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "-m", "a"], None),
+        (
+            ["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "a.py"],
+            "a.py",
+        ),
+        (
+            ["python", "-m", "muster_components.launch", "--", "-m", "muster_components.trainer.instrument", "-m", "a"],
+            None,
+        ),
         (["python", "-m", "gen", "out.py"], None),
         (["python", "-m", "gen", "--", "out.py"], None),
         (["python", "-u", "-c", "pass", "out.py"], None),

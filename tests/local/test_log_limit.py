@@ -12,11 +12,11 @@ from tests.local.small import ended, eventually, shell_job
 
 from muster import spec
 from muster.errors import InvalidSpec
-from muster.log_options import LogOptions
 from muster.local import shim
 from muster.local.client import LocalClient
 from muster.local.log_limits import job_log_limit
-from muster.local.logs import tail_offset, read_lines
+from muster.local.logs import read_lines, tail_offset
+from muster.log_options import LogOptions
 
 MI = 2**20
 LINES = [f"line {number:06d} {'x' * 1000}" for number in range(5000)]

@@ -9,7 +9,6 @@ import pytest
 from tests.local.small import shell_job
 
 from muster import spec
-from muster.yaml_input import AnyObject
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
 from muster.lifecycle.transitions import finish
@@ -19,9 +18,10 @@ from muster.local.home import open_home
 from muster.local.job_environments import JobEnvironmentStore
 from muster.local.log_limits import LOG_LIMIT_ANNOTATION
 from muster.local.objects import ObjectRegistry
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
 from muster.local.store import SqliteStore, open_store
 from muster.local.submission import annotate_submitter
+from muster.local.virtual_nodes import parse_shape, virtual_nodes
+from muster.yaml_input import AnyObject
 
 
 @pytest.fixture
@@ -58,7 +58,9 @@ def test_whoever_misspells_a_job_is_told_the_nearest_one(objects: ObjectRegistry
         objects.find("default", "lama-8b")
 
 
-def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(objects: ObjectRegistry) -> None:
+def test_whoever_asks_for_something_else_is_told_the_newest_jobs_and_how_many_more_there_are(
+    objects: ObjectRegistry,
+) -> None:
     submitted(objects, "zz", "yy", "aa", "xx", "bb", "ww", "cc")
     with pytest.raises(NotFound, match=r"there are, newest first: cc, ww, bb, xx, aa and 2 more$"):
         objects.find("default", "quite-different")
@@ -131,7 +133,9 @@ def annotated(job: spec.TrainingJob, **annotations: str) -> spec.TrainingJob:
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": notes})})
 
 
-def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(objects: ObjectRegistry) -> None:
+def test_oversubscribe_that_is_neither_true_nor_false_is_refused_for_a_job_that_is_there(
+    objects: ObjectRegistry,
+) -> None:
     (job,) = submitted(objects, "waits")
     with pytest.raises(InvalidSpec) as refused:
         objects.apply([annotated(job, oversubscribe="yes")])
@@ -234,7 +238,9 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
 @pytest.mark.parametrize(
     "last", [shell_job("taken", "true"), shell_job("large", "true", gpus=9), shell_job("first", "true")]
 )
-def test_of_several_jobs_all_are_submitted_or_none(objects: ObjectRegistry, store: SqliteStore, last: spec.TrainingJob) -> None:
+def test_of_several_jobs_all_are_submitted_or_none(
+    objects: ObjectRegistry, store: SqliteStore, last: spec.TrainingJob
+) -> None:
     submitted(objects, "taken")
     with pytest.raises(MusterError):
         objects.submit([shell_job("first", "true"), shell_job("second", "true"), last], dry_run=False)
@@ -265,7 +271,9 @@ def test_a_refusal_says_which_job_of_several_it_is_about(objects: ObjectRegistry
     assert (refusal.value.job, refusal.value.field) == ("default/two", "spec.queue")
 
 
-def test_several_jobs_that_come_again_by_the_same_submission_are_known(objects: ObjectRegistry, store: SqliteStore) -> None:
+def test_several_jobs_that_come_again_by_the_same_submission_are_known(
+    objects: ObjectRegistry, store: SqliteStore
+) -> None:
     jobs = [annotate_submitter(shell_job(name, "true")) for name in ("a", "b")]
     first = objects.submit(jobs, dry_run=False)
     assert objects.submit(jobs, dry_run=False) == first
@@ -279,7 +287,9 @@ def a_queue(name: str, parent: str | None = None) -> spec.Queue:
     return spec.Queue.model_validate({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
 
 
-def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(objects: ObjectRegistry, store: SqliteStore) -> None:
+def test_a_queue_with_queues_below_it_is_not_deleted_and_they_are_named(
+    objects: ObjectRegistry, store: SqliteStore
+) -> None:
     objects.apply([a_queue("company"), a_queue("research", "company"), a_queue("product", "company")])
     with pytest.raises(Conflict, match="queue 'company' has queues below it: product, research;") as refusal:
         objects.delete("Queue", "default", "company")

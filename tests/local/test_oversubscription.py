@@ -11,7 +11,12 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused
 from muster.local.client import LocalClient
-from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, allow_oversubscription, check_processes, processes_per_pod
+from muster.local.oversubscription import (
+    OVERSUBSCRIBE_ANNOTATION,
+    allow_oversubscription,
+    check_processes,
+    processes_per_pod,
+)
 from muster.model import Resources
 
 LAUNCH = ["python", "-m", "muster_components.launch"]

@@ -51,7 +51,7 @@ def test_the_gang_meets_at_another_port_and_that_is_no_failure_of_the_job(
     job = ended(client, "meet")
     assert (job.status.phase, job.status.restarts, job.status.attempt) == ("Succeeded", 0, 1)
     taken = (client.run_dir("meet") / "taken").read_text()
-    (told,) = [event["message"] for event in client.events("meet") if event["reason"] == "PortTaken"]
+    (told,) = [event["message"] for event in client.events("meet") if event["reason"] == "PortInUse"]
     assert f"another program has port {taken}," in told
     (met,) = client.log_lines("meet", "default", "trainer", 0)
     assert met.startswith("met at ")

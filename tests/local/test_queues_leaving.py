@@ -13,8 +13,8 @@ from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
 from muster.lifecycle.conditions import COMPLETE
 from muster.lifecycle.transitions import finish
-from muster.local.wiring import DaemonComponents, assemble
 from muster.local.home import open_home
+from muster.local.wiring import DaemonComponents, assemble
 
 
 def a_queue(name: str, parent: str | None = None) -> spec.Queue:

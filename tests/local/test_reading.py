@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from muster import model, spec
-from muster.local.logs import TAIL_BYTES, tail_offset, byte_range, read_lines, tail
-from muster.local.pod_folder import PodFolder
 from muster.local.heartbeats import HeartbeatReader, rank_heartbeats
+from muster.local.logs import TAIL_BYTES, byte_range, read_lines, tail, tail_offset
+from muster.local.pod_folder import PodFolder
 from muster.tables import queue_rows
 
 NOW = 1000.0
@@ -130,27 +130,27 @@ def say(run_dir: Path, name: str, content: dict[str, Any]) -> None:
 def test_a_beat_is_parsed_when_it_changed_and_tells_when_the_step_last_moved(tmp_path: Path) -> None:
     beats = HeartbeatReader()
     assert beats.read([("u", tmp_path)], NOW) == {}
-    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
+    say(tmp_path, "heartbeats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
     first = beats.read([("u", tmp_path)], NOW)["u"]
     assert (first.at, first.step, first.step_changed_at, first.checkpoint_step) == (100.0, 3, 100.0, None)
     assert beats.read([("u", tmp_path)], NOW)["u"] is first
-    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 130.0, "step": 3})
+    say(tmp_path, "heartbeats/rank-0.json", {"rank": 0, "at": 130.0, "step": 3})
     assert beats.read([("u", tmp_path)], NOW)["u"].step_changed_at == 100.0
-    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 140.0, "step": 4})
+    say(tmp_path, "heartbeats/rank-0.json", {"rank": 0, "at": 140.0, "step": 4})
     say(tmp_path, "checkpoints/latest", {"step": 2, "at": 90.0, "attempt": 0, "path": "x"})
     last = beats.read([("u", tmp_path)], NOW)["u"]
     assert (last.step_changed_at, last.checkpoint_step, last.checkpoint_at) == (140.0, 2, 90.0)
 
 
 def test_a_beat_that_is_no_json_counts_as_none(tmp_path: Path) -> None:
-    (tmp_path / "beats").mkdir()
-    (tmp_path / "beats" / "rank-0.json").write_text('{"rank": 0, "at"')
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats" / "rank-0.json").write_text('{"rank": 0, "at"')
     assert HeartbeatReader().read([("u", tmp_path)], NOW) == {}
-    say(tmp_path, "beats/rank-1.json", {"rank": 1, "step": 5})
+    say(tmp_path, "heartbeats/rank-1.json", {"rank": 1, "step": 5})
     assert rank_heartbeats(tmp_path) == [{"rank": 1, "step": 5}]
 
 
-@pytest.mark.parametrize("name", ["beats/rank-0.json", "checkpoints/latest"])
+@pytest.mark.parametrize("name", ["heartbeats/rank-0.json", "checkpoints/latest"])
 @pytest.mark.parametrize("text", ['{"at": 100.0, "odd": ' + DEEP + "}", " " * 100_000, "1" * 5000, None])
 def test_a_file_of_a_users_that_no_program_can_read_counts_as_none(tmp_path: Path, name: str, text: str | None) -> None:
     path = tmp_path / name
@@ -165,7 +165,7 @@ def test_a_file_of_a_users_that_no_program_can_read_counts_as_none(tmp_path: Pat
 
 @pytest.mark.parametrize("at", [1.7e12, 1e200, -1.0, "soon", True])
 def test_a_time_that_no_status_can_hold_is_unknown(tmp_path: Path, at: object) -> None:
-    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
+    say(tmp_path, "heartbeats/rank-0.json", {"rank": 0, "at": 100.0, "step": 3})
     say(tmp_path, "checkpoints/latest", {"step": 2, "at": at})
     beat = HeartbeatReader().read([("u", tmp_path)], NOW)["u"]
     assert (beat.at, beat.step, beat.checkpoint_step, beat.checkpoint_at) == (100.0, 3, 2, None)
@@ -173,14 +173,14 @@ def test_a_time_that_no_status_can_hold_is_unknown(tmp_path: Path, at: object) -
 
 def test_a_figure_of_a_beat_that_is_no_number_is_unknown(tmp_path: Path) -> None:
     said = {"rank": 0, "attempt": "0", "step": 4, "loss": "0.5", "mfu": None, "at": float("-inf"), "phase": "train"}
-    say(tmp_path, "beats/rank-0.json", {**said, "host": "n1"})
+    say(tmp_path, "heartbeats/rank-0.json", {**said, "host": "n1"})
     unknown = dict.fromkeys(("attempt", "loss", "mfu", "at"))
     assert rank_heartbeats(tmp_path) == [{"rank": 0, "step": 4, "phase": "train", "host": "n1", **unknown}]
 
 
 @pytest.mark.parametrize("step", [-1, 1e300, "three", None])
 def test_a_step_that_cannot_be_true_is_unknown(tmp_path: Path, step: object) -> None:
-    say(tmp_path, "beats/rank-0.json", {"rank": 0, "at": 100.0, "step": step, "steps": step})
+    say(tmp_path, "heartbeats/rank-0.json", {"rank": 0, "at": 100.0, "step": step, "steps": step})
     beat = HeartbeatReader().read([("u", tmp_path)], NOW)["u"]
     assert (beat.step, beat.total_steps) == (0, None)
 

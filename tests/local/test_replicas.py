@@ -16,13 +16,13 @@ import pytest
 from tests.local.small import eventually, processes_of, shell_job
 
 from muster import spec
-from muster.local import pod_supervisor, shim, launcher
+from muster.local import launcher, pod_supervisor, shim
 from muster.local.exit_status import is_pod_error
 from muster.local.home import Home, open_home
-from muster.local.pod_folder import ShimNotStarted, PodFolder
-from muster.local.records import PodRecord
-from muster.local.pod_supervisor import PodSupervisor
 from muster.local.launcher import LaunchContext
+from muster.local.pod_folder import PodFolder, ShimNotStarted
+from muster.local.pod_supervisor import PodSupervisor
+from muster.local.records import PodRecord
 from muster.local.store import SqliteStore, open_store
 
 UID = "0123456789abcdef"
@@ -239,7 +239,7 @@ def test_a_disk_without_room_delays_a_replica_and_says_so(machine: Machine) -> N
     full.write_text("a file where the folder should be")
     machine.replicas.sync()
     assert machine.pod().phase == "Pending"
-    assert [event.reason for event in machine.store.events(UID)] == ["ReplicaNotStarted"]
+    assert [event.reason for event in machine.store.events(UID)] == ["ReplicaStartFailed"]
     full.unlink()
     assert machine.until("Succeeded").exit_code == 0
 
@@ -248,17 +248,17 @@ def test_a_pod_whose_own_files_are_wrong_fails_with_the_reason_after_some_tries_
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_supervisor, "_FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(pod_supervisor, "_NO_USE_AFTER_S", 0.08)
+    monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER_S", 0.08)
     machine.add("echo ran", index=0)
     machine.add("echo ran", index=1)
     machine.folder(0).path.parent.mkdir(parents=True)
     machine.folder(0).path.write_text("a file where the folder should be")
     failed = machine.until("Failed", 0)
-    assert (failed.exit_code, failed.reason) == (None, "CannotStart")
+    assert (failed.exit_code, failed.reason) == (None, "StartError")
     assert failed.log_tail == f"cannot be started: [Errno 17] File exists: '{machine.folder(0).path}'\n"
     assert machine.replicas.pop_changed()
     (event,) = machine.store.events(UID)
-    assert (event.reason, event.count) == ("ReplicaNotStarted", 3)
+    assert (event.reason, event.count) == ("ReplicaStartFailed", 3)
     assert machine.until("Succeeded", 1).exit_code == 0
 
 
@@ -294,7 +294,7 @@ def test_a_shim_that_ends_before_it_begins_is_tried_again_after_a_pause_and_says
         machine.replicas.sync()
         assert machine.replicas.live_shim_count() == 0
     (event,) = machine.store.events(UID)
-    assert (event.reason, event.count) == ("ReplicaNotStarted", 1)
+    assert (event.reason, event.count) == ("ReplicaStartFailed", 1)
     assert "its shim ended with 1: no interpreter for you" in event.message
     due = machine.replicas.next_sync_at()
     assert due is not None
@@ -315,7 +315,7 @@ def test_a_pod_that_cannot_be_looked_at_says_so_once_and_the_others_go_on(machin
     lock.symlink_to(lock)  # opening it fails, as it does without file descriptors left
     assert machine.until("Succeeded", 1).exit_code == 0
     assert machine.pod(0).phase == "Running"
-    assert [event.reason for event in machine.store.events(UID)] == ["ReplicaNotSeen"]
+    assert [event.reason for event in machine.store.events(UID)] == ["ReplicaStatusUnknown"]
     kept.rename(lock)
     assert machine.until("Succeeded", 0).exit_code == 0
 
@@ -331,4 +331,4 @@ def test_a_replica_stopped_because_the_host_goes_down_is_lost_and_not_failed(mac
     machine.until("Running")
     eventually(machine.log)
     machine.replicas.stop_all()
-    assert machine.until("Lost").reason == "HostDown"
+    assert machine.until("Lost").reason == "NodeShutdown"

@@ -59,7 +59,7 @@ def test_pods_of_one_job_share_a_folder_and_each_trace_is_listed_once(client: Lo
     listed = [entry for manifest in read_manifests(SharedFolder(run_dir)) for entry in manifest.traces]
     assert sorted(entry.rank for entry in listed) == [0, 1, 2, 3]
     assert (traces.files, traces.report) == (4, str(run_dir / "report" / "report.html"))
-    assert json.loads((run_dir / "report" / "report.json").read_text())["facts"]["name"] == "shared"
+    assert json.loads((run_dir / "report" / "report.json").read_text())["summary"]["name"] == "shared"
 
 
 def test_who_watches_sees_the_path_of_the_report_as_the_last_line(

@@ -12,9 +12,9 @@ from tests.local.small import shell_job
 
 from muster import spec
 from muster.lifecycle import transitions
-from muster.local.wiring import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
+from muster.local.wiring import DaemonComponents, assemble
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import pytest
 from tests.local.small import eventually, shell_job
 
 from muster import spec
-from muster.yaml_input import AnyObject
 from muster.local import pod_supervisor, shim
-from muster.local.quarantine import QUARANTINE_S
-from muster.local.wiring import DaemonComponents, assemble
 from muster.local.daemon import Daemon
 from muster.local.home import Home, open_home
+from muster.local.quarantine import QUARANTINE_S
+from muster.local.wiring import DaemonComponents, assemble
+from muster.yaml_input import AnyObject
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_jobs_of_one_name_in_two_namespaces_each_hear_what_of_them_is_ignored(pa
         str(job.metadata.namespace): [event.reason for event in parts.store.events(uid)]
         for uid, job in parts.store.jobs.items()
     }
-    assert told == {"red": ["Ignored"], "blue": []}
+    assert told == {"red": ["FieldIgnored"], "blue": []}
 
 
 def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_it_has_ended(
@@ -110,7 +110,7 @@ def test_the_checkpoint_that_a_cancelled_job_writes_in_its_grace_is_known_once_i
 def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_run(
     parts: DaemonComponents, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_supervisor, "_NO_USE_AFTER_S", 1.0)
+    monkeypatch.setattr(pod_supervisor, "_GIVE_UP_AFTER_S", 1.0)
     blocked, free = parts.service.submit(
         [shell_job("blocked", "true", failurePolicy={"maxRestarts": 0}), shell_job("free", "true")], dry_run=False
     )
@@ -124,7 +124,7 @@ def test_a_job_whose_files_cannot_be_made_fails_with_the_reason_and_the_others_r
     eventually(lambda: phases() == ["Failed", "Succeeded"])
     failure = parts.store.jobs[blocked.metadata.uid].status.last_failure
     assert failure is not None
-    assert (failure.reason, failure.exit_code) == ("CannotStart", None)
+    assert (failure.reason, failure.exit_code) == ("StartError", None)
     assert failure.log_tail.startswith("cannot be started: [Errno ")
     assert str(parts.cluster.run_dir(blocked)) in failure.log_tail
 
@@ -161,7 +161,7 @@ def test_a_job_whose_status_can_never_be_written_is_set_aside_with_its_room_and_
 
     eventually(lambda: small() == "Succeeded")
     assert states() == [["Running"], []], "the room of what is set aside is given to nobody"
-    (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "SetAside"]
+    (event,) = [event for event in parts.store.events(uids[0]) if event.reason == "StatusWriteFailed"]
     assert event.message.endswith("cannot be written down: ValueError: year 33658 is out of range")
     monkeypatch.setattr(parts.store, "put", put)
     monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + QUARANTINE_S)

@@ -15,7 +15,7 @@ import pytest
 from tests.local.small import eventually
 
 from muster.local import shim
-from muster.local.pod_folder import ShimExited, ShimNotStarted, ShimRunning, PodFolder, ShimLost
+from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning
 
 
 def write_spec(folder: Path, line: str, grace_s: float = 100.0, **changes: Any) -> PodFolder:

@@ -49,7 +49,7 @@ def test_a_daemon_that_neither_answers_nor_detaches_is_told_as_what_it_said(
     program.write_text("#!/bin/sh\necho 'the disk hangs' >&2\nwhile :; do sleep 1; done\n")
     program.chmod(0o700)
     monkeypatch.setattr("muster.local.start.sys.executable", str(program))
-    monkeypatch.setattr("muster.local.start._PATIENCE_S", 5.0)
+    monkeypatch.setattr("muster.local.start._START_TIMEOUT_S", 5.0)
     with pytest.raises(DaemonError, match="the disk hangs") as refused:
         start_daemon(open_home(home))
     assert refused.value.reason == "CannotStart"

@@ -14,8 +14,8 @@ from muster.errors import ClusterError
 from muster.local import store
 from muster.local.defaults import ensure_default_objects
 from muster.local.records import EventRecord, PodRecord
-from muster.local.virtual_nodes import parse_shape, virtual_nodes
 from muster.local.store import MAX_EVENTS_PER_JOB, SqliteStore, open_store
+from muster.local.virtual_nodes import parse_shape, virtual_nodes
 from muster.model import Resources
 from muster.snapshot import pod_request
 

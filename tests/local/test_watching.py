@@ -8,8 +8,8 @@ import pytest
 from tests.local.small import eventually, phase_of, shell_job
 
 from muster.errors import NotFound
-from muster.log_options import LogOptions
 from muster.local.client import LocalClient
+from muster.log_options import LogOptions
 
 pytestmark = pytest.mark.slow
 

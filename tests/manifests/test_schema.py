@@ -14,7 +14,7 @@ from tools.manifests import main, stale_files
 
 from muster.crdgen import KINDS, CustomResource, crd, files
 from muster.crdgen.schema import Schema
-from muster.spec import StatusModel, ExtensibleModel, StrictModel
+from muster.spec import ExtensibleModel, StatusModel, StrictModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 APPLY_LIMIT = 262_144  # bytes of the annotation in which client-side apply keeps what it applied

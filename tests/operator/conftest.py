@@ -13,5 +13,5 @@ LONG_S = 600.0
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is begun within seconds of a round, and how long an answer may take."""
-    monkeypatch.setattr(leader, "_BEGIN_WITHIN_S", LONG_S)
+    monkeypatch.setattr(leader, "_START_WITHIN_S", LONG_S)
     monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", LONG_S)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from muster_operator.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
+from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.cache.templates import CachedTemplate
-from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.kube.reflector import ResourceEventHandler, _object_key
 
 T = TypeVar("T")
 
@@ -22,13 +22,13 @@ class Knowing:
         self.asked: list[str] = []
         self.old = False
 
-    def verdict(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
+    def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
         return self.answer
 
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return self.answer is not None and not self.old
 
-    def ask(self, job: CachedJob) -> None:
+    def request(self, job: CachedJob) -> None:
         self.asked.append(job.uid)
 
 

@@ -15,22 +15,22 @@ from tests.operator.objects import job_document, node_seen, read
 from tests.operator.seeing import sight
 
 from muster.engine import Engine
-from muster_operator.job_metrics import JobMetrics
-from muster_operator.template_reader import PodTemplateReader
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.dry_run import DryRuns
-from muster_operator.kube.client import ApiServerClient, ApiRateLimits
-from muster_operator.kube.config import ApiServerEndpoint
-from muster_operator.labels import IN_USE
-from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.metrics import OperatorMetrics
-from muster_operator.event_recorder import EventRecorder
-from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.cache.template_bytes import MOST_BYTES
-from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.decision_writer import DecisionWriter
+from muster_operator.dry_run import DryRuns
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.kube.client import ApiRateLimits, ApiServerClient
+from muster_operator.kube.config import ApiServerEndpoint
+from muster_operator.labels import IN_USE
+from muster_operator.leader import Leader, LeaderTerm
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.template_reader import PodTemplateReader
+from muster_operator.uncertain_writes import UncertainWrites
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -126,14 +126,20 @@ class Rounds:
         quota = {"namespaceSelector": {}, "resources": [{"flavor": "f"}]}
         meta = {"name": "research", "resourceVersion": "3", "finalizers": [IN_USE]}
         self.sight.queues.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": quota}))
-        self.sight.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}}))
+        self.sight.flavors.on_upsert(
+            read(RawCustomObject, {"metadata": {"name": "f", "resourceVersion": "4"}, "spec": {}})
+        )
         metrics, choices = OperatorMetrics(), PodConfig()
         self.dry_runs = DryRuns(api, choices, PodTemplateReader(api, self.sight.templates))
         self.outbox = EventRecorder(api, lambda: False, metrics.dropped_events.add)
-        self.writer = DecisionWriter(api, self.sight, self.dry_runs, UncertainWrites(api, self.sight), self.outbox, choices, "me")
+        self.writer = DecisionWriter(
+            api, self.sight, self.dry_runs, UncertainWrites(api, self.sight), self.outbox, choices, "me"
+        )
         accounts = JobMetrics(metrics, self.sight.jobs.visible, time.time)
         self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
-        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # pauses and rushes end with seconds
+        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: (
+            0.0
+        )  # pauses and rushes end with seconds
         self.term = self.leader.term = LeaderTerm(Engine(None))
 
     async def round(self) -> float:

@@ -14,9 +14,9 @@ from muster import spec
 from muster.cluster import ObservedState
 from muster.engine import Engine
 from muster.model import MAX_AMOUNT, Admit, Resources
-from muster_operator.dry_run import compare_pod
-from muster_operator.cache.pod_requests import parse_resources, effective_request
 from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob, V1Pod, V1PodSpec
+from muster_operator.cache.pod_requests import effective_request, parse_resources
+from muster_operator.dry_run import compare_pod
 
 SIZES = ("5E", "7Ei", "9223372036854775807", "1e40", "1E", "3", "0", "500m", "1n", ".5", "-1", "much", "", "1e1000")
 
@@ -80,7 +80,9 @@ def test_others_are_placed_beside_a_node_that_such_pods_fill() -> None:
     for version, name in enumerate(("a", "b", "c"), 1):
         seen.pods.on_upsert(asking(name, "4E", version=version))
     wanted = {"namespaceSelector": {}, "resources": [{"flavor": "any", "guaranteed": {"nvidia.com/gpu": "16"}}]}
-    seen.queues.on_upsert(read(RawCustomObject, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted}))
+    seen.queues.on_upsert(
+        read(RawCustomObject, {"metadata": {"name": "research", "resourceVersion": "1"}, "spec": wanted})
+    )
     seen.flavors.on_upsert(read(RawCustomObject, {"metadata": {"name": "any", "resourceVersion": "1"}}))
     seen.jobs.on_upsert(read(RawTrainingJob, asks_for_memory(job_document())))
     round_ = Engine(None).reconcile(seen.observe())

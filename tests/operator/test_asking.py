@@ -15,14 +15,14 @@ import pytest
 from tests.operator.conftest import LONG_S
 
 from muster.heartbeat_auth import SIGNATURE_HEADER, HeartbeatSigner
-from muster.tracing.heartbeat_server import ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import heartbeat_client
-from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, PollResult, HeartbeatTarget, poll_all
+from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, HeartbeatTarget, PollResult, poll_all
 from muster_operator.collectors.tokens import derive_token
 
 NOT_OURS = "it answers with 401: another token, or clocks 300 s apart"
-GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "beat": {"step": 3}}
+GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3}}
 
 
 class Odd(BaseHTTPRequestHandler):
@@ -73,10 +73,12 @@ def ask(odd: Any, code: int, body: bytes | None, **more: str) -> PollResult:
 
 
 def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
-    (tmp_path / "beats").mkdir()
-    (tmp_path / "beats" / "rank-0.json").write_text('{"step": 7, "at": 3.0}')
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats" / "rank-0.json").write_text('{"step": 7, "at": 3.0}')
     token = derive_token(b"k" * 32, "u")
-    endpoint = HeartbeatServer(ListenAddress("127.0.0.1", 0), token, HeartbeatSource(SharedFolder(tmp_path), "u", "p"), print)
+    endpoint = HeartbeatServer(
+        ListenAddress("127.0.0.1", 0), token, HeartbeatSource(SharedFolder(tmp_path), "u", "p"), print
+    )
     endpoint.start()
     try:
         port = endpoint.wait_for_port(20.0)
@@ -94,7 +96,7 @@ def test_an_answer_is_taken_and_the_token_is_what_was_asked_with(odd: Any) -> No
     assert outcome.response is not None
     assert outcome.response.heartbeat == {"step": 3}
     ((path, authorization),) = odd.asked
-    assert path == "/beat"
+    assert path == "/heartbeat"
     assert HeartbeatSigner("t" * 20, "u", "p").verify_request(path, authorization, time.time())
 
 
@@ -112,13 +114,15 @@ def test_an_answer_of_before_is_not_believed_again(odd: Any, tmp_path: Path) -> 
     """Nor one that was made for another request, as where a program passes requests on."""
     peer = HeartbeatSigner("t" * 20, "u", "p")
     body = json.dumps(GOOD).encode()
-    before = peer.authorization("/beat", time.time(), "0" * 32)
+    before = peer.authorization("/heartbeat", time.time(), "0" * 32)
     odd.token = ""
     outcome = ask(odd, 200, body, **{SIGNATURE_HEADER: peer.sign_response(before, body)})
     assert outcome.response is None
 
 
-DEEP = b'{"now": 5.0, "job_uid": "u", "pod": "p", "beat": {"step": 3, "odd": ' + b"[" * 15_000 + b"]" * 15_000 + b"}}"
+DEEP = (
+    b'{"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3, "odd": ' + b"[" * 15_000 + b"]" * 15_000 + b"}}"
+)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"now": "x"}', b"\xff", b'{"now": 1}', DEEP, b'["\\ud800"]'])
@@ -134,7 +138,7 @@ def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch
             raise KeyError("a bug")
         return await ask_one(session, asked)
 
-    monkeypatch.setattr(heartbeat_client, "_ask", ask_with_a_bug)
+    monkeypatch.setattr(heartbeat_client, "_poll", ask_with_a_bug)
     odd.answer = 200, json.dumps(GOOD).encode(), {}
     port = odd.server_address[1]
     first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S)

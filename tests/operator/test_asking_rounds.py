@@ -14,19 +14,19 @@ from tests.operator.seeing import Knowing
 
 from muster.cluster import RecordEvent
 from muster.lifecycle import pod_name
-from muster.tracing.heartbeat_server import ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
+from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
+from muster_operator.cache.k8s_types import RawTrainingJob, V1Container
 from muster_operator.collectors import heartbeat_poller
-from muster_operator.collectors.heartbeat_client import HeartbeatResponse, PollResult, HeartbeatTarget
+from muster_operator.collectors.heartbeat_client import HeartbeatResponse, HeartbeatTarget, PollResult
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, derive_token
-from muster_operator.shared_key import SharedKey
 from muster_operator.kube.client import ApiServerClient
-from muster_operator.supervisor import Backoff
-from muster_operator.pod_builder.collector import CollectorSidecarConfig
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.cache.k8s_types import V1Container, RawTrainingJob
-from muster_operator.cache.cluster_cache import CollectorSettings, ClusterCache
+from muster_operator.pod_builder.collector import CollectorSidecarConfig
+from muster_operator.shared_key import SharedKey
+from muster_operator.supervisor import Backoff
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)
@@ -53,10 +53,16 @@ class Stage:
         self.sight = ClusterCache(Knowing(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
         self.sight.jobs.on_upsert(seen_job())
         self.pod(address)
-        tokens = CollectorTokens(cast(ApiServerClient, None), CHOICES, SharedKey(cast(ApiServerClient, None), "muster-system", "key", "a key"))
+        tokens = CollectorTokens(
+            cast(ApiServerClient, None),
+            CHOICES,
+            SharedKey(cast(ApiServerClient, None), "muster-system", "key", "a key"),
+        )
         tokens.key._bytes = KEY  # as if it had been read
         self.metrics = OperatorMetrics()
-        self.asking = HeartbeatPoller(self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake)
+        self.asking = HeartbeatPoller(
+            self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake
+        )
 
     def pod(self, address: str, version: int = 1, **status: Any) -> None:
         pod = pod_seen(POD, version, owner=UID, podIP=address, **status)
@@ -94,8 +100,8 @@ class Stage:
 
 
 def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beats").mkdir()
-    (tmp_path / "beats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
+    (tmp_path / "heartbeats").mkdir()
+    (tmp_path / "heartbeats" / "rank-0.json").write_text(f'{{"step": 7, "at": {time.time()}}}')
     subject = HeartbeatSource(SharedFolder(tmp_path), UID, POD)
     endpoint = HeartbeatServer(ListenAddress("127.0.0.1", 0), derive_token(KEY, UID), subject, print)
     endpoint.start()
@@ -112,11 +118,11 @@ def test_an_answer_is_shown_to_the_engine_and_wakes_it_once(tmp_path: Path, monk
 
 def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
-    monkeypatch.setattr(heartbeat_poller, "_SILENT_S", 0.0)
+    monkeypatch.setattr(heartbeat_poller, "_UNREACHABLE_AFTER_S", 0.0)
     stage = Stage("127.0.0.1")
     stage.until(lambda: stage.count("silent") >= 3)
     (event,) = stage.told
-    assert (event.reason, event.type) == ("CollectorSilent", "Warning")
+    assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
     assert stage.metrics.unreachable_collectors.value() == 1.0
     world = stage.sight.observe()
@@ -143,8 +149,8 @@ def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPat
     def fails(*asked: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr(heartbeat_poller, "ask_all", fails)
-    monkeypatch.setattr(heartbeat_poller, "Pauses", lambda: Backoff((0.0, 0.0)))
+    monkeypatch.setattr(heartbeat_poller, "poll_all", fails)
+    monkeypatch.setattr(heartbeat_poller, "Backoff", lambda: Backoff((0.0, 0.0)))
     stage = Stage("127.0.0.1")
     stage.until(lambda: stage.metrics.component_failures.value(("collectors",)) >= 3)
 
@@ -153,8 +159,10 @@ def test_an_answer_that_nobody_can_take_hides_no_other(monkeypatch: pytest.Monke
     stage = Stage("127.0.0.1")
     answer = HeartbeatResponse(now=time.time(), job_uid=UID, pod=POD, heartbeat={"step": 3, "at": time.time()})
     asked = HeartbeatTarget(UID, POD, "127.0.0.1", 1, "", durable=True)
-    odd = PollResult(HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer"))
-    monkeypatch.setattr(heartbeat_poller, "ask_all", lambda *sweep: [odd, PollResult(asked, answer)])
+    odd = PollResult(
+        HeartbeatTarget("uid-odd", "odd", "127.0.0.1", 1, "", durable=True), cast(HeartbeatResponse, "no answer")
+    )
+    monkeypatch.setattr(heartbeat_poller, "poll_all", lambda *sweep: [odd, PollResult(asked, answer)])
     stage.until(lambda: stage.woken > 0)
     assert stage.sight.observe().heartbeats[UID].step == 3
     assert stage.metrics.component_failures.value(("collectors",)) >= 1

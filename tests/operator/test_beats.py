@@ -16,7 +16,9 @@ PATIENCE_S = 50.0
 NOW = 1_000_000.0
 
 
-def said(pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any) -> HeartbeatReport:
+def said(
+    pod: str = "p0", now: float = NOW, durable: bool = True, at: float | None = NOW, **of_beat: Any
+) -> HeartbeatReport:
     checkpoint = {name: of_beat.pop(f"latest_{name}") for name in ("step", "at") if f"latest_{name}" in of_beat}
     return HeartbeatReport(pod, now, {"at": at, "step": 5, **of_beat}, checkpoint, durable)
 

@@ -8,10 +8,10 @@ import pytest
 from tests.operator.objects import job_seen, name_of, node_seen, pod_seen
 from tests.operator.seeing import sight
 
-from muster.cluster import PodView, ObservedState
-from muster_operator.labels import ATTEMPT, INDEX, ROLE
-from muster_operator.cache.k8s_types import V1Pod
+from muster.cluster import ObservedState, PodView
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import V1Pod
+from muster_operator.labels import ATTEMPT, INDEX, ROLE
 
 UID = "uid-llama"
 STAYS = {"nvidia.com/gpu": 1, "pods": 1}

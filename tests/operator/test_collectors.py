@@ -8,15 +8,23 @@ import pytest
 from tests.operator.objects import create, job, job_seen, pod_seen, template
 
 from muster.errors import InvalidSpec
-from muster_operator.pod_builder.collector import COLLECTOR_PORT, CollectorSidecarConfig, collector_port, has_collector, lead_role, secret_manifest, secret_name
+from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.cache.cached_pod import cached_pod
+from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.templates import CachedTemplate
+from muster_operator.pod_builder.collector import (
+    COLLECTOR_PORT,
+    CollectorSidecarConfig,
+    collector_port,
+    has_collector,
+    lead_role,
+    secret_manifest,
+    secret_name,
+)
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.run_folder import JOB_FOLDER, has_durable_run_folder
 from muster_operator.settings import parse_flags
-from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.cache.cached_pod import cached_pod
-from muster_operator.cache.specs import SpecCache
-from muster_operator.cache.templates import CachedTemplate
 
 IMAGE = CollectorSidecarConfig(image="registry.example.com/trainer:1")
 STORE = CollectorSidecarConfig(image="x", store="s3://traces/muster/", store_secret="keys")
@@ -44,7 +52,9 @@ def run_mounts(container: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in container["volumeMounts"] if not one["name"].startswith("muster-collector-")]
 
 
-def with_sidecar(choices: CollectorSidecarConfig = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any) -> list[int]:
+def with_sidecar(
+    choices: CollectorSidecarConfig = IMAGE, wanted: dict[str, Any] | None = None, **fields: Any
+) -> list[int]:
     role = {"name": "trainer", "replicas": 2, "template": wanted or template()}
     one = job(roles=[role], **fields)
     return [index for index in range(2) if has_collector(one.spec, "trainer", index, choices)]
@@ -128,7 +138,7 @@ def test_it_looks_into_the_trainers_run_folder_and_listens_at_the_pods_address_o
         "--address=$(MUSTER_POD_IP)",
         f"--port={COLLECTOR_PORT}",
         "--token-file=/var/run/secrets/muster.dev/muster-collector-token/token",
-        "--ending=/dev/termination-log",
+        "--termination-message-path=/dev/termination-log",
         "--open-spool",
     ]
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
@@ -296,14 +306,14 @@ class Asked:
     def __init__(self) -> None:
         self.digests: list[str] = []
 
-    def verdict(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
+    def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
         self.digests.append(template.digest)
         return None
 
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
         return False
 
-    def ask(self, job: Any) -> None:
+    def request(self, job: Any) -> None:
         pass
 
 
@@ -335,7 +345,7 @@ def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
         (["--collector-resources", '{"requests": {"cpu": "lots"}}'], "are no resources of a container"),
         (["--collector-store", "bucket"], "is no URL; write s3://bucket/folder"),
         (["--collector-store", "https://me:word@example.com/x"], "a URL with credentials would be seen by everybody"),
-        (["--beats-every-seconds", "0"], "no number above 0"),
+        (["--heartbeat-interval-seconds", "0"], "no number above 0"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,10 @@ from tests.operator.objects import job_document, job_seen, read
 from tests.operator.seeing import Knowing, relist, sight, tell
 from tests.operator.serving import Rounds, Server, serve
 
-from muster_operator.kube.client import ApiServerClient
 from muster_operator.cache.cached_job import DryRunResult
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.kube.client import ApiServerClient
 
 
 def written(version: int, uid: str) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from tests.operator.seeing import relist, sight
 from tests.operator.serving import Rounds, Server, serve, tried
 
 from muster import spec
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.event_recorder import PendingEvent
+from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.cache.write_response import written_metadata
+from muster_operator.event_recorder import PendingEvent
+from muster_operator.kube.client import ApiServerClient
 
 TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
 

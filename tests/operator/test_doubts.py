@@ -14,17 +14,17 @@ from tests.operator.seeing import sight
 from tests.operator.serving import serving
 
 from muster.errors import ClusterError
-from muster_operator.job_metrics import JobMetrics
-from muster_operator.template_reader import PodTemplateReader
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.dry_run import DryRuns
-from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
-from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.metrics import OperatorMetrics
-from muster_operator.event_recorder import EventRecorder
-from muster_operator.leader import Leader
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.decision_writer import DecisionWriter
+from muster_operator.dry_run import DryRuns
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.job_metrics import JobMetrics
+from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
+from muster_operator.leader import Leader
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.pod_builder.pods import PodConfig
+from muster_operator.template_reader import PodTemplateReader
+from muster_operator.uncertain_writes import UncertainWrites
 
 POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"

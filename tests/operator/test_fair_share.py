@@ -9,9 +9,9 @@ import pytest
 from tests.operator.objects import pod_seen, read
 from tests.operator.serving import Rounds, Server, admitted, serve
 
+from muster_operator.cache.k8s_types import RawCustomObject
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.labels import IN_USE
-from muster_operator.cache.k8s_types import RawCustomObject
 
 GPU = "nvidia.com/gpu"
 

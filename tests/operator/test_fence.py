@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 from aiohttp import web
 
-from muster_operator.kube.client import ApiServerClient, Fenced, ApiRateLimits
+from muster_operator.kube.client import ApiRateLimits, ApiServerClient, Fenced
 from muster_operator.kube.config import ApiServerEndpoint
 
 

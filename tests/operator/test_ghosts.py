@@ -12,10 +12,10 @@ from tests.operator.seeing import sight
 from tests.operator.serving import Server, serve
 
 from muster.errors import ClusterError
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.kube.client import ApiServerClient, ApiError
-from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.kube.client import ApiError, ApiServerClient
+from muster_operator.uncertain_writes import UncertainWrites
 
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 

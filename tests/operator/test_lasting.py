@@ -30,7 +30,7 @@ def test_pauses_grow_up_to_a_bound_and_are_short_again_after_a_good_time() -> No
 
 
 def test_a_part_that_fails_begins_anew_and_each_failure_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "Pauses", lambda: Backoff((0.0, 0.0)))
+    monkeypatch.setattr(supervisor, "Backoff", lambda: Backoff((0.0, 0.0)))
     begun = 0
     told: list[str] = []
     done = asyncio.Event()

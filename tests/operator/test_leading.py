@@ -13,15 +13,15 @@ from tests.operator.serving import Server, serve, serving
 
 from muster import spec
 from muster.engine import Engine
-from muster_operator.__main__ import Operator, ComponentExited
+from muster_operator.__main__ import ComponentExited, Operator
 from muster_operator.job_metrics import JobMetrics
-from muster_operator.kube.client import ApiServerClient, ApiRateLimits
+from muster_operator.kube.client import ApiRateLimits, ApiServerClient
 from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaseCandidate, LeaderElector, Lease, LeaseTimes, boot_clock
+from muster_operator.kube.lease import LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
 from muster_operator.kube.resources import PODS
-from muster_operator.metrics import OperatorMetrics
 from muster_operator.leader import LeaderTerm
+from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import Settings, parse_flags
 
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
@@ -169,8 +169,8 @@ def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_late
 
 @pytest.mark.parametrize(("duration_s", "deadline_s"), [(2.5, 2.4), (1.4, 1.3), (15.0, 10.0)])
 def test_nobody_takes_the_lease_before_its_holder_stops_writing(duration_s: float, deadline_s: float) -> None:
-    flags = ["--lease-seconds", str(duration_s), "--renew-deadline-seconds", str(deadline_s)]
-    times = parse_flags([*flags, "--renew-every-seconds", "0.5"]).lease_times
+    flags = ["--lease-duration-seconds", str(duration_s), "--renew-deadline-seconds", str(deadline_s)]
+    times = parse_flags([*flags, "--retry-period-seconds", "0.5"]).lease_times
     assert times is not None
     holder, other = LeaseCandidate("a", times), LeaseCandidate("b", times)
     lease = holder.next_lease(NOBODYS, "now")

@@ -222,7 +222,7 @@ STATUSES = st.fixed_dictionaries(
         "blamedNodes": st.lists(
             st.fixed_dictionaries({"node": st.sampled_from("ab"), "until": st.just(5.0)}), max_size=2
         ),
-        "hold": st.none() | st.just({"placement": [{"role": "r", "nodes": []}], "expiresAt": 9.0}),
+        "nomination": st.none() | st.just({"placement": [{"role": "r", "nodes": []}], "expiresAt": 9.0}),
     },
 )
 

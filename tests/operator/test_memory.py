@@ -17,12 +17,12 @@ from tests.operator.seeing import sight
 from tests.operator.serving import Rounds, Server, serve
 
 from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.cache.lru_cache import LRUCache
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.cache.cluster_cache import ClusterCache
 
 MIB = 2**20
 

@@ -19,13 +19,13 @@ from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster.snapshot import to_roles
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.specs import SpecCache
+from muster_operator.cache.templates import TemplateCache
 from muster_operator.dry_run import compare_pod
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
-from muster_operator.cache.k8s_types import RawTrainingJob
-from muster_operator.cache.specs import SpecCache
-from muster_operator.cache.templates import TemplateCache
 
 COLLECTORS = CollectorSidecarConfig(image="collector", store="s3://runs", store_secret="keys")
 Path = tuple[str | int, ...]

@@ -9,7 +9,7 @@ from aiohttp import web
 from tests.operator.serving import Rounds, Server, serve, serving
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError, Fenced, ApiRateLimits
+from muster_operator.kube.client import ApiError, ApiRateLimits, ApiServerClient, Fenced
 from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
 

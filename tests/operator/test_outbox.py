@@ -14,8 +14,8 @@ from tests.operator.serving import Rounds, Server, serve
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster_operator import event_recorder
-from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
-from muster_operator.event_recorder import PendingEvent, EventRecorder
+from muster_operator.event_recorder import EventRecorder, PendingEvent
+from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
 
 
 def letter(name: str, about: str = "", instead: str = "") -> PendingEvent:

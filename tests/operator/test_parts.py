@@ -6,8 +6,8 @@ import pytest
 from tests.operator.objects import job
 
 from muster import spec
-from muster_operator.job_metrics import JobMetrics
 from muster_operator.finalizers import desired_finalizers
+from muster_operator.job_metrics import JobMetrics
 from muster_operator.labels import IN_USE
 from muster_operator.metrics import Histogram, Metric, OperatorMetrics
 from muster_operator.settings import parse_flags
@@ -80,7 +80,7 @@ def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--lease-seconds", "5"], "--lease-seconds 5 must be above --renew-deadline-seconds 10"),
+        (["--lease-duration-seconds", "5"], "--lease-duration-seconds 5 must be above --renew-deadline-seconds 10"),
         (["--qps", "0"], "'0' is no number above 0"),
         (["--listen", "here"], "'here' has no port"),
         (["--listen-local", "0.0.0.0:1"], "is not on loopback"),

@@ -12,10 +12,10 @@ from tests.operator.objects import job_document, read, template
 from tests.operator.seeing import sight
 
 from muster import spec
-from muster_operator.pod_builder.collector import NO_COLLECTORS
-from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.specs import SpecCache
+from muster_operator.pod_builder.collector import NO_COLLECTORS
 
 
 def test_what_was_not_asked_for_the_longest_goes_first() -> None:

@@ -14,10 +14,10 @@ from aiohttp import web
 from tests.operator.serving import serving
 
 from muster.errors import ClusterError
+from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 from muster_operator.kube.resources import TRAINING_JOBS
-from muster_operator.cache.k8s_types import RawTrainingJob
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 
@@ -76,20 +76,20 @@ class Seen:
         self.jobs: dict[str, int] = {}
         self.reached = 0
 
-    def keep_only(self, keys: set[str], version: int) -> None:
+    def on_list(self, keys: set[str], version: int) -> None:
         names = {key.rpartition("/")[2] for key in keys}
         self.jobs = {name: known for name, known in self.jobs.items() if name in names}
         self.reached = version
 
-    def put(self, item: RawTrainingJob) -> None:
+    def on_upsert(self, item: RawTrainingJob) -> None:
         if item.metadata.name in self.poison:
             raise KeyError("a bug")
         self.jobs[item.metadata.name] = item.metadata.version
 
-    def drop(self, item: RawTrainingJob) -> None:
+    def on_delete(self, item: RawTrainingJob) -> None:
         self.jobs.pop(item.metadata.name, None)
 
-    def progress(self, version: int) -> None:
+    def on_bookmark(self, version: int) -> None:
         self.reached = version
 
 

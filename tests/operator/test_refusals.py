@@ -10,9 +10,9 @@ from tests.operator.seeing import relist
 from tests.operator.serving import Rounds, Server, admitted, serve, tried
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError, Fenced
-from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 from muster_operator.cache.cached_job import DryRunResult
+from muster_operator.kube.client import ApiError, ApiServerClient, Fenced
+from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
 POD_OF_BAD = r"/pods/bad-"
 
@@ -47,7 +47,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of
         rounds.submit("good", 7)
         await rounds.round()
         assert rounds.phase("good") == "Admitted"
-        assert ("bad", "PodNotDeleted") in rounds.told()
+        assert ("bad", "FailedDelete") in rounds.told()
         assert rounds.writer.retry_limiter.backoff_s("uid-bad") > 0
 
     serve(server, story)

@@ -7,13 +7,13 @@ from tests.operator.seeing import Knowing, sight
 from tests.operator.serving import Rounds, Server, serve
 
 from muster_operator import finalizers
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
+from muster_operator.event_recorder import EventRecorder
+from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.labels import IN_USE
-from muster_operator.event_recorder import EventRecorder
 from muster_operator.retry_limiter import RetryLimiter
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
-from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.invalid_objects import InvalidObjectReporter
 
 SINCE = "2026-11-21T10:00:00Z"
 QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"

@@ -9,10 +9,10 @@ from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read
 from tests.operator.seeing import relist, sight
 
 from muster.cluster import ObservedState
-from muster.model import Resources, NodeTaint
-from muster_operator.cache.pod_requests import effective_request
+from muster.model import NodeTaint, Resources
 from muster_operator.cache.cached_pod import created_pod, pod_view
-from muster_operator.cache.k8s_types import V1ResourceRequirements, RawCustomObject, V1Namespace, V1Pod, V1PodSpec
+from muster_operator.cache.k8s_types import RawCustomObject, V1Namespace, V1Pod, V1PodSpec, V1ResourceRequirements
+from muster_operator.cache.pod_requests import effective_request
 
 
 def foreign(world: ObservedState, node: str = "n1") -> dict[str, int]:
@@ -57,7 +57,10 @@ def test_what_the_control_plane_taints_passes_and_what_people_taint_stays() -> N
     seen.nodes.on_upsert(node_seen(taints=[own, stays]))
     seen.nodes.on_upsert(node_seen("n2", taints=[{"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}]))
     first, second = seen.observe().nodes
-    assert (first.taints, first.cordoned) == ((NodeTaint("node.kubernetes.io/out-of-service", "x", "NoExecute"),), False)
+    assert (first.taints, first.cordoned) == (
+        (NodeTaint("node.kubernetes.io/out-of-service", "x", "NoExecute"),),
+        False,
+    )
     assert (second.taints, second.cordoned) == ((), True)
 
 

@@ -10,9 +10,9 @@ from tests.operator.seeing import Knowing, relist, sight, tell
 
 from muster import spec
 from muster.snapshot import pod_request
-from muster_operator.dry_run import compare_pod
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.dry_run import compare_pod
 
 
 def test_a_job_is_shown_once_its_templates_are_known() -> None:
@@ -31,7 +31,7 @@ def test_a_job_is_shown_once_its_templates_are_known() -> None:
     [
         {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]},
         {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended"}]},
-        {"hold": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
+        {"nomination": {"placement": [], "expiresAt": "2026-11-21T11:00:00Z"}},
     ],
     ids=["admitted", "suspended", "holds room"],
 )
@@ -89,7 +89,7 @@ def test_what_was_learned_of_a_job_counts_on_when_verdicts_are_forgotten() -> No
     seen, _ = sight(knowing)
     seen.jobs.on_upsert(job_seen())
     knowing.answer = None
-    waiting = spec.TrainingJobStatus(phase="Pending", reason="NoRoom")
+    waiting = spec.TrainingJobStatus(phase="Pending", reason="InsufficientResources")
     seen.jobs.on_status_written("uid-llama", waiting, 7)
     world = seen.observe()
     (job,) = world.jobs

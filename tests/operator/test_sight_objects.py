@@ -78,7 +78,11 @@ def test_a_status_that_cannot_be_read_counts_as_never_written() -> None:
     odd.status = read(RawCustomObject, {"metadata": {}, "status": {"conditions": "none"}}).status
     seen.queues.on_upsert(odd)
     world = seen.observe()
-    assert (world.queues[0].spec.weight, world.queues[0].status.conditions, bool(world.decode_errors)) == (2.0, [], False)
+    assert (world.queues[0].spec.weight, world.queues[0].status.conditions, bool(world.decode_errors)) == (
+        2.0,
+        [],
+        False,
+    )
 
 
 def test_what_is_said_stays_the_same_mapping_as_long_as_nothing_changes() -> None:

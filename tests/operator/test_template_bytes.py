@@ -15,10 +15,10 @@ from muster import spec
 from muster.lifecycle import find_condition
 from muster.lifecycle.conditions import ADMITTED
 from muster.spec.limits import MAX_ROLES_VALUES
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.cache.admission_signing import PodAdmissionRecord, AdmissionSigner
-from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.cache.admission_signing import AdmissionSigner, PodAdmissionRecord
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawTrainingJob
+from muster_operator.kube.client import ApiServerClient
 
 BOUND = 3000
 Document = dict[str, Any]
@@ -44,7 +44,7 @@ def document(
 
 def waiting(generation: int = 1) -> Document:
     """The status of a job that an operator has accepted."""
-    said = {"type": "Admitted", "status": "False", "reason": "NoRoom", "lastTransitionTime": NOW}
+    said = {"type": "Admitted", "status": "False", "reason": "InsufficientResources", "lastTransitionTime": NOW}
     return {"observedGeneration": generation, "phase": "Pending", "submittedAt": NOW, "conditions": [said]}
 
 

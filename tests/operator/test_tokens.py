@@ -13,7 +13,7 @@ from muster_operator.__main__ import Operator
 from muster_operator.collectors.tokens import derive_token
 from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.fence import Fence
-from muster_operator.kube.lease import LeaseCandidate, LeaderElector
+from muster_operator.kube.lease import LeaderElector, LeaseCandidate
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
 
@@ -32,7 +32,7 @@ class Keys(Cluster):
 def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector]:
     """An operator that asks collectors all the time."""
     flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
-    settings = parse_flags([*flags, "--collector-image", "x", "--beats-every-seconds", "0.05"])
+    settings = parse_flags([*flags, "--collector-image", "x", "--heartbeat-interval-seconds", "0.05"])
     election = LeaderElector(api, "ns", "muster-operator", LeaseCandidate("me", TIMES))
     return Operator(settings, api, Fence(election), OperatorMetrics()), election
 

@@ -23,12 +23,17 @@ from muster.cluster import ObjectWrites, PodView
 from muster.errors import ClusterError
 from muster.lifecycle import Timeouts, is_admitted, is_evicting, transitions
 from muster.model import RolePlacement
-from muster_operator.kube.client import ApiServerClient, ApiError
+from muster_operator.cache.admission_signing import (
+    AdmissionSigner,
+    PodAdmissionRecord,
+    admission_record,
+    admitted_status,
+)
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawTrainingJob, V1Pod
+from muster_operator.kube.client import ApiError, ApiServerClient
 from muster_operator.labels import ADMITTED
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.cache.admission_signing import PodAdmissionRecord, AdmissionSigner, admission_record, admitted_status
-from muster_operator.cache.k8s_types import RawTrainingJob, V1Pod
-from muster_operator.cache.cluster_cache import ClusterCache
 
 SEAL = AdmissionSigner(b"k" * 32, "this")
 FORGER = AdmissionSigner(b"o" * 32, "this")
@@ -65,7 +70,9 @@ def submit_told(rounds: Rounds, name: str, number: int, at: float) -> None:
     rounds.sight.pods.on_upsert(pod)
 
 
-def told(admission: PodAdmissionRecord = ADMISSION, seal: AdmissionSigner = SEAL, version: int = 6, **status: Any) -> V1Pod:
+def told(
+    admission: PodAdmissionRecord = ADMISSION, seal: AdmissionSigner = SEAL, version: int = 6, **status: Any
+) -> V1Pod:
     """The pod of the job, as a watch brings it."""
     pod = pod_seen("", version, node=admission.node, owner="uid-llama", seat=(0, admission.attempt), **status)
     pod.metadata.annotations.admitted = seal.sign(admission)
@@ -259,7 +266,9 @@ def test_the_pod_of_a_job_that_was_there_before_under_that_name_admits_nobody() 
 
 
 def test_a_status_that_says_more_counts_more() -> None:
-    finished = transitions.finish(admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0)
+    finished = transitions.finish(
+        admitted_status(job(roles=ALONE), ADMISSION), "Complete", "Completed", "", 1795255300.0
+    )
     document = job_document("llama", 9, roles=ALONE)
     document["status"] = finished.model_dump(mode="json", by_alias=True, exclude_none=True)
     seen = seen_anew(told(), read(RawTrainingJob, document))
@@ -318,7 +327,7 @@ def test_whoever_leads_on_believes_what_it_believed() -> None:
     "more",
     [
         {"conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended", "lastTransitionTime": NOW}]},
-        {"hold": {"placement": [], "expiresAt": NOW}},
+        {"nomination": {"placement": [], "expiresAt": NOW}},
         {"attempt": 1},
     ],
     ids=["suspended", "has a hold", "another attempt"],
@@ -502,7 +511,7 @@ def test_statuses_that_are_owed_leave_half_to_others_in_a_rush_that_lasts() -> N
             submit_told(rounds, f"job{number}", number, now - 600.0)
         others = [ObjectWrites(f"other{number}", ()) for number in range(30)]
         rounds.leader._deferred_statuses.add(others)
-        rounds.leader.throttle.take_budget = lambda most: 10  # type: ignore[method-assign]
+        rounds.leader.throttle.take_budget = lambda limit: 10  # type: ignore[method-assign]
         piece = rounds.leader._next_deferred()
         assert [one.job_uid.startswith("other") for one in piece] == [False] * 5 + [True] * 5
 
@@ -603,7 +612,9 @@ def test_a_template_does_not_say_what_only_the_operator_says() -> None:
 def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
     one = job(roles=ALONE)
     first = admitted_status(one, ADMISSION)
-    left = transitions.requeue(transitions.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Timeouts(), [], 0.0)
+    left = transitions.requeue(
+        transitions.evict(first, "Preempted", "for b", 1795255300.0), 1795255310.0, Timeouts(), [], 0.0
+    )
     waits = one.model_copy(update={"status": left})
     again = transitions.admit(left, (RolePlacement("trainer", "g", (("n2", 1),)),), 1795255320.5)
     admission = admission_record(waits, again)
@@ -618,7 +629,7 @@ def test_what_a_pod_cannot_tell_is_written_first() -> None:
     assert admission_record(one, status) == ADMISSION
     assert admission_record(one, status.model_copy(update={"restarts": 1})) is None
     hold = spec.NominationStatus(placement=status.placement, victims=[], expires_at=2e9)
-    held = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
+    held = one.model_copy(update={"status": one.status.model_copy(update={"nomination": hold})})
     assert admission_record(held, status) is None
     two = transitions.admit(one.status, (RolePlacement("trainer", "f", (("n1", 2),)),), 1795255210.25)
     assert admission_record(one, two) is None
@@ -647,7 +658,7 @@ class Secrets(Cluster):
 
 @pytest.mark.parametrize("codes", [(200,), (404, 200), (503, 200), (403, 200)])
 def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.__main__._KEY_PATIENCE_S", (LONG_S, LONG_S))
+    monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (LONG_S, LONG_S))
     server = Secrets(*codes)
 
     async def play(api: ApiServerClient) -> None:
@@ -666,7 +677,7 @@ def test_who_leads_has_the_key_first(codes: tuple[int, ...], monkeypatch: pytest
 def test_without_the_key_statuses_come_first_after_a_while_and_the_log_says_so(
     code: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster_operator.__main__._KEY_PATIENCE_S", (0.1, 0.6))
+    monkeypatch.setattr("muster_operator.__main__._KEY_TIMEOUTS_S", (0.1, 0.6))
     server = Secrets(code)
 
     async def play(api: ApiServerClient) -> None:

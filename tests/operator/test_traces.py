@@ -10,10 +10,10 @@ from tests.operator.objects import job, job_document, pod_seen, read, template
 from tests.operator.seeing import Knowing
 
 from muster import spec
-from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
+from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
+from muster_operator.cache.k8s_types import RawTrainingJob, V1ContainerStatus
 from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
-from muster_operator.cache.k8s_types import V1ContainerStatus, RawTrainingJob
-from muster_operator.cache.cluster_cache import CollectorSettings, ClusterCache
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.trace_status import TraceStatusTracker
 
 UID = "uid-llama"
@@ -37,7 +37,9 @@ def ended(words: str, name: str = "muster-collector") -> V1ContainerStatus:
 class Stage:
     """The operator's sight of one job of two pods."""
 
-    def __init__(self, choices: CollectorSidecarConfig = STORE, pod: dict[str, Any] | None = None, **fields: Any) -> None:
+    def __init__(
+        self, choices: CollectorSidecarConfig = STORE, pod: dict[str, Any] | None = None, **fields: Any
+    ) -> None:
         self.pod_template = pod or template()
         self.fields = {"trace": TRACE, **fields}
         self.sight = ClusterCache(Knowing(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
@@ -66,7 +68,9 @@ def words(traces: int, step: int | None = None) -> str:
 
 def test_last_words_are_those_of_the_collector_and_numbers_that_can_be_true() -> None:
     assert parse_termination_message([ended("{}", "other"), ended(words(2, 40))]) == TerminationMessage(2, (40, 1.5e9))
-    assert parse_termination_message([ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]) == TerminationMessage(0, None)
+    assert parse_termination_message(
+        [ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]
+    ) == TerminationMessage(0, None)
     for nothing in ("", "Traceback (most recent call last)", "[]", "x" * 5000):
         assert parse_termination_message([ended(nothing)]) is None
 

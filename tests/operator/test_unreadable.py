@@ -15,10 +15,10 @@ from muster import spec
 from muster.lifecycle import Timeouts, transitions
 from muster.lifecycle.conditions import COMPLETE
 from muster_operator import finalizers
-from muster_operator.kube.client import ApiServerClient
-from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.invalid_objects import InvalidObjectReporter
+from muster_operator.kube.client import ApiServerClient
 
 WRONG = "spec.roles: 'none' is not a list; write a list"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
@@ -163,7 +163,9 @@ def test_a_job_that_is_mended_while_its_complaint_is_written_can_be_read() -> No
 
 
 def flavor(version: int, labels: Any) -> RawCustomObject:
-    return read(RawCustomObject, {"metadata": {"name": "g", "resourceVersion": str(version)}, "spec": {"nodeLabels": labels}})
+    return read(
+        RawCustomObject, {"metadata": {"name": "g", "resourceVersion": str(version)}, "spec": {"nodeLabels": labels}}
+    )
 
 
 def test_a_flavor_that_is_mended_while_its_complaint_is_written_can_be_read() -> None:

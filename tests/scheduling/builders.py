@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.scheduling.worlds import GPU, HOUR, carried_out, queue, refused
 
-from muster.model import Admit, Evict, Gang, QueueInfo, Resize, RunningGang, Snapshot, DecayedUsage, Wait
+from muster.model import Admit, DecayedUsage, Evict, Gang, QueueInfo, Resize, RunningGang, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, PlanResult, Policy, plan
 
 
@@ -104,12 +104,20 @@ class Life:
             elif r.state == "evicting" and self._stops[uid] <= now:
                 del self._stops[uid]
                 if r.retained_placement:
-                    running.append(replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None))
+                    running.append(
+                        replace(
+                            r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None
+                        )
+                    )
                 else:
                     waiting.append(r.gang)
             else:
                 running.append(r)
         waiting += [gang for gang in self.arrivals if gang.submitted_at <= now]
         self.arrivals = [gang for gang in self.arrivals if gang.submitted_at > now]
-        holds = tuple(hold for hold in self.snapshot.nominations if hold.expires_at > now and hold.gang_uid not in self.ended)
-        self.snapshot = replace(self.snapshot, now=now, running=tuple(running), pending=tuple(waiting), nominations=holds)
+        holds = tuple(
+            hold for hold in self.snapshot.nominations if hold.expires_at > now and hold.gang_uid not in self.ended
+        )
+        self.snapshot = replace(
+            self.snapshot, now=now, running=tuple(running), pending=tuple(waiting), nominations=holds
+        )

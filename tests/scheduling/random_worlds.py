@@ -13,7 +13,7 @@ from random import Random
 from hypothesis import strategies as st
 from tests.scheduling.worlds import A100, GPU, H200, HOUR, carried_out, gpus, left, queue, rack
 
-from muster.model import Gang, NodeInfo, QueueInfo, Role, RunningGang, Snapshot, Topology, DecayedUsage
+from muster.model import DecayedUsage, Gang, NodeInfo, QueueInfo, Role, RunningGang, Snapshot, Topology
 from muster.scheduling import plan
 
 
@@ -86,7 +86,9 @@ def history(seed: int, rounds: int, size: int) -> tuple[Snapshot, ...]:
     draw = Random(seed)
     nodes = cluster(draw)
     queues = queue_tree(draw, sum(node.allocatable.get(GPU) for node in nodes if node.flavor == "h200"))
-    usage = tuple(DecayedUsage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q"))
+    usage = tuple(
+        DecayedUsage(q.name, "h200", GPU, draw.randint(0, 4) * HOUR) for q in queues if q.name.startswith("q")
+    )
     snapshot = Snapshot(1000.0, nodes, (H200, A100), queues, gangs(draw, "a", size, queues, 0.0), (), usage=usage)
     worlds = [snapshot]
     for round_ in range(rounds):
@@ -110,7 +112,7 @@ def _lived(draw: Random, running: RunningGang, now: float) -> RunningGang | None
         case 0:
             return None
         case 1 if running.state == "admitted":
-            return replace(running, state="leaving")
+            return replace(running, state="terminating")
         case 2 | 3 | 4:
             return replace(running, checkpoint_at=now)
         case 5 if running.state == "admitted":

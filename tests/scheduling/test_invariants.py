@@ -137,7 +137,9 @@ def test_who_is_larger_than_the_cluster_does_not_depend_on_pods_of_others(snapsh
         return {wait.gang_uid for wait in waits if wait.reason in ("LargerThanCluster", "LargerThanQuota")}
 
     nodes = snapshot.nodes
-    alone = replace(snapshot, running=(), nominations=(), pending=(*snapshot.pending, *(r.gang for r in snapshot.running)))
+    alone = replace(
+        snapshot, running=(), nominations=(), pending=(*snapshot.pending, *(r.gang for r in snapshot.running))
+    )
     assert too_large(gpus) == too_large([0])
 
 
@@ -174,7 +176,17 @@ def test_a_plan_with_the_memo_of_any_earlier_plan_equals_the_plan_without(histor
 def test_a_plan_leaves_its_memo_as_it_found_it(snapshot: Snapshot) -> None:
     first = plan(snapshot)
     memo = first.cache
-    before = (memo.free_now.free.tolist(), memo.free_later.free.tolist(), memo.usage_now.usage[:], memo.usage_later.usage[:])
+    before = (
+        memo.free_now.free.tolist(),
+        memo.free_later.free.tolist(),
+        memo.usage_now.usage[:],
+        memo.usage_later.usage[:],
+    )
     plan(left(carried_out(snapshot, first.decisions)), memo)
-    assert (memo.free_now.free.tolist(), memo.free_later.free.tolist(), memo.usage_now.usage, memo.usage_later.usage) == before
+    assert (
+        memo.free_now.free.tolist(),
+        memo.free_later.free.tolist(),
+        memo.usage_now.usage,
+        memo.usage_later.usage,
+    ) == before
     assert plan(snapshot, memo).decisions == first.decisions

@@ -69,10 +69,12 @@ def charged(snapshot: Snapshot) -> dict[Cell, Counter[str]]:
     """Usage of each leaf by cell: who runs, what still terminates, and holds."""
     gangs = {g.uid: g for g in (*snapshot.pending, *(r.gang for r in snapshot.running))}
     live = {r.gang.uid for r in snapshot.running if not (r.state == "evicting" and not r.retained_placement)}
-    live -= {r.gang.uid for r in snapshot.running if r.state == "leaving"}
+    live -= {r.gang.uid for r in snapshot.running if r.state == "terminating"}
     places: list[tuple[str, Placement]] = [(r.gang.uid, r.placement) for r in snapshot.running]
     places += [
-        (h.gang_uid, h.placement) for h in snapshot.nominations if h.expires_at > snapshot.now and h.gang_uid in gangs.keys() - live
+        (h.gang_uid, h.placement)
+        for h in snapshot.nominations
+        if h.expires_at > snapshot.now and h.gang_uid in gangs.keys() - live
     ]
     total = defaultdict[Cell, Counter[str]](Counter)
     for uid, placement in places:

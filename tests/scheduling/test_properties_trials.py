@@ -74,5 +74,5 @@ def test_after_a_trial_that_failed_the_next_gang_reclaims_as_without_the_one_tha
     queues = [queue("co"), queue("a", "co", 16), queue("b", "co", 8), queue("c", "co", 4)]
     large, small = gang("large", "b", pods=2, size=4), gang("small", "c", size=4, runtime=60.0)
     alone, both = world(nodes, queues, [small], running), world(nodes, queues, [large, small], running)
-    assert refused(plan(both))["large"].reason == "NoRoom"
+    assert refused(plan(both))["large"].reason == "InsufficientResources"
     assert evicted(plan(both)) == evicted(plan(alone)) == {"v4": "small"}

@@ -28,7 +28,7 @@ def test_a_root_with_a_limit_alone_is_used_up_to_it() -> None:
 
 
 def test_pods_that_still_terminate_are_charged() -> None:
-    stopping = run(gang("old"), ["r1-0"], state="leaving")
+    stopping = run(gang("old"), ["r1-0"], state="terminating")
     snapshot = world(rack("r1", 2), [queue("q", guaranteed=8)], [gang("new")], [stopping])
     assert refused(plan(snapshot))["new"].reason == "QuotaExceeded"
 
@@ -37,4 +37,7 @@ def test_a_gang_whose_queue_was_deleted_takes_room_but_charges_nobody() -> None:
     orphan = run(gang("old", "gone"), ["r1-0"])
     queues = [queue("q", guaranteed=16)]
     assert list(started(plan(world(rack("r1", 2), queues, [gang("one")], [orphan])))) == ["one"]
-    assert refused(plan(world(rack("r1", 2), queues, [gang("two", pods=2)], [orphan])))["two"].reason == "NoRoom"
+    assert (
+        refused(plan(world(rack("r1", 2), queues, [gang("two", pods=2)], [orphan])))["two"].reason
+        == "InsufficientResources"
+    )

@@ -32,11 +32,11 @@ def test_a_gang_that_is_gone_by_then_starts_behind_it() -> None:
 
 
 def test_grace_and_cleaning_up_count_towards_being_gone() -> None:
-    assert refused(plan(behind_wide(1001.0)))["small"].reason == "Reserved"
+    assert refused(plan(behind_wide(1001.0)))["small"].reason == "BlockedByReservation"
 
 
 def test_a_gang_without_max_runtime_never_backfills_into_reserved_room() -> None:
-    assert refused(plan(behind_wide(None)))["small"].reason == "Reserved"
+    assert refused(plan(behind_wide(None)))["small"].reason == "BlockedByReservation"
 
 
 def test_a_gang_without_max_runtime_starts_beside_reserved_room() -> None:
@@ -48,7 +48,7 @@ def test_where_nobody_says_when_it_leaves_there_is_no_estimate_but_the_room_is_k
     endless = run(gang("endless"), ["r1-0"])
     snapshot = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2)], [endless])
     waits = refused(plan(snapshot))
-    assert (waits["wide"].estimated_start, waits["small"].reason) == (None, "Reserved")
+    assert (waits["wide"].estimated_start, waits["small"].reason) == (None, "BlockedByReservation")
     assert waits["small"].estimated_start is None
     bounded = world(TWO_NODES, QUEUE, [WIDE, gang("small", at=2, runtime=9e9)], [endless])
     assert in_order(plan(bounded)) == ["small"]
@@ -76,10 +76,10 @@ def test_each_root_and_each_flavor_has_its_own_promise() -> None:
     held_up = [LONG, RunningGang(gang("long-z", "z"), on(["y-0"], flavor="a100"), 0.0, 0.0)]
     waits = refused(plan(world(TWO_NODES + rack("y", 3, flavor="a100"), queues, waiting, held_up)))
     assert {uid: wait.reason for uid, wait in waits.items()} == {
-        "wide": "NoRoom",
-        "wide-z": "NoRoom",
-        "small": "Reserved",
-        "small-z": "Reserved",
+        "wide": "InsufficientResources",
+        "wide-z": "InsufficientResources",
+        "small": "BlockedByReservation",
+        "small-z": "BlockedByReservation",
     }
 
 
@@ -121,7 +121,7 @@ def test_a_promise_lies_where_the_gang_may_go() -> None:
 
 
 def test_those_who_are_leaving_already_are_waited_for_with_their_grace() -> None:
-    leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="leaving")
+    leaving = run(gang("leaving", grace_s=45.0), ["r1-0"], state="terminating")
     assert wait_of(world(TWO_NODES, QUEUE, [WIDE], [leaving]), "wide").estimated_start == 1045.0
 
 
@@ -146,5 +146,5 @@ def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
 def test_fifo_starts_nobody_behind_a_gang_that_waits() -> None:
     result = plan(behind_wide(1.0), policy=FIFO)
     wait = refused(result)["small"]
-    assert (in_order(result), wait.reason) == ([], "BehindHead")
+    assert (in_order(result), wait.reason) == ([], "BlockedByQueueHead")
     assert in_order(plan(behind_wide(1.0), policy=BACKFILL)) == ["small"]

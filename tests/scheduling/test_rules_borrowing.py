@@ -73,7 +73,7 @@ def test_roots_take_nothing_from_each_other() -> None:
     running = [run(gang("one", "a"), ["r1-0"]), run(gang("two", "a"), ["r1-1"])]
     queues = [queue("a", guaranteed=8), queue("b", guaranteed=8)]
     wait = wait_of(world(TWO_NODES, queues, [gang("owner", "b")], running), "owner")
-    assert wait.reason == "NoRoom"
+    assert wait.reason == "InsufficientResources"
 
 
 def test_lowering_a_quota_evicts_nobody_but_makes_the_excess_reclaimable() -> None:

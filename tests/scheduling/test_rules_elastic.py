@@ -179,7 +179,7 @@ def test_what_was_shed_is_used_once_it_is_free_and_the_gang_does_not_grow_back_i
     wide = run(gang("elastic", pods=2, least=1), ["r1-0", "r1-1"])
     before = world(rack("r1", 2), QUEUE, [gang("urgent", priority=5)], [wide])
     during = carried_out(before, plan(before).decisions)
-    assert refused(plan(during))["urgent"].reason == "HoldWaiting"
+    assert refused(plan(during))["urgent"].reason == "WaitingForPreemption"
     after = left(during, 700.0)
     after = after if after.nominations and after.nominations[0].expires_at > after.now else left(during, 60.0)
     result = plan(after)

@@ -32,7 +32,7 @@ def test_inside_a_leaf_a_strictly_lower_priority_leaves() -> None:
 @pytest.mark.parametrize("priority", [5, 6])
 def test_inside_a_leaf_an_equal_or_higher_priority_stays(priority: int) -> None:
     snapshot = full([run(gang("equal", priority=priority), ["r1-0"])], urgent())
-    assert (evicted(plan(snapshot)), wait_of(snapshot, "urgent").reason) == ({}, "NoRoom")
+    assert (evicted(plan(snapshot)), wait_of(snapshot, "urgent").reason) == ({}, "InsufficientResources")
 
 
 def test_the_lowest_priority_leaves_first_whatever_it_loses() -> None:
@@ -92,7 +92,7 @@ def test_at_last_the_uid_decides() -> None:
 def test_nobody_is_evicted_for_a_gang_that_would_not_start() -> None:
     running = [run(gang("low"), ["r1-0"]), run(gang("high", priority=9), ["r1-1"])]
     result = plan(full(running, urgent(pods=2)))
-    assert (evicted(result), held(result), refused(result)["urgent"].reason) == ({}, {}, "NoRoom")
+    assert (evicted(result), held(result), refused(result)["urgent"].reason) == ({}, {}, "InsufficientResources")
 
 
 def test_nobody_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
@@ -106,7 +106,7 @@ def test_nobody_is_evicted_where_there_is_room() -> None:
 
 
 def test_nobody_is_evicted_where_room_comes_free_anyway() -> None:
-    leaving = run(gang("leaving"), ["r1-1"], state="leaving")
+    leaving = run(gang("leaving"), ["r1-1"], state="terminating")
     assert evicted(plan(full([run(gang("low"), ["r1-0"]), leaving], urgent()))) == {}
 
 
@@ -143,7 +143,7 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
     waiting = [gang(f"u{i}", priority=5, at=i) for i in range(3)]
     result = plan(full(running, *waiting))
     assert sorted(evicted(result).values()) == ["u0", "u1"]
-    assert refused(result)["u2"].reason == "NoRoom"
+    assert refused(result)["u2"].reason == "InsufficientResources"
 
 
 def test_a_gang_that_leaves_already_is_not_asked_again() -> None:

@@ -21,7 +21,7 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import Nomination, NodeTaint
+from muster.model import NodeTaint, Nomination
 from muster.scheduling import plan
 
 QUEUE = [queue("q", guaranteed=1000)]
@@ -71,7 +71,10 @@ def test_a_hold_of_a_gang_that_is_gone_or_runs_is_over() -> None:
 
 def test_room_is_kept_for_a_gang_that_backs_off() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
-    assert refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].reason == "NoRoom"
+    assert (
+        refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].reason
+        == "InsufficientResources"
+    )
 
 
 def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
@@ -148,9 +151,9 @@ def test_holds_are_charged_to_the_queue() -> None:
 
 
 def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
-    stopping = run(HOLDER, ["r1-0"], state="leaving")
+    stopping = run(HOLDER, ["r1-0"], state="terminating")
     wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], holds=(hold("r1-0"),)), "holder")
-    assert (wait.reason, wait.message) == ("HoldWaiting", "its pods of the last attempt are still stopping")
+    assert (wait.reason, wait.message) == ("WaitingForPreemption", "its pods of the last attempt are still stopping")
 
 
 def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() -> None:
@@ -161,7 +164,7 @@ def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() ->
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, holds=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
-    assert refused(result)["entitled"].reason == "NoRoom"
+    assert refused(result)["entitled"].reason == "InsufficientResources"
     urgent = gang("urgent", queue="b", priority=5, at=2)
     result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, holds=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
@@ -209,7 +212,7 @@ def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
     result = plan(world(cordoned, queues, [holder, later], [victim, other], holds=(hold,)))
     assert evicted(result) == {"victim": "holder"}
     assert held(result).keys() == {"holder"}
-    assert refused(result)["later"].reason == "NoRoom"  # not for quota: 24 GPUs of 32 are charged
+    assert refused(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
 
 
 def test_of_two_holds_that_do_not_go_together_the_entitled_one_takes_the_other() -> None:

@@ -14,7 +14,19 @@ from tests.scheduling.builders import wait_of
 from tests.scheduling.random_worlds import worlds
 from tests.scheduling.worlds import GPU, evicted, gang, held, on, queue, rack, run, started, world
 
-from muster.model import Admit, Evict, Gang, Nominate, Placement, QueueInfo, Quota, Resize, RunningGang, Snapshot, DecayedUsage
+from muster.model import (
+    Admit,
+    DecayedUsage,
+    Evict,
+    Gang,
+    Nominate,
+    Placement,
+    QueueInfo,
+    Quota,
+    Resize,
+    RunningGang,
+    Snapshot,
+)
 from muster.scheduling import MUSTER, plan
 
 NODES = [*rack("h", 3), *rack("a", 2, flavor="a100")]

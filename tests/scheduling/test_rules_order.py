@@ -8,7 +8,7 @@ import pytest
 from tests.scheduling.builders import gpu_hours, in_order, two_teams, wait_of
 from tests.scheduling.worlds import HOUR, evicted, gang, queue, rack, refused, run, started, world
 
-from muster.model import Nomination, Quota, DecayedUsage
+from muster.model import DecayedUsage, Nomination, Quota
 from muster.scheduling import plan
 
 ONE_NODE = rack("r1", 1)

@@ -39,7 +39,7 @@ def test_nobody_is_evicted_for_a_gang_that_would_need_what_another_keeps() -> No
     low = run(gang("low"), ["r1-1"])
     snapshot = world(rack("r1", 2), QUEUE, [gang("wide", pods=2, priority=3)], [lost_a_node(), low])
     result = plan(snapshot)
-    assert (evicted(result), held(result), refused(result)["wide"].reason) == ({}, {}, "NoRoom")
+    assert (evicted(result), held(result), refused(result)["wide"].reason) == ({}, {}, "InsufficientResources")
 
 
 def test_who_may_have_somebody_elses_room_does_not_wait_for_what_another_keeps() -> None:

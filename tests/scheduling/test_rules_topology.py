@@ -19,7 +19,18 @@ from tests.scheduling.worlds import (
     world,
 )
 
-from muster.model import FlavorInfo, Gang, NodeInfo, MatchExpression, QueueInfo, Quota, Resources, NodeTaint, NodeToleration, Topology
+from muster.model import (
+    FlavorInfo,
+    Gang,
+    MatchExpression,
+    NodeInfo,
+    NodeTaint,
+    NodeToleration,
+    QueueInfo,
+    Quota,
+    Resources,
+    Topology,
+)
 from muster.scheduling import plan
 
 PLENTY = [queue("q", guaranteed=1000)]
@@ -230,14 +241,14 @@ def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
 
 def test_nodes_that_everyone_avoids_are_used_by_nobody_and_make_no_job_impossible() -> None:
     wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], avoid=frozenset({"r1-0"})), "g")
-    assert wait.reason == "NoRoom"
+    assert wait.reason == "InsufficientResources"
 
 
 def test_a_cordoned_node_takes_nobody_and_keeps_those_it_has() -> None:
     nodes = rack("r1", 1, schedulable=False)
     half = run(gang("there", size=4), ["r1-0"])
     result = plan(world(nodes, PLENTY, [gang("g", size=4)], [half]))
-    assert (started(result), refused(result)["g"].reason, len(result.decisions)) == ({}, "NoRoom", 1)
+    assert (started(result), refused(result)["g"].reason, len(result.decisions)) == ({}, "InsufficientResources", 1)
 
 
 def test_what_pods_of_others_use_is_not_free() -> None:

@@ -177,7 +177,7 @@ def test_no_room_tells_the_quota_first_and_then_how_much_fits() -> None:
     running = [run(gang("x", size=5), ["r1-0"]), run(gang("y", size=2), ["r1-1"])]
     snapshot = world(TWO, [queue("q", guaranteed=64)], [gang("g", pods=4, size=4)], running)
     assert whole(snapshot) == (
-        "NoRoom",
+        "InsufficientResources",
         "needs 16 GPUs of h200; queue q has 57 of 64 left and may borrow 0; room for 1 of its 4 pods, 4 of 16 GPUs",
     )
 
@@ -203,7 +203,7 @@ def test_topology_no_room_names_the_best_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     running = [run(gang("x", pods=2), ["r1-0", "r1-1"]), run(gang("y"), ["r2-0"])]
     snapshot = world(nodes, QUEUE, [gang("g", pods=3, required="rack")], running)
-    assert wait_of(snapshot, "g").reason == "TopologyNoRoom"
+    assert wait_of(snapshot, "g").reason == "TopologyUnsatisfiable"
     assert told(snapshot, "g") == (
         "needs 24 GPUs of h200; queue q has 976 of 1000 left and may borrow 0; "
         "16 GPUs free in rack b1/r2, 24 required in one rack"
@@ -213,7 +213,7 @@ def test_topology_no_room_names_the_best_domain() -> None:
 def test_reserved_tells_that_what_is_free_is_promised() -> None:
     running = [run(gang("x", runtime=2000.0), ["r1-0"], since=0.0)]
     snapshot = world(TWO, QUEUE, [gang("wide", pods=2), gang("g", at=1)], running)
-    assert wait_of(snapshot, "g").reason == "Reserved"
+    assert wait_of(snapshot, "g").reason == "BlockedByReservation"
     assert told(snapshot, "g") == (
         "needs 8 GPUs of h200; queue q has 992 of 1000 left and may borrow 0; "
         "there is room, promised to a gang that comes first"
@@ -227,11 +227,14 @@ def test_hold_waiting_names_whom_it_waits_for() -> None:
     before = world(rack("r1", 4), QUEUE, [gang("g", pods=4, priority=1)], running)
     code, message = whole(before)
     assert (code, message) == (
-        "HoldWaiting",
+        "WaitingForPreemption",
         f"room is being freed for it; waits for {_listed(before)} and 1 more to leave",
     )
     during = carried_out(before, plan(before).decisions)
-    assert whole(during) == ("HoldWaiting", f"4 nodes are held for it; waits for {_listed(before)} and 1 more to leave")
+    assert whole(during) == (
+        "WaitingForPreemption",
+        f"4 nodes are held for it; waits for {_listed(before)} and 1 more to leave",
+    )
 
 
 def _listed(before: Snapshot) -> str:
@@ -241,7 +244,7 @@ def _listed(before: Snapshot) -> str:
 
 
 def test_hold_waiting_for_pods_that_are_not_victims() -> None:
-    stopping = run(gang("x"), ["r1-0"], state="leaving")
+    stopping = run(gang("x"), ["r1-0"], state="terminating")
     held = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
     assert told(world(ONE, QUEUE, [gang("g")], [stopping], holds=(held,)), "g") == (
         "1 node is held for it; waits for what is still on them to leave"
@@ -251,7 +254,7 @@ def test_hold_waiting_for_pods_that_are_not_victims() -> None:
 def test_behind_head_names_the_head() -> None:
     result = plan(world(ONE, QUEUE, [gang("a", at=0), gang("b", at=1), gang("g", at=2)]), policy=FIFO)
     assert refused(result)["g"] == Wait(
-        "g", "BehindHead", "waits behind ns/b, which comes first and cannot start", 2, None
+        "g", "BlockedByQueueHead", "waits behind ns/b, which comes first and cannot start", 2, None
     )
 
 

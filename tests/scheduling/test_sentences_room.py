@@ -8,7 +8,7 @@ from dataclasses import replace
 from tests.scheduling.builders import told, wait_of
 from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
 
-from muster.model import Gang, NodeInfo, Resources, RunningGang, NodeTaint, Topology
+from muster.model import Gang, NodeInfo, NodeTaint, Resources, RunningGang, Topology
 from muster.scheduling.units import format_amount
 
 QUEUE = [queue("q", guaranteed=1000)]
@@ -42,7 +42,7 @@ def said(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TW
 def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
     nodes = rack("r1", 1, foreign=Resources.of({GPU: 6, "pods": 1}))
     wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
-    assert wait.reason == "NoRoom"
+    assert wait.reason == "InsufficientResources"
     assert wait.message == (
         "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
         " even without other gangs, pods that are not Muster's take room that it needs"

@@ -15,9 +15,9 @@ from muster.model import (
     Evict,
     FlavorInfo,
     Gang,
-    Nomination,
-    Nominate,
     NodeInfo,
+    Nominate,
+    Nomination,
     Placement,
     QueueInfo,
     Quota,
@@ -44,11 +44,14 @@ def gpus(count: int, *, cpu: int = 0, **more: int) -> Resources:
     return Resources.of({GPU: count, "pods": 1, "cpu": cpu * 1000, **more})
 
 
-def rack(name: str, count: int, *, size: int = 8, block: str = "b1", flavor: str = "h200", **more: Any) -> list[NodeInfo]:
+def rack(
+    name: str, count: int, *, size: int = 8, block: str = "b1", flavor: str = "h200", **more: Any
+) -> list[NodeInfo]:
     """Nodes of one rack with `size` GPUs each."""
     amounts = Resources.of({GPU: size, "cpu": 96_000, "memory": 1024 * GIB, "pods": 110})
     return [
-        NodeInfo(f"{name}-{i}", amounts, flavor=flavor, domains=(block, f"{block}/{name}"), **more) for i in range(count)
+        NodeInfo(f"{name}-{i}", amounts, flavor=flavor, domains=(block, f"{block}/{name}"), **more)
+        for i in range(count)
     ]
 
 
@@ -203,7 +206,12 @@ def resizing(running: RunningGang, placement: Placement, beneficiary: str | None
             pods[node] = max(pods.get(node, 0), count)
         parts.append(RolePlacement(old.role, old.flavor, tuple(pods.items())))
     return replace(
-        running, placement=tuple(parts), retained_placement=placement, state="evicting", preemptor=beneficiary, resized_at=now
+        running,
+        placement=tuple(parts),
+        retained_placement=placement,
+        state="evicting",
+        preemptor=beneficiary,
+        resized_at=now,
     )
 
 
@@ -218,7 +226,9 @@ def left(snapshot: Snapshot, after_s: float = 60.0) -> Snapshot:
             waiting.append(r.gang)
             holds.append(Nomination(r.gang.uid, r.retained_placement, (), r.retained_until))
         elif r.retained_placement:
-            running.append(replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None))
+            running.append(
+                replace(r, placement=r.retained_placement, retained_placement=(), state="admitted", preemptor=None)
+            )
         elif r.state == "evicting":
             waiting.append(r.gang)
     now = snapshot.now + after_s

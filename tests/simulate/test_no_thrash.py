@@ -7,7 +7,16 @@ from random import Random
 
 import pytest
 
-from muster.simulate import POLICIES, WorkloadAssumptions, TraceJob, TraceNode, SimulationResult, SimulationConfig, RecordedWorkload, run
+from muster.simulate import (
+    POLICIES,
+    RecordedWorkload,
+    SimulationConfig,
+    SimulationResult,
+    TraceJob,
+    TraceNode,
+    WorkloadAssumptions,
+    run,
+)
 
 JOBS = 60
 
@@ -22,7 +31,11 @@ def replayed(policy: str, seed: int) -> SimulationResult:
         pods, gpus = draw.choice(((1, 1), (1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (3, 4), (4, 4), (5, 2), (16, 1)))
         runtime_s, queue = draw.choice((120.0, 600.0, 1800.0, 7200.0)), draw.choice(("a", "b"))
         jobs.append(TraceJob(f"job{i}", 60.0 * i, runtime_s, pods, gpus, pods, queue=queue))
-    return run(RecordedWorkload(nodes, tuple(jobs)), POLICIES[policy], SimulationConfig(WorkloadAssumptions(stop_s=STOP_S, checkpoint_every_s=600.0)))
+    return run(
+        RecordedWorkload(nodes, tuple(jobs)),
+        POLICIES[policy],
+        SimulationConfig(WorkloadAssumptions(stop_s=STOP_S, checkpoint_every_s=600.0)),
+    )
 
 
 STOP_S = 10.0  # a pod that is told to leave at once has stayed no longer

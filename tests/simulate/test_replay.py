@@ -13,13 +13,13 @@ from tests.simulate import auditor
 from muster import spec
 from muster.simulate import (
     POLICIES,
-    WorkloadAssumptions,
-    TraceJob,
-    TraceNode,
+    RecordedWorkload,
+    SimulationConfig,
     SimulationProgress,
     SimulationResult,
-    SimulationConfig,
-    RecordedWorkload,
+    TraceJob,
+    TraceNode,
+    WorkloadAssumptions,
     compare,
     read_workload,
     run,

@@ -78,7 +78,9 @@ def test_a_bad_row_is_named_by_line_and_reason(line: str, reason: str, tmp_path:
     ],
 )
 def test_a_bad_row_of_openb_is_named_too(line: str, reason: str, tmp_path: Path) -> None:
-    assert [str(row) for row in read_jobs(put(tmp_path, "p.csv", f"{OPENB}{line}\n")).invalid_rows] == [f"line 2: {reason}"]
+    assert [str(row) for row in read_jobs(put(tmp_path, "p.csv", f"{OPENB}{line}\n")).invalid_rows] == [
+        f"line 2: {reason}"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,21 @@ import pytest
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec
-from muster.cluster import DRAIN_TAINT, NodeView, PodView, DecodeErrors, ObservedState
+from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState, PodView
 from muster.engine import replay
-from muster.lifecycle import transitions, pod_name
-from muster.model import Nomination, Placement, QueueInfo, Quota, Resources, RolePlacement, RunningGang, Snapshot, NodeTaint, Topology
+from muster.lifecycle import pod_name, transitions
+from muster.model import (
+    NodeTaint,
+    Nomination,
+    Placement,
+    QueueInfo,
+    Quota,
+    Resources,
+    RolePlacement,
+    RunningGang,
+    Snapshot,
+    Topology,
+)
 from muster.snapshot import BuildResult, SnapshotCache, build_snapshot
 
 NOW = 1000.0
@@ -89,7 +100,7 @@ def test_a_queue_in_a_cycle_is_inactive_with_its_reason() -> None:
 
 
 def test_a_queue_that_cannot_be_read_keeps_its_place_and_admits_nothing() -> None:
-    seen = snapshot(queues=(queue("all"), queue("low", parent="all")), unreadable=DecodeErrors({"all": "spec: odd"}))
+    seen = snapshot(queues=(queue("all"), queue("low", parent="all")), decode_errors=DecodeErrors({"all": "spec: odd"}))
     assert [(q.name, q.active, q.inactive_reason) for q in seen.queues] == [
         ("all", False, "it cannot be read: spec: odd"),
         ("low", False, "its parent 'all' is inactive: it cannot be read: spec: odd"),
@@ -129,7 +140,9 @@ def test_finished_and_deleted_jobs_do_not_wait() -> None:
 def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhile() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW + 500)
     one = named("a")
-    one = one.model_copy(update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "hold": hold})})
+    one = one.model_copy(
+        update={"status": one.status.model_copy(update={"requeue_after": NOW + 50, "nomination": hold})}
+    )
     cache = SnapshotCache()
     built = build_snapshot(world(one), cache)
     assert built.snapshot.pending == ()
@@ -142,7 +155,7 @@ def test_a_job_that_backs_off_waits_from_its_time_on_and_keeps_its_hold_meanwhil
 def test_an_expired_hold_holds_nothing() -> None:
     hold = spec.NominationStatus(placement=[], expires_at=NOW)
     one = named("a")
-    one = one.model_copy(update={"status": one.status.model_copy(update={"hold": hold})})
+    one = one.model_copy(update={"status": one.status.model_copy(update={"nomination": hold})})
     assert snapshot(one).nominations == ()
 
 
@@ -163,14 +176,14 @@ def test_a_finished_gang_takes_up_what_is_left_of_its_pods() -> None:
     one = one.model_copy(update={"status": transitions.finish(one.status, "Cancelled", "Cancelled", "", NOW)})
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
     running = snapshot(one, pods={"a": pods}).running[0]
-    assert (running.state, running.placement) == ("leaving", (RolePlacement("trainer", "any", (("n1", 1),)),))
+    assert (running.state, running.placement) == ("terminating", (RolePlacement("trainer", "any", (("n1", 1),)),))
     assert snapshot(one, pods={"a": pods[:1]}).running == ()
 
 
 def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
     one = named("a")
     seen = snapshot(one, pods={"a": (pod(one, 0, "n0"),)})
-    assert (seen.pending, [running.state for running in seen.running]) == ((), ["leaving"])
+    assert (seen.pending, [running.state for running in seen.running]) == ((), ["terminating"])
 
 
 def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_now() -> None:
@@ -203,7 +216,12 @@ def test_an_evicted_gang_leaves_for_somebody_and_keeps_its_room_until_it_is_gone
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
     status = transitions.evict(one.status, "Preempted", "", NOW, eviction=eviction)
     running = snapshot(one.model_copy(update={"status": status})).running[0]
-    assert (running.state, running.preemptor, running.placement, running.retained_placement) == ("evicting", "b", PLACED, ())
+    assert (running.state, running.preemptor, running.placement, running.retained_placement) == (
+        "evicting",
+        "b",
+        PLACED,
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +250,9 @@ def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_ar
     one = admitted("a", least=1)
     smaller: Placement = (RolePlacement("trainer", "any", (("n1", 1),)),)
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
-    one = one.model_copy(update={"status": transitions.resize(one.status, smaller, "Reclaimed", NOW, eviction=eviction)})
+    one = one.model_copy(
+        update={"status": transitions.resize(one.status, smaller, "Reclaimed", NOW, eviction=eviction)}
+    )
     old = (pod(one, 0, "n0"), pod(one, 1, "n1"))
     during = snapshot(one, pods={"a": old}).running[0]
     taken = {node: count for part in during.placement for node, count in part.nodes}
@@ -295,7 +315,12 @@ def in_order(seen: Snapshot) -> Snapshot:
     """What a snapshot says does not depend on the order of its gangs."""
     waiting = tuple(sorted(seen.pending, key=lambda gang: gang.uid))
     running = tuple(sorted(seen.running, key=lambda stay: stay.gang.uid))
-    return replace(seen, pending=waiting, running=running, nominations=tuple(sorted(seen.nominations, key=lambda hold: hold.gang_uid)))
+    return replace(
+        seen,
+        pending=waiting,
+        running=running,
+        nominations=tuple(sorted(seen.nominations, key=lambda hold: hold.gang_uid)),
+    )
 
 
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
@@ -312,7 +337,7 @@ def test_an_incremental_snapshot_equals_one_from_scratch() -> None:
     one, two = named("a"), admitted("b")
     build_snapshot(world(one, two), cache)
     evicted = two.model_copy(update={"status": transitions.evict(two.status, "NodeLost", "", NOW)})
-    held = one.status.model_copy(update={"hold": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
+    held = one.status.model_copy(update={"nomination": spec.NominationStatus(placement=[], expires_at=NOW + 9)})
     changed = world(one.model_copy(update={"status": held}), evicted, named("c"), nodes=tuple(nodes(3)))
     again, fresh = build_snapshot(changed, cache).snapshot, build_snapshot(changed, SnapshotCache()).snapshot
     assert in_order(again) == in_order(fresh)
@@ -328,7 +353,7 @@ def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() ->
     tree = (queue("all", namespaceSelector=None), queue("low", parent="all", namespaceSelector=None), queue("ok"))
     jobs = (named("a", queue="low"), named("b", queue="all"), named("c", queue="ok"), named("d", queue="none"))
     cache = SnapshotCache()
-    built = build_snapshot(world(*jobs, queues=tree, unreadable=DecodeErrors({"all": "spec.weight: odd"})), cache)
+    built = build_snapshot(world(*jobs, queues=tree, decode_errors=DecodeErrors({"all": "spec.weight: odd"})), cache)
     assert [gang.uid for gang in built.snapshot.pending] == ["c"]
     assert {wait.gang_uid: (wait.reason, wait.message) for wait in built.rejected} == {
         "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
@@ -343,7 +368,7 @@ def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() ->
 def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_other() -> None:
     entries = [{"flavor": name, "guaranteed": {"nvidia.com/gpu": 8}} for name in ("h200", "any")]
     jobs = [named("a", flavors=["h200"]), named("b", flavors=["h200", "any"]), named("c")]
-    seen = world(*jobs, queues=(queue(resources=entries),), unreadable=DecodeErrors(flavors={"h200": "spec: odd"}))
+    seen = world(*jobs, queues=(queue(resources=entries),), decode_errors=DecodeErrors(flavors={"h200": "spec: odd"}))
     built = build_snapshot(seen, SnapshotCache())
     assert [gang.uid for gang in built.snapshot.pending] == ["b", "c"]
     assert [(w.gang_uid, w.reason, w.message) for w in built.rejected] == [
@@ -355,6 +380,6 @@ def test_a_job_waits_for_a_flavor_that_cannot_be_read_only_if_it_may_go_to_no_ot
 
 def test_who_runs_in_a_queue_that_cannot_be_read_runs_on_and_stays_charged() -> None:
     one = admitted("a")
-    seen = snapshot(one, unreadable=DecodeErrors({"default": "spec: odd"}, {"any": "spec: odd"}))
+    seen = snapshot(one, decode_errors=DecodeErrors({"default": "spec: odd"}, {"any": "spec: odd"}))
     assert [(running.gang.uid, running.state) for running in seen.running] == [("a", "admitted")]
     assert replay(seen) == ()

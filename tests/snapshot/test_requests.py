@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from muster.model import MatchExpression, Resources, NodeToleration
+from muster.model import MatchExpression, NodeToleration, Resources
 from muster.snapshot import pod_request
 from muster.snapshot.requests import node_affinity, tolerations
 from muster.spec import PodSpec
@@ -55,7 +55,10 @@ def test_tolerations_keep_what_placing_needs() -> None:
         {"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5},
         {"key": "a", "value": "b"},
     ]
-    assert tolerations(raw) == (NodeToleration("gpu", "Exists", "", "NoSchedule"), NodeToleration("a", "Equal", "b", ""))
+    assert tolerations(raw) == (
+        NodeToleration("gpu", "Exists", "", "NoSchedule"),
+        NodeToleration("a", "Equal", "b", ""),
+    )
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ class Cluster:
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
         return None
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
         yield "step 1"
 
 

@@ -26,7 +26,11 @@ def test_a_topology_is_required_then_preferred(text: str, wanted: dict[str, str]
 
 
 def test_lists_are_read_with_commas_semicolons_or_as_json() -> None:
-    assert option_parsers.parse_list("h200, a100") == option_parsers.parse_list("h200;a100") == option_parsers.parse_list('["h200", "a100"]')
+    assert (
+        option_parsers.parse_list("h200, a100")
+        == option_parsers.parse_list("h200;a100")
+        == option_parsers.parse_list('["h200", "a100"]')
+    )
     assert option_parsers.parse_ranks("3,0,3") == [0, 3]
 
 

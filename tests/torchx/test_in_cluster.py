@@ -11,10 +11,10 @@ from torchx.components import utils
 from torchx.runner import Runner, get_runner
 from torchx.specs import AppDef, BindMount, DeviceMount, InvalidRunConfigException, Resource, Role, VolumeMount, macros
 
-from muster.yaml_input import load_objects
 from muster.spec import TrainingJob
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.run_options import run_options
+from muster.yaml_input import load_objects
 from muster_components.train import ddp
 
 KUBECONFIG = """

@@ -18,11 +18,11 @@ from torchx.runner import Runner, get_runner
 from torchx.schedulers.api import Stream
 from torchx.specs import NONE, AppDef, AppHandle, AppState, AppStatus, Resource, Role, RoleStatus, macros
 
-from muster.yaml_input import load_objects
 from muster.local.client import LocalClient
 from muster.local.pod_folder import PodFolder
 from muster.spec import TrainingJob
 from muster.torchx.errors import SubmissionRefused
+from muster.yaml_input import load_objects
 from muster_components.train import fsdp
 
 SCHEDULER = "muster_local"
@@ -101,7 +101,7 @@ def test_that_the_image_is_ignored_is_told_to_those_alone_who_name_one(runner: R
         handle = run(runner, app)
         end(runner, handle)
         said[app.name] = [event["reason"] for event in client.events(handle.rpartition("/")[2])]
-    assert ("Ignored" in said["echo"], "Ignored" in said["shell"]) == (False, True)
+    assert ("FieldIgnored" in said["echo"], "FieldIgnored" in said["shell"]) == (False, True)
 
 
 def test_text_that_is_not_there_is_refused_before_anything_is_submitted(runner: Runner, client: LocalClient) -> None:

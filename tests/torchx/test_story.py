@@ -8,9 +8,9 @@ from muster.lifecycle import conditions, transitions
 from muster.model import RolePlacement, Wait
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx.follow import StatusReporter
-from muster.torchx.status_message import status_message, change_key
+from muster.torchx.status_message import change_key, status_message
 
-WAIT = Wait("u", "NoRoom", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
+WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
 PLACE = (RolePlacement("main", "local", (("n1", 1), ("n2", 1))),)
 
 
@@ -37,7 +37,10 @@ def ended(status: TrainingJobStatus) -> TrainingJobStatus:
     ("status", "told"),
     [
         (TrainingJobStatus(), "waits in queue research"),
-        (transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0), "waits in queue research, place 2: needs 2 cores; 1 of 2 free"),
+        (
+            transitions.set_waiting(TrainingJobStatus(), WAIT, 1.0),
+            "waits in queue research, place 2: needs 2 cores; 1 of 2 free",
+        ),
         (transitions.admit(TrainingJobStatus(), PLACE, 1.0), "admitted to n1, n2; its pods are starting"),
         (running(), "runs on n1, n2"),
         (transitions.restart(running(), "Restarting", "restart 1 of 3 in 5 s", 3.0, 5.0), "restart 1 of 3 in 5 s"),
@@ -59,7 +62,7 @@ def test_a_job_says_what_it_is_doing(status: TrainingJobStatus, told: str) -> No
 
 def test_a_new_estimate_is_no_news_but_a_new_place_is() -> None:
     def seen(position: int, start: float) -> tuple[object, ...] | None:
-        verdict = Wait("u", "NoRoom", "no room", position=position, estimated_start=start)
+        verdict = Wait("u", "InsufficientResources", "no room", position=position, estimated_start=start)
         return change_key(job(transitions.set_waiting(TrainingJobStatus(), verdict, 1.0)))
 
     assert seen(2, 100.0) == seen(2, 200.0)

@@ -10,8 +10,8 @@ import pytest
 from tests.torchx.test_story import job, running
 from tests.torchx.test_waiting import Ranks, Watching
 
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import conditions, transitions
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import LastFailure, TrainingJob
 from muster.torchx.describe import describe_response
 from muster.torchx.status_message import status_message
@@ -26,7 +26,9 @@ class Logged(Ranks):
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         return job(running())
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
         yield f"{RED}{CLIPBOARD} step 1"
 
 

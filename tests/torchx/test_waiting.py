@@ -11,14 +11,14 @@ import pytest
 from tests.torchx.test_story import PLACE, job, running
 
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.lifecycle import conditions, transitions
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob, TrainingJobStatus
 from muster.torchx import scheduler
-from muster.torchx.local import LocalScheduler
 from muster.torchx.errors import WatchInterrupted
-from muster.torchx.scheduler import JobClient
+from muster.torchx.local import LocalScheduler
 from muster.torchx.progress import ProgressReporter
+from muster.torchx.scheduler import JobClient
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Ranks:
 
     said: list[dict[str, Any]] = field(default_factory=list)
 
-    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         return self.said
 
     def run_dir(self, name: str, namespace: str = "default") -> Path | None:
@@ -45,7 +45,9 @@ class Ranks:
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         raise NotImplementedError
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, excerpt: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
         raise NotImplementedError
 
 
@@ -106,7 +108,7 @@ class Gone(Ranks):
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         return job(running())
 
-    def beats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
+    def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         raise self.error
 
 
@@ -144,11 +146,11 @@ class Upgraded(Ranks):
 def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgraded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(scheduler, "_RELIST_BACKOFF_S", 0.0)
     told = Watching(Upgraded()).describe("default:a-1")
     assert told is not None
     assert told.state.name == "RUNNING"
-    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(scheduler, "UNREACHABLE_TIMEOUT_S", 0.0)
     with pytest.raises(WatchInterrupted, match="default:a-1 cannot be watched any more: https://a does not answer"):
         Watching(Upgraded(silent=10**9)).describe("default:a-1")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import spool_claims, spool_collector, manifest, publish, shared_folder, trace_store
+from muster.tracing import manifest, publish, shared_folder, spool_claims, spool_collector, trace_store
 from muster.tracing.manifest import read_manifest
 from muster.tracing.shared_folder import SharedFolder
 

@@ -22,7 +22,7 @@ def metrics_line(number: int, **values: object) -> str:
 
 def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int | None = None) -> Path:
     """What a job of `ranks` ranks leaves that traced steps 20 to 22; the slow rank computes longer, the others wait."""
-    for name in ("metrics", "beats", "traces/spool"):
+    for name in ("metrics", "heartbeats", "traces/spool"):
         (folder / name).mkdir(parents=True)
     for rank in range(ranks):
         lines = [metrics_line(i, step_time_s=2.0 if i == 0 else 0.1) for i in range(steps)]
@@ -35,7 +35,7 @@ def run_folder(folder: Path, *, ranks: int = 2, steps: int = 40, slow_rank: int 
             "steps": steps,
             "peak_memory_bytes": 2**31,
         }
-        (folder / f"beats/rank-{rank}.json").write_text(json.dumps(beat))
+        (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(beat))
         compute_us, wait_us = (700, 100) if rank == slow_rank else (400, 400)
         events = training_steps(3, compute_us=compute_us, wait_us=wait_us)
         write_trace(

@@ -16,9 +16,9 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import spool_claims, spool_collector, run_sync, manifest, publish, shared_folder, trace_store
-from muster.tracing.spool_collector import CollectorOptions
+from muster.tracing import manifest, publish, run_sync, shared_folder, spool_claims, spool_collector, trace_store
 from muster.tracing.collector import CollectorState, run_collector
+from muster.tracing.spool_collector import CollectorOptions
 
 SECRET = b"AWS_SECRET_ACCESS_KEY"
 NAME = "rank-0.attempt-0.steps-20-25.json"
@@ -36,7 +36,7 @@ class Stage:
         self.run_dir, self.kept, self.outside = folder / "run", folder / "kept", folder / "outside"
         self.traces = self.run_dir / "traces"
         self.write(self.traces / "spool" / NAME, TRACE)
-        self.write(self.run_dir / "beats/rank-0.json", BEAT)
+        self.write(self.run_dir / "heartbeats/rank-0.json", BEAT)
         self.kept.mkdir()
         for name in (f"claimed/trainer-0/{NAME}", f"spool/{NAME}", f"{NAME}.gz", "rank-0.json"):
             self.write(self.outside / name, LEAK)
@@ -108,7 +108,7 @@ def results_for_links(stage: Stage) -> None:
 
 
 def beats_for_links(stage: Stage) -> None:
-    _folder_for_a_link(stage.run_dir / "beats", stage.outside)
+    _folder_for_a_link(stage.run_dir / "heartbeats", stage.outside)
 
 
 SWAPS = (trace_for_a_link, trace_for_a_pipe, trace_for_a_hard_link, claims_for_a_link, spool_for_a_link,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from muster.tracing.charts import Outlier, LineSeries, LinePlot, line_chart
+from muster.tracing.charts import LinePlot, LineSeries, Outlier, line_chart
 
 FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
 
@@ -13,7 +13,9 @@ def test_a_point_above_the_cut_stands_at_its_place_where_the_axis_reaches_it() -
     """The cut at 42 ms is rounded up to 60 ms: a step of 50 ms can be shown as it is, one of 80 ms cannot."""
     inside, outside = Outlier(30, 0.05, "c0", "step 30: 50.0 ms"), Outlier(40, 0.08, "c0", "step 40: 80.0 ms")
     curve = LineSeries("rank 0", "c0", (*FAST.points, (61, 0.042)))
-    chart = line_chart([curve], LinePlot(title="t", y_from_zero=True, y_is_time=True, y_limit=0.042, outliers=(inside, outside)))
+    chart = line_chart(
+        [curve], LinePlot(title="t", y_from_zero=True, y_is_time=True, y_limit=0.042, outliers=(inside, outside))
+    )
     assert ">60 ms</text>" in chart
     (circle,) = re.findall(r'<circle class="dot c0" cx="([\d.]+)" cy="([\d.]+)" r="2.5"><title>(.*?)</title>', chart)
     assert circle[2] == inside.label

@@ -21,12 +21,12 @@ from tests.tracing.spool import (
 )
 
 from muster.tracing import spool_collector
-from muster.tracing.spool_claims import SpoolClaims
-from muster.tracing.spool_collector import CollectorOptions
 from muster.tracing.collector import parse_ranks
-from muster.tracing.trace_name import parse_trace_name
 from muster.tracing.reader import TraceInfo, validate_trace
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.spool_claims import SpoolClaims
+from muster.tracing.spool_collector import CollectorOptions
+from muster.tracing.trace_name import parse_trace_name
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -137,7 +137,9 @@ def test_a_manifest_that_cannot_be_read_is_kept_and_written_anew(tmp_path: Path)
 
 
 def collector_of(run_dir: Path, store: Path | None = None) -> spool_collector.Collector:
-    return spool_collector.start_collector(CollectorOptions(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0)
+    return spool_collector.start_collector(
+        CollectorOptions(run_dir, "trainer", 0, store=None if store is None else str(store)), 0.0
+    )
 
 
 def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up_no_other(
@@ -150,7 +152,7 @@ def test_a_trace_that_kills_its_reader_again_and_again_is_set_aside_and_holds_up
             raise SystemExit(137)  # as if the kernel had ended it: nothing of ours runs on
         return validate_trace(file, path)
 
-    monkeypatch.setattr(spool_collector, "check", dies)
+    monkeypatch.setattr(spool_collector, "validate_trace", dies)
     for _ in range(spool_collector.MAX_READ_ATTEMPTS):
         with pytest.raises(SystemExit):
             collector_of(tmp_path).collect_finished(0.0)
@@ -170,7 +172,7 @@ def test_a_trace_that_fails_its_reader_again_and_again_is_set_aside(
     def fails(file: IO[bytes], path: Path, most_bytes: int) -> TraceInfo:
         raise MemoryError
 
-    monkeypatch.setattr(spool_collector, "check", fails)
+    monkeypatch.setattr(spool_collector, "validate_trace", fails)
     spooled(tmp_path)
     assert run_once(tmp_path) == 1
     sweeping = collector_of(tmp_path)
@@ -193,7 +195,7 @@ def test_trouble_with_a_store_or_a_disk_is_no_fault_of_the_trace(
         raise OSError("the disk does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(spool_collector, "check", unread)
+        patched.setattr(spool_collector, "validate_trace", unread)
         for _ in range(2 * spool_collector.MAX_READ_ATTEMPTS):
             assert sweeping.collect_finished(0.0, respect_backoff=False) == 0
     (tmp_path / "kept").unlink()

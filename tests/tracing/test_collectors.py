@@ -24,9 +24,9 @@ from tests.tracing.spool import (
     uncollected,
 )
 
+from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.spool_claims import collector_lock
 from muster.tracing.spool_collector import collect_abandoned
-from muster.tracing.shared_folder import SharedFolder
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

@@ -21,20 +21,28 @@ from typing import Any
 import pytest
 from tests.local.small import eventually
 
-from muster.heartbeat_auth import SIGNATURE_HEADER, MAX_REQUEST_AGE_S, HeartbeatSigner
+from muster.heartbeat_auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
 from muster.local.devices import free_port
 from muster.tracing import heartbeat_server
 from muster.tracing.collector import main
-from muster.tracing.heartbeat_server import MAX_FILE_BYTES, MAX_REQUEST_BYTES, ListenAddress, HeartbeatServer, HeartbeatSource
+from muster.tracing.heartbeat_server import (
+    MAX_FILE_BYTES,
+    MAX_REQUEST_BYTES,
+    HeartbeatServer,
+    HeartbeatSource,
+    ListenAddress,
+)
 from muster.tracing.shared_folder import SharedFolder
 
 TOKEN = "0123456789abcdef-token"
-NOTHING: dict[str, Any] = {"beat": None, "checkpoint": None, "unreadable": []}
+NOTHING: dict[str, Any] = {"heartbeat": None, "checkpoint": None, "unreadable": []}
 
 
 @contextmanager
 def listening(run_dir: Path) -> Iterator[int]:
-    one = HeartbeatServer(ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(run_dir), "uid-1", "pod-0"), print)
+    one = HeartbeatServer(
+        ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(run_dir), "uid-1", "pod-0"), print
+    )
     one.start()
     try:
         yield one.wait_for_port(60.0)
@@ -51,12 +59,12 @@ def port(tmp_path: Path) -> Iterator[int]:
 PEER = HeartbeatSigner(TOKEN, "uid-1", "pod-0")
 
 
-def signed(peer: HeartbeatSigner = PEER, path: str = "/beat", ahead_s: float = 0.0) -> str:
+def signed(peer: HeartbeatSigner = PEER, path: str = "/heartbeat", ahead_s: float = 0.0) -> str:
     return peer.authorization(path, time.time() + ahead_s, secrets.token_hex(16))
 
 
 def ask(
-    port: int, path: str = "/beat", authorization: str | None = None, verb: str = "GET", body: str | None = None
+    port: int, path: str = "/heartbeat", authorization: str | None = None, verb: str = "GET", body: str | None = None
 ) -> Any:
     """The status and the body. Signed with the token unless an authorization is given; the answer's signature is looked
     at."""
@@ -66,7 +74,7 @@ def ask(
     answer = connection.getresponse()
     text = answer.read()
     connection.close()
-    if answer.status == 200 and path == "/beat":
+    if answer.status == 200 and path == "/heartbeat":
         assert PEER.verify_response(header, text, answer.headers[SIGNATURE_HEADER])
         assert not PEER.verify_response(signed(), text, answer.headers[SIGNATURE_HEADER])
     return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
@@ -80,22 +88,22 @@ def write(run_dir: Path, name: str, text: str | bytes) -> None:
 
 def unreadable(port: int) -> list[str]:
     code, answer = ask(port)
-    assert (code, answer["beat"]) == (200, None)
+    assert (code, answer["heartbeat"]) == (200, None)
     found: list[str] = answer["unreadable"]
     return found
 
 
 def test_it_tells_the_beat_of_rank_0_and_the_newest_checkpoint(port: int, tmp_path: Path) -> None:
     said = {"rank": 0, "world_size": 2, "attempt": 1, "step": 7, "loss": 2.5, "at": 100.5, "phase": "train"}
-    write(tmp_path, "beats/rank-0.json", json.dumps(said))
-    write(tmp_path, "beats/rank-1.json", json.dumps({**said, "rank": 1, "step": 9}))
+    write(tmp_path, "heartbeats/rank-0.json", json.dumps(said))
+    write(tmp_path, "heartbeats/rank-1.json", json.dumps({**said, "rank": 1, "step": 9}))
     write(tmp_path, "checkpoints/latest", '{"step": 5, "attempt": 1, "path": "step-5", "at": 90.0}')
     before = time.time()
     code, answer = ask(port)
     assert code == 200
     assert before <= answer["now"] <= time.time()
     assert (answer["job_uid"], answer["pod"]) == ("uid-1", "pod-0")
-    assert {name: value for name, value in answer["beat"].items() if value is not None} == said
+    assert {name: value for name, value in answer["heartbeat"].items() if value is not None} == said
     assert answer["checkpoint"] == {"step": 5, "at": 90.0}
     assert answer["unreadable"] == []
 
@@ -130,7 +138,7 @@ def test_a_job_that_has_said_nothing_yet_is_no_error(port: int) -> None:
 )
 def test_without_a_signature_of_now_and_for_this_pod_nothing_is_told(port: int, wrong: str) -> None:
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    connection.sendall(b"GET /beat HTTP/1.0\r\n" + wrong.encode() + b"\r\n\r\n")
+    connection.sendall(b"GET /heartbeat HTTP/1.0\r\n" + wrong.encode() + b"\r\n\r\n")
     answer = connection.makefile("rb").read()
     connection.close()
     assert b" 401 " in answer.splitlines()[0]
@@ -157,12 +165,12 @@ def test_what_is_no_request_is_answered_with_a_refusal(port: int, request_: byte
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"x"', b"\xff\xfe", b"[" * 50_000])
 def test_a_corrupt_beat_is_named_and_is_none(port: int, tmp_path: Path, text: str | bytes) -> None:
-    write(tmp_path, "beats/rank-0.json", text)
-    assert unreadable(port) == ["beats/rank-0.json: must be a JSON object"]
+    write(tmp_path, "heartbeats/rank-0.json", text)
+    assert unreadable(port) == ["heartbeats/rank-0.json: must be a JSON object"]
 
 
 def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path) -> None:
-    write(tmp_path, "beats/rank-0.json", json.dumps({"step": 1, "more": "x" * MAX_FILE_BYTES}))
+    write(tmp_path, "heartbeats/rank-0.json", json.dumps({"step": 1, "more": "x" * MAX_FILE_BYTES}))
     (why,) = unreadable(port)
     assert f"at most {MAX_FILE_BYTES} bytes" in why
 
@@ -170,8 +178,8 @@ def test_a_beat_that_is_too_big_is_named_and_not_read(port: int, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["a FIFO", "a folder", "a symbolic link", "a file with 2 hard links"])
 def test_what_is_no_regular_file_is_neither_read_nor_waited_for(port: int, tmp_path: Path, kind: str) -> None:
     write(tmp_path, "elsewhere", '{"step": 1}')
-    (tmp_path / "beats").mkdir()
-    beat = tmp_path / "beats" / "rank-0.json"
+    (tmp_path / "heartbeats").mkdir()
+    beat = tmp_path / "heartbeats" / "rank-0.json"
     if kind == "a FIFO":
         os.mkfifo(beat)
     elif kind == "a folder":
@@ -180,21 +188,21 @@ def test_what_is_no_regular_file_is_neither_read_nor_waited_for(port: int, tmp_p
         beat.symlink_to(tmp_path / "elsewhere")
     else:
         beat.hardlink_to(tmp_path / "elsewhere")
-    assert unreadable(port) == [f"beats/rank-0.json: is {kind}; must be a regular file"]
+    assert unreadable(port) == [f"heartbeats/rank-0.json: is {kind}; must be a regular file"]
 
 
 def test_only_numbers_and_known_words_are_passed_on(port: int, tmp_path: Path) -> None:
     said = '{"step": 3, "loss": NaN, "at": "now", "phase": "secret", "token": "word", "rank": true, "steps": 1e999}'
-    write(tmp_path, "beats/rank-0.json", said)
-    beat = ask(port)[1]["beat"]
+    write(tmp_path, "heartbeats/rank-0.json", said)
+    beat = ask(port)[1]["heartbeat"]
     assert {name: value for name, value in beat.items() if value is not None} == {"step": 3}
 
 
-@pytest.mark.parametrize("sent", [b"GET /beat HTTP/1.0\r\nX: ", b"x" * (MAX_REQUEST_BYTES + 1)])
+@pytest.mark.parametrize("sent", [b"GET /heartbeat HTTP/1.0\r\nX: ", b"x" * (MAX_REQUEST_BYTES + 1)])
 def test_a_connection_without_a_whole_request_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(heartbeat_server, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 0.5)
     with listening(tmp_path) as port, socket.create_connection(("127.0.0.1", port), timeout=60) as idle:
         idle.sendall(sent)
         with suppress(ConnectionError):
@@ -202,13 +210,18 @@ def test_a_connection_without_a_whole_request_is_cut_off(
 
 
 def test_a_port_that_is_taken_is_tried_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat_server, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(heartbeat_server, "_RETRY_S", 0.05)
     said = threading.Event()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        one = HeartbeatServer(ListenAddress("127.0.0.1", number), TOKEN, HeartbeatSource(SharedFolder(tmp_path)), lambda message: said.set())
+        one = HeartbeatServer(
+            ListenAddress("127.0.0.1", number),
+            TOKEN,
+            HeartbeatSource(SharedFolder(tmp_path)),
+            lambda message: said.set(),
+        )
         one.start()
         assert said.wait(60)
     assert one.wait_for_port(60.0) == number
@@ -244,7 +257,7 @@ def test_without_a_token_a_port_is_refused_and_so_is_a_secret_that_cannot_be_rea
 @pytest.mark.slow
 def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
     number = free_port((), random.Random())  # none that the kernel gives to others in the meantime
-    write(tmp_path, "beats/rank-0.json", '{"step": 4, "at": 1.0}')
+    write(tmp_path, "heartbeats/rank-0.json", '{"step": 4, "at": 1.0}')
     command = [sys.executable, "-m", "muster.tracing.collector", "--run-dir", str(tmp_path), "--role", "r", "--index"]
     write(tmp_path, "token", TOKEN)
     secret = ("--token-file", str(tmp_path / "token"))
@@ -254,7 +267,7 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
 
         def answers() -> bool:
             try:
-                return bool(ask(number)[1]["beat"]["step"] == 4)
+                return bool(ask(number)[1]["heartbeat"]["step"] == 4)
             except OSError:
                 return False
 
@@ -272,8 +285,8 @@ def test_the_process_answers_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 def test_a_request_whose_time_or_nonce_was_changed_is_not_accepted() -> None:
     peer = HeartbeatSigner("0123456789abcdef-token", "u1", "p1")
-    header = peer.authorization("/beat", 1000.0, "a" * 32)
-    assert peer.verify_request("/beat", header, 1000.0)
+    header = peer.authorization("/heartbeat", 1000.0, "a" * 32)
+    assert peer.verify_request("/heartbeat", header, 1000.0)
     for old, new in (("time=1000", "time=1001"), ("nonce=a", "nonce=b")):
         assert header.count(old) == 1
-        assert not peer.verify_request("/beat", header.replace(old, new), 1000.0)
+        assert not peer.verify_request("/heartbeat", header.replace(old, new), 1000.0)

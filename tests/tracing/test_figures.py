@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from muster.tracing.axes import tick_labels, tick_values
-from muster.tracing.formatting import format_count, format_number, format_list, format_percent, format_seconds, format_bytes
+from muster.tracing.formatting import (
+    format_bytes,
+    format_count,
+    format_list,
+    format_number,
+    format_percent,
+    format_seconds,
+)
 
 
 @pytest.mark.parametrize(

@@ -45,40 +45,46 @@ def stage(tmp_path: Path) -> Stage:
 
 def test_metrics_beats_and_events_are_kept_under_their_names_and_nothing_else_is(stage: Stage) -> None:
     stage.write("metrics/rank-0.jsonl", '{"step": 1}\n')
-    stage.write("beats/rank-0.json", "{}")
+    stage.write("heartbeats/rank-0.json", "{}")
     stage.write("events.jsonl", "{}\n")
-    for name in ("metrics/notes.txt", "metrics/rank-0.json", "beats/.rank-1.json", "beats/rank-2.json.tmp", "secret"):
+    for name in (
+        "metrics/notes.txt",
+        "metrics/rank-0.json",
+        "heartbeats/.rank-1.json",
+        "heartbeats/rank-2.json.tmp",
+        "secret",
+    ):
         stage.write(name, "x")
     assert stage.keeping.sync() == 3
     assert stage.kept == {
         "metrics/rank-0.jsonl": b'{"step": 1}\n',
-        "beats/rank-0.json": b"{}",
+        "heartbeats/rank-0.json": b"{}",
         "events.jsonl": b"{}\n",
     }
 
 
 def test_only_what_changed_is_sent_again_and_not_before_its_time(stage: Stage) -> None:
-    stage.write("beats/rank-0.json", "{}")
-    stage.write("beats/rank-1.json", "{}")
+    stage.write("heartbeats/rank-0.json", "{}")
+    stage.write("heartbeats/rank-1.json", "{}")
     stage.keeping.sync()
-    stage.write("beats/rank-1.json", '{"step": 1}')
+    stage.write("heartbeats/rank-1.json", '{"step": 1}')
     assert stage.keeping.sync() == 0
     stage.now += run_sync.SYNC_INTERVAL_S
     assert stage.keeping.sync() == 1
-    assert stage.kept["beats/rank-1.json"] == b'{"step": 1}'
+    assert stage.kept["heartbeats/rank-1.json"] == b'{"step": 1}'
 
 
 def test_at_the_end_it_does_not_wait(stage: Stage) -> None:
     stage.keeping.sync()
-    stage.write("beats/rank-0.json", "{}")
+    stage.write("heartbeats/rank-0.json", "{}")
     assert stage.keeping.sync(final=True) == 1
 
 
 def test_the_longer_sending_takes_the_longer_it_rests(stage: Stage) -> None:
-    stage.write("beats/rank-0.json", "{}")
+    stage.write("heartbeats/rank-0.json", "{}")
     stage.takes_s = 10.0
     stage.keeping.sync()
-    stage.write("beats/rank-0.json", '{"step": 1}')
+    stage.write("heartbeats/rank-0.json", '{"step": 1}')
     stage.now += 10.0 * run_sync.REST_FACTOR - 1.0
     assert stage.keeping.sync() == 0
     stage.now += 1.0
@@ -92,7 +98,7 @@ def test_a_line_that_is_being_written_waits(stage: Stage) -> None:
 
 
 def test_of_a_large_file_the_newest_whole_lines_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_sync, "LARGEST_BYTES", 10)
+    monkeypatch.setattr(run_sync, "MAX_FILE_BYTES", 10)
     stage.write("metrics/rank-0.jsonl", "1111\n2222\n3333\n")
     stage.keeping.sync()
     assert stage.kept["metrics/rank-0.jsonl"] == b"3333\n"
@@ -108,7 +114,7 @@ def test_what_lies_elsewhere_is_never_sent_and_a_pipe_is_not_waited_for(stage: S
 
 
 def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) -> None:
-    stage.write("beats/rank-0.json", "{}")
+    stage.write("heartbeats/rank-0.json", "{}")
     stage.trouble = OSError("no way there")
     for _ in range(3):
         stage.keeping.sync()
@@ -119,7 +125,7 @@ def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) 
 
 
 def test_a_report_wants_the_newest_window_and_no_name_that_it_does_not_know() -> None:
-    records = ["beats/rank-1.json", "events.jsonl", "metrics/rank-0.jsonl", "traces/manifest-trainer-0.json"]
+    records = ["heartbeats/rank-1.json", "events.jsonl", "metrics/rank-0.jsonl", "traces/manifest-trainer-0.json"]
     newest = [f"traces/rank-{rank}.attempt-1.steps-30-35.json.gz" for rank in (0, 1)]
     others = [
         "traces/rank-0.attempt-0.steps-40-45.json.gz",

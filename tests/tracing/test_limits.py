@@ -14,10 +14,10 @@ from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
-from muster.tracing import run_fetch, reader, run_folder
+from muster.tracing import reader, run_fetch, run_folder
+from muster.tracing.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
-from muster.tracing.json_stream import TraceLimits
 
 __all__ = ["muster"]  # a fixture
 
@@ -73,7 +73,7 @@ def test_a_trace_of_more_events_than_the_limit_is_refused(tmp_path: Path, fields
 
 def test_names_take_no_more_memory_than_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path / "x.json.gz", of_events(100, name="name-{}" + "x" * 1000))
-    monkeypatch.setattr(reader, "MOST_NAME_CHARACTERS", 50_000)
+    monkeypatch.setattr(reader, "MAX_NAME_CHARACTERS", 50_000)
     with pytest.raises(InvalidTrace, match="more than 50000 characters of names"):
         read_trace(path)
     same = packed(tmp_path / "same.json.gz", of_events(100, name="x" * 1000))
@@ -88,7 +88,7 @@ def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, mu
     ended = muster("report", str(folder), "--max-trace-bytes", "1Mi", "--json")
     assert ended.code == 0
     (report,) = json.loads(ended.out)
-    assert len(report["rows"]) == 1
+    assert len(report["traces"]) == 1
     (left_out,) = report["skipped"]
     assert "--max-trace-bytes" in left_out["reason"]
     assert len(json.loads(muster("report", str(folder), "--json").out)[0]["rows"]) == 2
@@ -120,15 +120,15 @@ def test_the_collector_sets_a_trace_of_more_text_than_its_limit_aside(tmp_path: 
 
 
 def test_metrics_and_beats_are_read_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("metrics", "beats"):
+    for name in ("metrics", "heartbeats"):
         (tmp_path / name).mkdir()
     line = '{"step": 1, "step_time_s": 0.1, "loss": 1.0}\n'
     (tmp_path / "metrics/rank-0.jsonl").write_text(line * 10 + "x" * 10_000)
-    (tmp_path / "beats/rank-0.json").write_text('{"rank": 0, "more": "' + "x" * 100_000 + '"}')
-    monkeypatch.setattr(run_folder, "MOST_LINES_BYTES", 5 * len(line))
+    (tmp_path / "heartbeats/rank-0.json").write_text('{"rank": 0, "more": "' + "x" * 100_000 + '"}')
+    monkeypatch.setattr(run_folder, "MAX_LINES_BYTES", 5 * len(line))
     left_out = {one.file: one.reason for one in run_folder.read_run_folder(tmp_path).skipped}
     assert "only the first 225 bytes are read" in left_out["metrics/rank-0.jsonl"]
-    assert "has more than 65536 bytes" in left_out["beats/rank-0.json"]
+    assert "has more than 65536 bytes" in left_out["heartbeats/rank-0.json"]
 
 
 def test_a_run_that_is_too_large_to_be_fetched_is_refused_before_anything_is_written(tmp_path: Path) -> None:

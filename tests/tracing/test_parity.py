@@ -9,9 +9,16 @@ from tests.tracing.kineto import DATA
 
 from muster.tracing.analysis import HtaMetrics, hta_metrics
 from muster.tracing.events import Trace
+from muster.tracing.hta_breakdown import (
+    KernelType,
+    kernel_type,
+    kernel_types,
+    round_to_microseconds,
+    select_device_work,
+    type_coverage,
+)
 from muster.tracing.idle import StreamIdle, idle_by_stream
 from muster.tracing.reader import read_trace
-from muster.tracing.hta_breakdown import KernelType, kernel_type, kernel_types, select_device_work, type_coverage, round_to_microseconds
 
 
 @cache

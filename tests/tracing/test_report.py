@@ -36,7 +36,7 @@ def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> Non
         "Most operator time goes to aten::mm: 90.2%, in 6 calls of 550 µs.",
     )
     saved = json.loads((tmp_path / "llama-8b/report/report.json").read_text())
-    assert saved["facts"]["loss_to"] == 2.5625
+    assert saved["summary"]["loss_to"] == 2.5625
     assert saved["findings"] == list(report.findings)
     assert [row["label"] for row in saved["rows"]] == ["rank 0", "rank 1"]
     for wanted in ("Loss", "Step time per rank", "Time per kind of work", "Computation and communication in step 21"):
@@ -159,7 +159,9 @@ def test_collected_traces_and_those_still_in_the_spool_count_alike(tmp_path: Pat
     folder = run_folder(tmp_path / "b")
     collect(["--run-dir", str(folder), "--role", "trainer", "--index", "0", "--until-idle", "--ranks", "1"])
     collected = build(folder, tmp_path / "out-b")
-    assert [row.trace.time_by_category_s for row in collected.traces] == [row.trace.time_by_category_s for row in spooled.traces]
+    assert [row.trace.time_by_category_s for row in collected.traces] == [
+        row.trace.time_by_category_s for row in spooled.traces
+    ]
     assert collected.traces[1].trace.source.endswith(".json.gz")
 
 
@@ -249,7 +251,7 @@ def test_where_there_are_traces_only_those_that_could_not_be_written_are_told(tm
 
 
 def test_where_nothing_else_is_known_the_reason_why_steps_were_not_traced_is_told(tmp_path: Path) -> None:
-    (tmp_path / "beats").mkdir()
+    (tmp_path / "heartbeats").mkdir()
     (tmp_path / "events.jsonl").write_text(json.dumps({**MISSED, "message": "no trace of steps 2:3: no step was seen"}))
     with pytest.raises(InvalidTrace, match="no trace of steps 2:3: no step was seen"):
         build(tmp_path)
@@ -294,8 +296,8 @@ def test_what_is_nested_deeper_than_any_program_follows_is_named_and_the_rest_is
     folder = run_folder(tmp_path)
     metrics = sorted((folder / "metrics").iterdir())[0]
     metrics.write_text(metrics.read_text() + '{"step": 41, "odd": ' + DEEP + "}\n")
-    (folder / "beats").mkdir(exist_ok=True)
-    (folder / "beats" / "rank-0.json").write_text('{"rank": 0, "odd": ' + DEEP + "}")
+    (folder / "heartbeats").mkdir(exist_ok=True)
+    (folder / "heartbeats" / "rank-0.json").write_text('{"rank": 0, "odd": ' + DEEP + "}")
     trace = sorted((folder / "traces/spool").glob("rank-1.*"))[0]
     trace.write_text('{"traceEvents": [{"ph": "X", "args": ' + DEEP + "}]}")
     report = build(folder)

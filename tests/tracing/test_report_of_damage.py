@@ -96,7 +96,7 @@ NOTHING: dict[str, dict[str, str | bytes]] = {
     "metrics without a line": {"metrics/rank-0.jsonl": ""},
     "metrics that are no JSON": {"metrics/rank-0.jsonl": b"garbage\n\xff\n"},
     "no ranks": {"metrics/readme.txt": "", "events.jsonl": ""},
-    "beats alone": {"beats/rank-0.json": '{"rank": 0, "step": 3}'},
+    "beats alone": {"heartbeats/rank-0.json": '{"rank": 0, "step": 3}'},
     "a trace without events": {SPOOLED: '{"traceEvents": []}'},
     "a trace that is cut off": {SPOOLED: traced("aten::mm")[:600]},
     "a manifest that is no JSON": {"traces/manifest-trainer-0.json": "{"},
@@ -115,7 +115,7 @@ def test_a_process_that_is_killed_while_it_reads_traces_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[str, str | bytes] = {SPOOLED.replace("rank-0", f"rank-{rank}"): traced("aten::mm") for rank in (0, 1)}
-    monkeypatch.setattr(analysis, "summarise_file", killed)
+    monkeypatch.setattr(analysis, "summarise_trace_file", killed)
     with pytest.raises(InvalidTrace, match="killed"):
         build(written(tmp_path, files), workers=2)
 
@@ -126,11 +126,11 @@ def killed(path: Path, limits: object) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "name", ["metrics/rank-1.jsonl", "beats/rank-1.json", "events.jsonl", "traces/manifest-worker-0.json"]
+    "name", ["metrics/rank-1.jsonl", "heartbeats/rank-1.json", "events.jsonl", "traces/manifest-worker-0.json"]
 )
 def test_a_fifo_in_a_run_folder_is_named_and_the_rest_is_read(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
-    for folder in ("metrics", "beats", "traces"):
+    for folder in ("metrics", "heartbeats", "traces"):
         (run / folder).mkdir(parents=True)
     os.mkfifo(run / name)
     skipped = read_run_folder(run).skipped

@@ -62,7 +62,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryClient:
     client = Distant(tmp_path)
     traces = {"files": 2, "location": LOCATION}
     client.kept_jobs["llama"] = _traced(status("Succeeded", startedAt=NOW, finishedAt=NOW + 9, traces=traces))
-    monkeypatch.setattr(muster.cli.connect, "_open", lambda start: client)
+    monkeypatch.setattr(muster.cli.connect, "_connect_local", lambda start: client)
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     return client
 
@@ -74,11 +74,11 @@ def _traced(of_job: Any, **spec: Any) -> Any:
 
 def pod(folder: Path, rank: int, attempt: int = 0) -> Path:
     """What a pod of one rank leaves in its run folder."""
-    for name in ("metrics", "beats", "traces/spool"):
+    for name in ("metrics", "heartbeats", "traces/spool"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / f"metrics/rank-{rank}.jsonl").write_text("".join(metrics_line(i) for i in range(30)))
     beat = {"rank": rank, "world_size": 2, "attempt": attempt, "step": 30, "steps": 30}
-    (folder / f"beats/rank-{rank}.json").write_text(json.dumps(beat))
+    (folder / f"heartbeats/rank-{rank}.json").write_text(json.dumps(beat))
     (folder / f"traces/spool/rank-{rank}.attempt-{attempt}.steps-20-25.json").write_text(_trace(rank))
     (folder / "events.jsonl").write_text('{"kind": "note", "message": "hello", "at": 1.0}\n')
     return folder
@@ -97,7 +97,9 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
         (credentials / name).write_text(os.environ[name])
     without = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     where = ("--store", LOCATION, "--store-metrics", "--store-credentials", str(credentials))
-    with collector(folder, "--until-idle", *where, "--ending", str(ending), pod=index, env=without) as process:
+    with collector(
+        folder, "--until-idle", *where, "--termination-message-path", str(ending), pod=index, env=without
+    ) as process:
         _, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
     assert "testing" not in said  # neither key
@@ -112,8 +114,8 @@ def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
         assert collect(pod(tmp_path / f"pod-{rank}", rank), rank) == {"traces": 1, "checkpoint": None}
     traces = [f"rank-{rank}.attempt-0.steps-20-25.json.gz" for rank in (0, 1)]
     assert store.list() == (
-        "beats/rank-0.json",
-        "beats/rank-1.json",
+        "heartbeats/rank-0.json",
+        "heartbeats/rank-1.json",
         "events.jsonl",
         "metrics/rank-0.jsonl",
         "metrics/rank-1.jsonl",
@@ -126,8 +128,8 @@ def test_what_collectors_bring_to_s3_muster_report_reads_back_with_both_ranks(
     page = tmp_path / "home" / "fetched" / "team" / f"llama-{UID}" / "report" / "report.html"
     assert ended.out.splitlines()[-1] == str(page)
     report = json.loads(page.with_name("report.json").read_text())
-    assert [row["label"] for row in report["rows"]] == ["rank 0", "rank 1"]
-    assert report["facts"]["world_size"] == 2
+    assert [row["label"] for row in report["traces"]] == ["rank 0", "rank 1"]
+    assert report["summary"]["world_size"] == 2
     assert report["loss"] is not None
     again = muster("report", "llama", "-n", "team", "--out", str(tmp_path / "there"))
     assert again.out.splitlines()[-1] == str(tmp_path / "there" / "report.html")
@@ -159,4 +161,4 @@ def test_a_store_out_of_reach_is_told_with_what_would_help(
     assert (ended.code, ended.out) == (4, "")
     assert f"the store {LOCATION} cannot be read: " in ended.err
     assert "AWS_ENDPOINT_URL_S3" in ended.err
-    assert "StoreOutOfReach" in ended.err
+    assert "StoreUnreachable" in ended.err

@@ -15,8 +15,8 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, traini
 
 from muster.errors import InvalidTrace
 from muster.tracing import json_stream as scanning
-from muster.tracing.reader import TraceInfo, validate_trace, read_trace
 from muster.tracing.json_stream import RawEvent, stream_events
+from muster.tracing.reader import TraceInfo, read_trace, validate_trace
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
 tricky = st.sampled_from(
@@ -174,7 +174,7 @@ def test_what_stands_before_the_events_is_looked_at_once_however_often_their_nam
         looked_at.append(len(text))
         return opened(text)
 
-    monkeypatch.setattr(scanning, "_opened", counted)
+    monkeypatch.setattr(scanning, "_depth_change", counted)
     inner = ",".join('"traceEvents": []' for _ in range(2000))
     path = tmp_path / "t.json"
     path.write_text(f'{{"beside": {{{inner}}}, "traceEvents": [{{"ph": "X"}}]}}')

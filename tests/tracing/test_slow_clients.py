@@ -27,7 +27,7 @@ def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
                 one.settimeout(0.2)
                 one.bind((f"127.0.1.{number % peers + 1}" if peers else "127.0.0.1", 0))
                 one.connect(("127.0.0.1", port))
-                one.sendall(b"GET /beat HTTP/1.1\r\nX: ")
+                one.sendall(b"GET /heartbeat HTTP/1.1\r\nX: ")
                 if first:
                     connected.release()
                     first = False
@@ -53,6 +53,6 @@ def crowd(port: int, sockets: int, peers: int) -> Iterator[None]:
 def test_sockets_that_send_no_request_and_come_back_keep_nobody_from_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sockets: int, peers: int
 ) -> None:
-    monkeypatch.setattr(heartbeat_server, "DEADLINE_S", 600.0)  # so that the bounds on connections have to do
+    monkeypatch.setattr(heartbeat_server, "REQUEST_TIMEOUT_S", 600.0)  # so that the bounds on connections have to do
     with listening(tmp_path) as port, crowd(port, sockets, peers):
         assert [ask(port)[0] for _ in range(5)] == [200] * 5

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
 from muster.tracing.analysis import TraceSummary, summarise_trace
+from muster.tracing.call_tree import build_call_tree
 from muster.tracing.events import Trace
 from muster.tracing.idle import StreamIdle, idle_by_stream
-from muster.tracing.call_tree import build_call_tree
 from muster.tracing.operator_stats import operators_by_self_time, short_name
 from muster.tracing.reader import read_trace
 from muster.tracing.spans import spans_from_pairs
-from muster.tracing.steps import step_skews, profiled_steps
-from muster.tracing.timeline import SLOTS, slot_levels
+from muster.tracing.steps import profiled_steps, step_skews
 from muster.tracing.time_breakdown import TimeCategory
+from muster.tracing.timeline import SLOTS, slot_levels
 
 MS = 1000.0
 
@@ -45,7 +45,9 @@ class Traced:
 
 def work_ms(summary: TraceSummary) -> dict[TimeCategory, float]:
     return {
-        kind: round(summary.time_by_category_s[kind.name.lower()] * 1e3, 6) for kind in TimeCategory if summary.time_by_category_s[kind.name.lower()]
+        kind: round(summary.time_by_category_s[kind.name.lower()] * 1e3, 6)
+        for kind in TimeCategory
+        if summary.time_by_category_s[kind.name.lower()]
     }
 
 
@@ -86,7 +88,8 @@ def test_each_instant_of_a_cpu_step_counts_for_one_kind_of_work(traced: Traced) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("data", TimeCategory.DATA), ("optimizer", TimeCategory.OPTIMIZER), ("clip", TimeCategory.OPTIMIZER)]
+    ("name", "kind"),
+    [("data", TimeCategory.DATA), ("optimizer", TimeCategory.OPTIMIZER), ("clip", TimeCategory.OPTIMIZER)],
 )
 def test_the_plain_words_of_training_loops_name_a_kind_of_work(traced: Traced, name: str, kind: TimeCategory) -> None:
     summary = traced.summary([a_step(1, 0, 4), annotation(name, 1, 2), op("aten::mul", 1, 1)])

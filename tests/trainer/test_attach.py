@@ -1,4 +1,4 @@
-"""Any script, unchanged, under `attach`: it runs as it would alone, and is watched."""
+"""Any script, unchanged, under `instrument`: it runs as it would alone, and is watched."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_missing_script_or_module_is_named_and_ends_with_2(start: Starter) -> 
     }.items():
         ranks = start(1, *arguments, module=ATTACH)
         assert ranks.end() == [2]
-        assert ranks.said().startswith(f"attach: {said}")
+        assert ranks.said().startswith(f"instrument: {said}")
         assert ranks.said().count("\n") == 1
 
 
@@ -51,7 +51,7 @@ def test_a_script_without_torch_runs_with_its_own_arguments_and_exit_code(start:
     ranks = start(1, path, "-m", "--trace_steps", "x", module=ATTACH)
     assert ranks.end() == [5]
     assert ranks.said() == "['-m', '--trace_steps', 'x'] False\n"
-    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
     assert (beat["phase"], beat["step"], beat["step_time_s"]) == ("done", 0, None)
 
 
@@ -72,7 +72,7 @@ def test_a_scripts_traceback_shows_the_script_alone(start: Starter, tmp_path: Pa
     assert lines[0] == "Traceback (most recent call last):"
     assert [line.split(",")[0] for line in lines if line.startswith("  File ")] == [f'  File "{path}"'] * 2
     assert lines[-1] == "ValueError: no luck"
-    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
     assert beat["phase"] == "done"
 
 
@@ -110,7 +110,7 @@ def test_optimizer_steps_are_counted_once_and_the_agreed_ones_traced(start: Star
     assert all(line["step_time_s"] > 0 for line in lines[1:])
     assert [line["step"] for line in lines if line["trace_start_s"]] == [2]
     assert [line["step"] for line in lines if line["trace_write_s"]] == [5]
-    beat = json.loads((ranks.run_dir / "beats" / "rank-0.json").read_text())
+    beat = json.loads((ranks.run_dir / "heartbeats" / "rank-0.json").read_text())
     assert (beat["phase"], beat["step"]) == ("done", 8)
     trace = json.loads((ranks.run_dir / "traces" / "spool" / "rank-0.attempt-0.steps-3-5.json").read_text())
     assert steps_in(trace) == ["ProfilerStep#3", "ProfilerStep#4"]

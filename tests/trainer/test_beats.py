@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Reporter
 from muster_components.trainer.context import RunContext, run_context
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.reporter import RankHeartbeat, Reporter, StepMetrics
 
 BEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("nan"), phase="train")
 
@@ -31,7 +31,7 @@ class Clock:
 
 def test_a_beat_has_every_field_of_the_run_folder_page_and_unknown_ones_are_null(tmp_path: Path) -> None:
     Reporter(context(tmp_path), Clock()).write_heartbeat(BEAT)
-    beat = json.loads((tmp_path / "beats" / "rank-0.json").read_text())
+    beat = json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())
     assert beat == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
@@ -55,7 +55,7 @@ def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_
 
     def told(beat: RankHeartbeat) -> int:
         reporter.write_heartbeat(beat)
-        return int(json.loads((tmp_path / "beats" / "rank-0.json").read_text())["step"])
+        return int(json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["step"])
 
     assert told(replace(BEAT, step=1)) == 1
     clock.now += 0.9
@@ -63,7 +63,7 @@ def test_beats_of_one_phase_are_at_least_a_second_apart_and_a_new_phase_is_told_
     assert told(replace(BEAT, step=3, phase="checkpoint")) == 3
     clock.now += 1.1
     assert told(replace(BEAT, step=4, phase="checkpoint")) == 4
-    assert [file.name for file in (tmp_path / "beats").iterdir()] == ["rank-0.json"]
+    assert [file.name for file in (tmp_path / "heartbeats").iterdir()] == ["rank-0.json"]
 
 
 def test_events_are_written_by_rank_0_and_said_by_every_rank(

@@ -18,7 +18,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, read_regular, verify_files, with_digests
+from muster_components.trainer.checkpoint_manifest import (
+    FileDigest,
+    read_digests,
+    read_regular,
+    verify_files,
+    with_digests,
+)
 from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import Finished, Starter, events, losses

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from muster_components.trainer.reporter import StepMetrics, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import run_context
 from muster_components.trainer.device_clock import DRAIN_TIMEOUT_S, MAX_PENDING_STEPS, DeviceClock, record_gpu_event
 from muster_components.trainer.optimizer_hook import OptimizerWatcher
+from muster_components.trainer.reporter import Reporter, StepMetrics
 
 from .conftest import metrics
 

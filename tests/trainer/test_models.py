@@ -101,7 +101,7 @@ def test_no_position_sees_what_comes_after_it(config: ModelConfig) -> None:
 def test_rotary_attention_depends_on_distance_not_on_place() -> None:
     import torch
 
-    from muster_components.trainer.models import rope_table, apply_rotary_emb
+    from muster_components.trainer.models import apply_rotary_emb, rope_table
 
     table = rope_table(32, 8, 10_000.0, torch.device("cpu"))
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))

@@ -229,7 +229,7 @@ def test_ranks_that_have_no_text_end_alike_and_one_says_why(start: Starter, tmp_
 
 def test_the_last_beat_and_line_tell_how_it_ended(finished: Finished) -> None:
     for rank in (0, 1):
-        beat = json.loads((finished.run_dir / "beats" / f"rank-{rank}.json").read_text())
+        beat = json.loads((finished.run_dir / "heartbeats" / f"rank-{rank}.json").read_text())
         assert (beat["phase"], beat["step"], beat["steps"], beat["world_size"]) == ("done", 9, 9, 2)
         assert beat["loss"] == pytest.approx(metrics(finished.run_dir, rank)[-1]["loss"])
         assert beat["peak_memory_bytes"] > 1e6

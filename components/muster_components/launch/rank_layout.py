@@ -60,7 +60,9 @@ def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | Non
     if port > 65535:
         raise InvalidLayout(f"MUSTER_RANK0_PORT={port} is no port; write 1 to 65535")
     if replicas > 1 and not (host and port):
-        raise InvalidLayout(f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both")
+        raise InvalidLayout(
+            f"{replicas} pods need MUSTER_RANK0_HOST and MUSTER_RANK0_PORT to find each other; set both"
+        )
     grace = environ.get("MUSTER_GRACE_SECONDS", "") or str(DEFAULT_GRACE_S)
     try:
         grace_s = max(0.0, float(grace))

@@ -65,7 +65,9 @@ class RankProcess:
             self.reader.join(timeout_s)
 
 
-def start_rank(rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]) -> RankProcess:
+def start_rank(
+    rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]
+) -> RankProcess:
     """Start one rank; `ended` is called from another thread when it is gone. Raises OSError if it cannot start."""
     process = subprocess.Popen(
         list(command),
@@ -78,7 +80,9 @@ def start_rank(rank: int, command: Sequence[str], environ: Mapping[str, str], on
     )
     assert process.stdout is not None
     started = RankProcess(rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    started.reader = threading.Thread(target=_forward_output, args=(started, process.stdout), name=f"log-{rank}", daemon=True)
+    started.reader = threading.Thread(
+        target=_forward_output, args=(started, process.stdout), name=f"log-{rank}", daemon=True
+    )
     started.reader.start()
     threading.Thread(target=_wait_for_exit, args=(started, on_exit), name=f"wait-{rank}", daemon=True).start()
     return started

@@ -18,9 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from muster_components.launch.rank_layout import RankLayout, rank_environment, needs_store, threads_per_rank, usable_cores
+from muster_components.launch.rank_layout import (
+    RankLayout,
+    needs_store,
+    rank_environment,
+    threads_per_rank,
+    usable_cores,
+)
 from muster_components.launch.rank_process import RankExited, RankProcess, start_rank, write_output
-from muster_components.launch.rendezvous_store import EXIT_STORE, RendezvousStore, PortInUse, listen
+from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
 
 FAILURE_GRACE_S = 5.0
 """Ranks that outlive a failed one cannot save a checkpoint without it; they may flush what they hold."""
@@ -115,7 +121,12 @@ def start_ranks(
     return ranks
 
 
-def supervise(ranks: Mapping[int, RankProcess], stop_timeout_s: float, events: queue.SimpleQueue[LauncherEvent], failure_file: str = "") -> int:
+def supervise(
+    ranks: Mapping[int, RankProcess],
+    stop_timeout_s: float,
+    events: queue.SimpleQueue[LauncherEvent],
+    failure_file: str = "",
+) -> int:
     """Wait for every rank to end; the first failure, or a signal, stops the others. Returns the pod's exit code:
     the first failed rank's own, 128 + signal when the pod was told to stop before that, else 0. A failure is noted in
     `failure_file` at once: the pod itself ends only after its other ranks, perhaps later than pods it took along."""
@@ -132,7 +143,10 @@ def supervise(ranks: Mapping[int, RankProcess], stop_timeout_s: float, events: q
                 if rank_code and code == 0:
                     code = rank_code
                     write_failure_file(failure_file, code, at)
-                    log(f"rank {rank} failed first, after {at - began:.1f} s: {describe_failure(ranks[rank], rank_code)}")
+                    log(
+                        f"rank {rank} failed first, after {at - began:.1f} s: "
+                        f"{describe_failure(ranks[rank], rank_code)}"
+                    )
                     deadline = _terminate_ranks(ranks, alive, FAILURE_GRACE_S)
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
 from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, verify_files, with_digests
 from muster_components.trainer.checkpoint_store import (
@@ -39,6 +38,7 @@ from muster_components.trainer.checkpoint_store import (
 )
 from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.models import Transformer
+from muster_components.trainer.reporter import Reporter
 
 # What several ranks raised is gathered into an exception that is no Exception.
 _FAILURES: Final = (Exception, CheckpointException)

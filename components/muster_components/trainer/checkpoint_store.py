@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.reporter import encode_line
 from muster_components.trainer.checkpoint_manifest import read_regular
+from muster_components.trainer.reporter import encode_line
 
 DESCRIPTION: Final = "muster.json"
 _MAX_LATEST_BYTES: Final = 1 << 16

@@ -34,7 +34,7 @@ class RunContext:
     @property
     def heartbeat_path(self) -> Path:
         """The newest heartbeat of this rank."""
-        return self.run_dir / "beats" / f"rank-{self.rank}.json"
+        return self.run_dir / "heartbeats" / f"rank-{self.rank}.json"
 
     @property
     def metrics_path(self) -> Path:

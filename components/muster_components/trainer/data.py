@@ -28,9 +28,9 @@ from typing import BinaryIO, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from muster_components.trainer.reporter import replace_file
 from muster_components.trainer.checkpoint_manifest import open_regular
 from muster_components.trainer.errors import InputError
+from muster_components.trainer.reporter import replace_file
 
 SEPARATOR: Final = b"\0"
 EMPTY: Final = "empty"

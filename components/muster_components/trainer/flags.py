@@ -17,8 +17,8 @@ from muster_components.trainer.config import (
     OptimConfig,
     ParallelConfig,
     TrainConfig,
-    validate_config,
     parse_trace_config,
+    validate_config,
 )
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.recipes import RECIPES, model_config
@@ -87,7 +87,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that the trainer and `attach` share."""
+    """The flags that the trainer and `instrument` share."""
     group = parser.add_argument_group("traces")
     group.add_argument("--trace_steps", metavar="A:B", help=f"trace steps A to B-1 (default: ${TRACE_STEPS_VARIABLE})")
     group.add_argument(

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.config import TraceConfig, parse_trace_config
 from muster_components.trainer.context import run_context
 from muster_components.trainer.errors import InputError, TrainerError
 from muster_components.trainer.flags import TRACE_RANKS_VARIABLE, TRACE_STEPS_VARIABLE, FlagParser, add_trace_flags
 from muster_components.trainer.kineto_environment import silence_kineto
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
+from muster_components.trainer.reporter import Reporter
 
 _OUR_FILES = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy is frozen: it has no file
 
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         context = run_context(os.environ)
     except TrainerError as error:
         if os.environ.get("RANK", "0") == "0":
-            print(f"attach: {error}", file=sys.stderr, flush=True)
+            print(f"instrument: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     silence_kineto(os.environ)
     watcher = OptimizerWatcher(context, trace, Reporter(context))

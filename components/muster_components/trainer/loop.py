@@ -15,16 +15,16 @@ from statistics import median
 import torch
 
 from muster_components.trainer import console, memory
-from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Phase, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, DivergedError
 from muster_components.trainer.flops import flops_per_token, mfu, peak_flops
-from muster_components.trainer.profile import StepTracer, ProfilerTransition
-from muster_components.trainer.train_step import StepHandle, TrainStep, StepResult
+from muster_components.trainer.profile import ProfilerTransition, StepTracer
+from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics
 from muster_components.trainer.stop_signal import StopSignal
 from muster_components.trainer.trace_window import TraceWindow
+from muster_components.trainer.train_step import StepHandle, StepResult, TrainStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,12 @@ class TrainLoop:
         stopped = self._stopping and self._last_step < self._plan.config.steps
         self._write_heartbeat("checkpoint" if stopped else "done")
         exit_code = self._stop.exit_code if stopped else EXIT_OK if saved else EXIT_FAILED
-        return TrainResult(self._last_step, self._first_loss, None if self._last_heartbeat is None else self._last_heartbeat.loss, exit_code)
+        return TrainResult(
+            self._last_step,
+            self._first_loss,
+            None if self._last_heartbeat is None else self._last_heartbeat.loss,
+            exit_code,
+        )
 
     def _train(self, completed_step: int) -> None:
         """Launch the steps; read each one step late on a GPU, but before a checkpoint that holds its weights.
@@ -193,7 +198,9 @@ class TrainLoop:
         self._print_progress(result, step_time_s, usual_s)
 
     def _mfu(self, step_time_s: float) -> float | None:
-        return mfu(self._plan.tokens_per_step / step_time_s, self._token_flops, self._peak_flops, self._context.world_size)
+        return mfu(
+            self._plan.tokens_per_step / step_time_s, self._token_flops, self._peak_flops, self._context.world_size
+        )
 
     def _print_progress(self, result: StepResult, step_time_s: float, median_s: float | None) -> None:
         """A line every few steps, and always for the first step of an attempt and for the last one."""
@@ -201,7 +208,9 @@ class TrainLoop:
             return
         steps = self._plan.config.steps
         if median_s is None:
-            console.print_line(console.first_step_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s))
+            console.print_line(
+                console.first_step_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s)
+            )
             return
         if result.step % self._plan.log_every and result.step != steps:
             return

@@ -118,7 +118,9 @@ class Head(nn.Module):
     def forward(self, x_BLD: Tensor, target_BL: Tensor) -> Tensor:
         """Sum of the losses in nats, in float32."""
         logits_BLV = self.out(self.norm(x_BLD)).float()
-        return F.cross_entropy(logits_BLV.flatten(0, 1), target_BL.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        return F.cross_entropy(
+            logits_BLV.flatten(0, 1), target_BL.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        )
 
 
 class Transformer(nn.Module):

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from muster_components.trainer.reporter import RankHeartbeat, StepMetrics, Phase, Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
+from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics
 from muster_components.trainer.trace_window import TraceWindow
 
 if TYPE_CHECKING:
-    from muster_components.trainer.profile import StepTracer, ProfilerTransition
+    from muster_components.trainer.profile import ProfilerTransition, StepTracer
 
 OPTIMIZER_MODULE: Final = "torch.optim.optimizer"
 FIRST_TRACEABLE_STEP: Final = 2

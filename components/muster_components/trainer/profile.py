@@ -18,9 +18,9 @@ from typing import Literal
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.reporter import Reporter
 
 ProfilerTransition = Literal["start", "write"]
 """What takes its time between two steps: to start the profiler, or to stop it and write the trace."""
@@ -122,7 +122,9 @@ class StepTracer:
                 "trace_failed", f"no trace of steps {start}:{end}: {reason}; training goes on", step=end - 1
             )
             return
-        self._reporter.record_event("trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, echo=False)
+        self._reporter.record_event(
+            "trace_written", f"trace of steps {start}:{end} in {path}", step=end - 1, echo=False
+        )
 
     def _add_metadata(self, profiler: profile, start: int, end: int) -> None:
         """Say in the trace whose it is, for tools that read several."""

@@ -86,7 +86,9 @@ class Reporter:
         if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
-        self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line({**asdict(heartbeat), "at": now})))
+        self._try_write(
+            self._context.heartbeat_path, lambda path: replace_file(path, encode_line({**asdict(heartbeat), "at": now}))
+        )
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Append one line."""

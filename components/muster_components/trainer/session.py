@@ -18,20 +18,20 @@ import torch.distributed as dist
 
 from muster_components.launch.rank_layout import usable_cores
 from muster_components.trainer import console
-from muster_components.trainer.reporter import RankHeartbeat, Reporter
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.checkpoint_store import CheckpointStore
-from muster_components.trainer.config import HostCapabilities, TrainPlan, TrainConfig, resolve_plan
+from muster_components.trainer.config import HostCapabilities, TrainConfig, TrainPlan, resolve_plan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data import Corpus, Samples, build_corpus, token_cache_dir
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
 from muster_components.trainer.loop import TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models import parameter_count
 from muster_components.trainer.optim import adamw
-from muster_components.trainer.parallelize import ParallelModel, select_kernels, parallelize, init_distributed
+from muster_components.trainer.parallelize import ParallelModel, init_distributed, parallelize, select_kernels
 from muster_components.trainer.profile import StepTracer
-from muster_components.trainer.train_step import TrainStep
+from muster_components.trainer.reporter import RankHeartbeat, Reporter
 from muster_components.trainer.stop_signal import StopSignal
+from muster_components.trainer.train_step import TrainStep
 
 
 def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) -> int:
@@ -57,7 +57,9 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
     return outcome.exit_code
 
 
-def _train(plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal) -> TrainResult:
+def _train(
+    plan: TrainPlan, context: RunContext, device: torch.device, reporter: Reporter, stop: StopSignal
+) -> TrainResult:
     corpus = build_shared_corpus(plan, context)
     samples = Samples(corpus.open(), plan.seq_len)
     parallel = parallelize(plan, device, context.world_size)

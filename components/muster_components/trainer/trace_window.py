@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.reporter import Reporter
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from muster_components.trainer.config import TrainPlan
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.data import Samples
 from muster_components.trainer.optim import learning_rate, set_learning_rate
-from muster_components.trainer.shuffle import sample_indices
 from muster_components.trainer.parallelize import ParallelModel
+from muster_components.trainer.shuffle import sample_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,12 @@ class TrainStep:
     """Runs steps of one plan on this rank."""
 
     def __init__(
-        self, plan: TrainPlan, context: RunContext, parallel: ParallelModel, optimizer: torch.optim.Optimizer, samples: Samples
+        self,
+        plan: TrainPlan,
+        context: RunContext,
+        parallel: ParallelModel,
+        optimizer: torch.optim.Optimizer,
+        samples: Samples,
     ) -> None:
         self._plan = plan
         self._context = context

@@ -2,13 +2,13 @@
 What an operator could not start with, or the API server would refuse half-way, and no schema can say: each with the
 value's name, what it is, and what would be right.
 */}}
-{{- define "muster.refuse" -}}
+{{- define "muster.validate" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
 {{- fail (printf "the release's name %q begins the name of a Service; write a letter, then lower-case letters, digits and -" .Release.Name) -}}
 {{- end -}}
 {{- with .Values.operator.lease -}}
-{{- if not (and (gt (float64 .seconds) (float64 .renewDeadlineSeconds)) (gt (float64 .renewDeadlineSeconds) (float64 .renewEverySeconds))) -}}
-{{- fail (printf "operator.lease: seconds (%v) must be above renewDeadlineSeconds (%v), and that above renewEverySeconds (%v)" .seconds .renewDeadlineSeconds .renewEverySeconds) -}}
+{{- if not (and (gt (float64 .durationSeconds) (float64 .renewDeadlineSeconds)) (gt (float64 .renewDeadlineSeconds) (float64 .retryPeriodSeconds))) -}}
+{{- fail (printf "operator.lease: durationSeconds (%v) must be above renewDeadlineSeconds (%v), and that above retryPeriodSeconds (%v)" .durationSeconds .renewDeadlineSeconds .retryPeriodSeconds) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.jobPods.priorityClass -}}
@@ -19,7 +19,7 @@ value's name, what it is, and what would be right.
 {{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "admissionPolicy.enabled: needs Kubernetes 1.30 or later; got %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- include "muster.refuseFlags" . -}}
+{{- include "muster.validateFlags" . -}}
 {{- $own := include "muster.labels" . | fromYaml -}}
 {{- range $field, $keys := dict "operator.podLabels" .Values.operator.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
 {{- range $key, $_ := $keys -}}
@@ -43,13 +43,13 @@ value's name, what it is, and what would be right.
 {{- end }}
 
 {{/* A flag given twice: the last one counts, and what else the chart says of it (rights, probes) is no longer so. */}}
-{{- define "muster.refuseFlags" -}}
+{{- define "muster.validateFlags" -}}
 {{- $values := dict
   "namespace" "helm's --namespace"
   "lease-name" "another release name"
-  "lease-seconds" "operator.lease.seconds"
+  "lease-duration-seconds" "operator.lease.durationSeconds"
   "renew-deadline-seconds" "operator.lease.renewDeadlineSeconds"
-  "renew-every-seconds" "operator.lease.renewEverySeconds"
+  "retry-period-seconds" "operator.lease.retryPeriodSeconds"
   "qps" "operator.qps"
   "burst" "operator.burst"
   "in-flight" "operator.inFlight"
@@ -64,8 +64,8 @@ value's name, what it is, and what would be right.
   "collector-resources" "collector.resources"
   "collector-store" "collector.store.url"
   "collector-store-secret" "collector.store.secretName"
-  "beats-every-seconds" "collector.everySeconds"
-  "progress-seconds" "collector.progressSeconds"
+  "heartbeat-interval-seconds" "collector.heartbeatIntervalSeconds"
+  "progress-interval-seconds" "collector.progressIntervalSeconds"
 -}}
 {{- range .Values.operator.extraArgs -}}
 {{- $flag := . | splitList "=" | first | trimPrefix "--" -}}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster import spec
-from muster.lifecycle import is_admitted, is_finished, is_condition_true, transitions
+from muster.lifecycle import is_admitted, is_condition_true, is_finished, transitions
 from muster.lifecycle.conditions import SUSPENDED, with_status_fields
 from muster.lifecycle.placement import from_status
 from muster.model import RolePlacement
@@ -56,7 +56,9 @@ class SignedAdmission:
 
     def verify(self, key: bytes) -> bool:
         """Whether one of us sealed it."""
-        return hmac.compare_digest(self.signature.encode(), _signature(self.admission, AdmissionSigner(key, self.term)).encode())
+        return hmac.compare_digest(
+            self.signature.encode(), _signature(self.admission, AdmissionSigner(key, self.term)).encode()
+        )
 
 
 class _Text(msgspec.Struct):
@@ -78,7 +80,9 @@ def parse_admission(annotation: str, *, uid: str, attempt: int, role: str, node:
         text = _text.decode(annotation)
     except (ValueError, RecursionError):  # whatever anybody wrote there
         return None
-    return SignedAdmission(PodAdmissionRecord(uid, attempt, role, node, text.flavor, text.generation, text.at), text.term, text.seal)
+    return SignedAdmission(
+        PodAdmissionRecord(uid, attempt, role, node, text.flavor, text.generation, text.at), text.term, text.seal
+    )
 
 
 def may_admit_by_pod(status: spec.TrainingJobStatus) -> bool:

@@ -12,14 +12,14 @@ from typing import Literal
 from muster.cluster import PodView
 from muster.lifecycle import pod_name
 from muster.model import Resources
+from muster_operator.cache.admission_signing import SignedAdmission, parse_admission
+from muster_operator.cache.k8s_types import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
+from muster_operator.cache.pod_requests import effective_request
+from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
+from muster_operator.cache.times import parse_rfc3339
 from muster_operator.kube.resources import TRAINING_JOBS
 from muster_operator.labels import ATTEMPT, INDEX, ROLE
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
-from muster_operator.cache.admission_signing import SignedAdmission, parse_admission
-from muster_operator.cache.pod_requests import effective_request
-from muster_operator.cache.termination_message import TerminationMessage, parse_termination_message
-from muster_operator.cache.k8s_types import V1ContainerStatus, V1Pod, V1PodMeta, V1ContainerStateTerminated
-from muster_operator.cache.times import parse_rfc3339
 
 _FINISHED_PHASES = ("Succeeded", "Failed")
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
@@ -90,7 +90,11 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         ip=pod.status.pod_ip,
         has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
-        signed_admission=None if view is None else before.signed_admission if same and before is not None else _signed_admission(meta, view),
+        signed_admission=None
+        if view is None
+        else before.signed_admission
+        if same and before is not None
+        else _signed_admission(meta, view),
     )
 
 
@@ -116,7 +120,9 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
 
 
 def _signed_admission(meta: V1PodMeta, view: PodView) -> SignedAdmission | None:
-    return parse_admission(meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node)
+    return parse_admission(
+        meta.annotations.admitted, uid=view.job_uid, attempt=view.attempt, role=view.role, node=view.node
+    )
 
 
 def owner_job(meta: V1PodMeta) -> JobKey | None:

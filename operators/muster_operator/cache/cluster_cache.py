@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from muster import spec
 from muster.cluster import DecodeErrors, ObservedState
 from muster.lifecycle import is_admitted, pod_name
-from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
 from muster_operator.cache import name_index
 from muster_operator.cache.admission_signing import AdmissionSigner, may_admit_by_pod
-from muster_operator.cache.heartbeats import HeartbeatCache
-from muster_operator.cache.trace_counts import TraceCounts
-from muster_operator.cache.custom_objects import CustomObjectCache
-from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.cached_job import PodRequirements
-from muster_operator.cache.cached_pod import JobKey, CachedPod
+from muster_operator.cache.cached_pod import CachedPod, JobKey
+from muster_operator.cache.custom_objects import CustomObjectCache
+from muster_operator.cache.heartbeats import HeartbeatCache
+from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.k8s_types import V1Namespace, V1PriorityClass
 from muster_operator.cache.nodes import NodeCache
 from muster_operator.cache.pods import PodCache
-from muster_operator.cache.k8s_types import V1Namespace, V1PriorityClass
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.cache.templates import TemplateCache
+from muster_operator.cache.trace_counts import TraceCounts
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
+from muster_operator.pod_builder.run_folder import has_durable_run_folder
 
 _MAX_PENDING_TERMINATIONS = 10_000
 _MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
@@ -56,7 +56,13 @@ class ClusterCache:
         self.nodes = NodeCache(changed)
         self._changed = changed
         self.trace_counts = TraceCounts()
-        self.pods = PodCache(self.nodes.add_unmanaged_usage, lambda uid: changed(), self._job_key, self._on_collector_ended, self._on_pod_admission)
+        self.pods = PodCache(
+            self.nodes.add_unmanaged_usage,
+            lambda uid: changed(),
+            self._job_key,
+            self._on_collector_ended,
+            self._on_pod_admission,
+        )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
         self.jobs = JobCache(requirements, self.pods.set_visible, changed, specs, self.pods.of_job, most_template_bytes)
@@ -65,7 +71,9 @@ class ClusterCache:
         self.namespaces = name_index.NameIndex[V1Namespace, Mapping[str, str]](name_index.namespace_labels, changed)
         self.priority_classes = name_index.NameIndex[V1PriorityClass, int](name_index.priority_value, changed)
         self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
-        self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)  # of pods whose jobs are not known yet
+        self._pending_terminations: deque[CachedPod] = deque(
+            maxlen=_MAX_PENDING_TERMINATIONS
+        )  # of pods whose jobs are not known yet
 
     def observe(self) -> ObservedState:
         """The world now. Its parts are not changed afterwards, so that another thread may read them."""
@@ -111,12 +119,18 @@ class ClusterCache:
     def _apply_pending_terminations(self, now: float) -> None:
         """Those of pods that were listed before their jobs."""
         words, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
-        self._pending_terminations += (pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod))
+        self._pending_terminations += (
+            pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod)
+        )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
         """Count what was collected; the checkpoint of the pod that speaks for its job is news, if it outlives the pod.
         False: its job is not known."""
-        known, view, ending = self.jobs.get(pod.job.uid) if pod.job is not None else None, pod.view, pod.termination_message
+        known, view, ending = (
+            self.jobs.get(pod.job.uid) if pod.job is not None else None,
+            pod.view,
+            pod.termination_message,
+        )
         if known is None or view is None or ending is None:
             return False
         if self._job_key(known.uid) != pod.job:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from muster.heartbeat import MAX_CLOCK_SKEW_S, ClockReading, parse_heartbeat, parse_count, parse_time
 from muster.cluster import Heartbeat
+from muster.heartbeat import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +89,5 @@ class HeartbeatCache:
             heard_at = self.last_response_at(uid, pod)
             if heard_at is None or now - heard_at > self._timeout_s:
                 last = shown.get(uid) or Heartbeat(at=0.0, step=0, step_changed_at=now)
-                shown[uid] = replace(last, step_at=now)
+                shown[uid] = replace(last, step_changed_at=now)
         return shown

@@ -39,7 +39,9 @@ class JobReader:
         )
         return CachedJob(job, templates, digest, status_text)
 
-    def with_effective_pods(self, job: spec.TrainingJob, verdicts: Mapping[str, DryRunResult | None]) -> spec.TrainingJob:
+    def with_effective_pods(
+        self, job: spec.TrainingJob, verdicts: Mapping[str, DryRunResult | None]
+    ) -> spec.TrainingJob:
         """The job with what its pods really ask for."""
         pods = {
             role: verdict.pod for role, verdict in verdicts.items() if verdict is not None and verdict.pod is not None

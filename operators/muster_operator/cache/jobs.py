@@ -19,15 +19,15 @@ from dataclasses import replace
 from muster import spec
 from muster.lifecycle import is_finished
 from muster_operator.cache.admission_signing import AdmissionSigner
-from muster_operator.cache.pod_admissions import PodAdmissions
-from muster_operator.cache.cached_job import CachedJob, PodRequirements, DryRunResult, holds_capacity
-from muster_operator.cache.cached_pod import JobKey, CachedPod
+from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
+from muster_operator.cache.cached_pod import CachedPod, JobKey
+from muster_operator.cache.invalid_job import InvalidJob, invalid_job
 from muster_operator.cache.job_reader import JobReader, read_metadata
 from muster_operator.cache.k8s_types import RawTrainingJob
 from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.pod_admissions import PodAdmissions
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
-from muster_operator.cache.invalid_job import InvalidJob, invalid_job
 
 _DRY_RUN_PENDING = "its pods have not been tried yet: the API server has not said what they ask for"
 
@@ -100,7 +100,9 @@ class JobCache:
         if before is not None and same and one.status is not None:
             meta = one.metadata.model_copy(update={"generation": before.job.metadata.generation})
             job = before.job.model_copy(update={"metadata": meta, "status": one.status})
-            kept = self._pod_admissions.with_pod_admission(replace(before, job=job, spec_digest=b"", status_text=None), before)
+            kept = self._pod_admissions.with_pod_admission(
+                replace(before, job=job, spec_digest=b"", status_text=None), before
+            )
         if kept is None or not (aside or holds_capacity(kept.job.status)):
             self._cache.delete(key, item.metadata.version)
         else:
@@ -138,7 +140,11 @@ class JobCache:
             return
         meta = known.job.metadata.model_copy(update={"resource_version": str(version)})
         job = known.job.model_copy(update={"metadata": meta, "status": status})
-        self._cache.on_written(known.key, version, self._pod_admissions.with_pod_admission(replace(known, job=job, status_text=None), known))
+        self._cache.on_written(
+            known.key,
+            version,
+            self._pod_admissions.with_pod_admission(replace(known, job=job, status_text=None), known),
+        )
 
     def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
         """A term of leading begins, and these pods are there: what they tell counts, and nothing that others told."""

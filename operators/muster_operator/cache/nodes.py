@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from muster.cluster import NodeView
-from muster.model import Resources, NodeTaint
+from muster.model import NodeTaint, Resources
 from muster_operator.cache import k8s_types
-from muster_operator.cache.pod_requests import parse_resources
 from muster_operator.cache.k8s_types import V1Node
 from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.pod_requests import parse_resources
 from muster_operator.cache.times import parse_rfc3339
 
 Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from muster.validation import keeps_pods
-from muster_operator.cache.admission_signing import PodAdmissionRecord, SignedAdmission, AdmissionSigner, admitted_status, may_admit_by_pod
+from muster_operator.cache.admission_signing import (
+    AdmissionSigner,
+    PodAdmissionRecord,
+    SignedAdmission,
+    admitted_status,
+    may_admit_by_pod,
+)
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.cache.cached_pod import JobKey, CachedPod
+from muster_operator.cache.cached_pod import CachedPod, JobKey
 
 
 @dataclass(slots=True)
@@ -69,7 +75,9 @@ class PodAdmissions:
 
     def _is_trusted(self, pod: CachedPod, signed: SignedAdmission) -> bool:
         seal = self._signer
-        return seal is not None and (signed.term == seal.term or pod.uid in self._trusted_pods) and signed.verify(seal.key)
+        return (
+            seal is not None and (signed.term == seal.term or pod.uid in self._trusted_pods) and signed.verify(seal.key)
+        )
 
 
 def _creates_same_pods(before: CachedJob, now: CachedJob) -> bool:

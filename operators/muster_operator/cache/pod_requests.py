@@ -12,8 +12,15 @@ from muster import spec
 from muster.model import Resources
 from muster.quantity import clamp_quantity
 from muster.snapshot import pod_request
+from muster_operator.cache.k8s_types import (
+    ResourceList,
+    V1Container,
+    V1ContainerStatus,
+    V1PodSpec,
+    V1PodStatus,
+    V1ResourceRequirements,
+)
 from muster_operator.cache.lru_cache import LRUCache
-from muster_operator.cache.k8s_types import ResourceList, V1Container, V1ResourceRequirements, V1ContainerStatus, V1PodSpec, V1PodStatus
 
 _CACHE = LRUCache[bytes, Resources]()
 _NO_STATUS = V1PodStatus()
@@ -34,7 +41,9 @@ def effective_request(pod: V1PodSpec, status: V1PodStatus = _NO_STATUS) -> Resou
     key = msgspec.json.encode((pod.containers, pod.init_containers, pod.resources, pod.overhead))
     known = _CACHE.get(key)
     if known is None:
-        known = pod_request(cast(spec.PodSpec, pod), _parse_quantity).capped()  # it reads only what the two have in common
+        known = pod_request(
+            cast(spec.PodSpec, pod), _parse_quantity
+        ).capped()  # it reads only what the two have in common
         _CACHE.put(key, known, len(key))
     return known
 
@@ -55,7 +64,9 @@ def _with_effective_requests(pod: V1PodSpec, status: V1PodStatus) -> V1PodSpec:
         pod,
         containers=[_effective_container(one, seen.get(one.name), infeasible=infeasible) for one in pod.containers],
         init_containers=[
-            _effective_container(one, seen.get(one.name), infeasible=infeasible) if one.restart_policy == "Always" else one
+            _effective_container(one, seen.get(one.name), infeasible=infeasible)
+            if one.restart_policy == "Always"
+            else one
             for one in pod.init_containers
         ],
         **changed,
@@ -70,7 +81,9 @@ def _effective_container(container: V1Container, status: V1ContainerStatus | Non
     return msgspec.structs.replace(container, resources=V1ResourceRequirements(most, own.limits))
 
 
-def _max_requests(desired: ResourceList, actual: ResourceList, allocated: ResourceList, *, infeasible: bool) -> ResourceList:
+def _max_requests(
+    desired: ResourceList, actual: ResourceList, allocated: ResourceList, *, infeasible: bool
+) -> ResourceList:
     """The largest amount of each resource; what is asked for does not count where no node could give it."""
     most: ResourceList = {}
     for texts in (actual, allocated) if infeasible else (desired, actual, allocated):

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from muster.cluster import PodView
 from muster.model import Resources
-from muster_operator.cache.pod_tombstones import PodTombstones
-from muster_operator.cache.cached_pod import JobKey, CachedPod, cached_pod
+from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
 from muster_operator.cache.k8s_types import V1Pod
 from muster_operator.cache.mutation_cache import MutationCache
+from muster_operator.cache.pod_tombstones import PodTombstones
 
 
 class PodCache:
@@ -112,7 +112,9 @@ class PodCache:
 
     def has_pod_in_phase(self, uid: str, phases: Container[str]) -> bool:
         """Whether a pod of the job is in one of these phases."""
-        return any(pod.view is not None and pod.view.phase in phases for pod in self._pods_of(self._job_key(uid)).values())
+        return any(
+            pod.view is not None and pod.view.phase in phases for pod in self._pods_of(self._job_key(uid)).values()
+        )
 
     def contains(self, pod: CachedPod) -> bool:
         """Whether that very pod still is."""
@@ -179,10 +181,19 @@ class PodCache:
         if old is None or new is None or old.view is not new.view:
             for pod in (old, new):
                 self._mark_stale(pod)
-        if new is not None and new.termination_message is not None and (old is None or old.termination_message != new.termination_message):
+        if (
+            new is not None
+            and new.termination_message is not None
+            and (old is None or old.termination_message != new.termination_message)
+        ):
             self._on_collector_ended(new)
         self._track_binding(key, new)
-        if new is not None and new.job is not None and new.signed_admission is not None and (old is None or old.uid != new.uid):
+        if (
+            new is not None
+            and new.job is not None
+            and new.signed_admission is not None
+            and (old is None or old.uid != new.uid)
+        ):
             self._on_admission(new.job)
 
     def _remove_from_job(self, pod: CachedPod, job: JobKey) -> None:

@@ -16,9 +16,9 @@ import msgspec
 
 from muster import spec
 from muster.spec.limits import size_error
-from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector
 from muster_operator.cache.lru_cache import LRUCache
 from muster_operator.cache.templates import CachedTemplate, TemplateCache
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector
 
 _MAX_BYTES = 16 * 2**20
 _STRING = re.compile(
@@ -80,7 +80,9 @@ class SpecCache:
             for role in job_spec.roles
         ]
         made = job_spec.model_copy(update={"roles": roles})
-        self._effective[key] = _EffectiveSpec(weakref.ref(job_spec, lambda _: self._effective.pop(key, None)), pods, made)
+        self._effective[key] = _EffectiveSpec(
+            weakref.ref(job_spec, lambda _: self._effective.pop(key, None)), pods, made
+        )
         return made
 
     def _read(self, text: bytes, *, accepted: bool) -> ParsedSpec:

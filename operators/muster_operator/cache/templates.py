@@ -17,8 +17,8 @@ import msgspec
 from muster import spec
 from muster.model import Resources
 from muster.snapshot import pod_request
-from muster_operator.pod_builder.run_folder import run_folder_fields
 from muster_operator.cache.lru_cache import LRUCache
+from muster_operator.pod_builder.run_folder import run_folder_fields
 
 _MAX_TEXTS, _MAX_TEXT_BYTES = 200_000, 128 * 2**20
 _MAX_DECODED, _MAX_DECODED_BYTES = 32, 4 * 2**20

@@ -1,4 +1,5 @@
-"""The last words of collectors, which Kubernetes puts into the status of their pods (`muster.tracing.termination_message`).
+"""The last words of collectors, which Kubernetes puts into the status of their pods
+(`muster.tracing.termination_message`).
 
 They are a program's in a user's pod: only numbers that can be true are taken.
 """
@@ -12,8 +13,8 @@ from typing import Any
 import msgspec
 
 from muster.heartbeat import finite_number
-from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 from muster_operator.cache.k8s_types import V1ContainerStatus
+from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 
 MAX_TRACES = 1_000_000
 _MAX_LENGTH = 4096  # characters: as much as Kubernetes keeps of one

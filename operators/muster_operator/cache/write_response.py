@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
+from muster.yaml_input.truncate import decode_truncated
 from muster_operator.cache.k8s_types import V1PodMeta
 
 

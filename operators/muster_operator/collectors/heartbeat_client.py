@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from muster.heartbeat_auth import SIGNATURE_HEADER, MAX_REQUEST_AGE_S, HeartbeatSigner
+from muster.heartbeat_auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
 
 MAX_CONCURRENT = 64
 TIMEOUT_S = 3.0
 MAX_RESPONSE_BYTES = 65_536
-_PATH = "/beat"
+_PATH = "/heartbeat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,9 @@ async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> Poll
             session.get(f"http://{host}:{target.port}{_PATH}", headers=headers, allow_redirects=False) as response,
         ):
             if response.status == 401:
-                return PollResult(target, None, f"it answers with 401: another token, or clocks {MAX_REQUEST_AGE_S:g} s apart")
+                return PollResult(
+                    target, None, f"it answers with 401: another token, or clocks {MAX_REQUEST_AGE_S:g} s apart"
+                )
             if response.status != 200:
                 return PollResult(target, None, f"it answers with {response.status}")
             body = await response.content.read(MAX_RESPONSE_BYTES + 1)
@@ -105,7 +107,9 @@ async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> Poll
         if len(body) > MAX_RESPONSE_BYTES:
             return PollResult(target, None, f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
         if not peer.verify_response(signed, body, signature):
-            return PollResult(target, None, "its answer is not signed with the job's token: another program has the port")
+            return PollResult(
+                target, None, "its answer is not signed with the job's token: another program has the port"
+            )
         answer = msgspec.json.decode(body, type=HeartbeatResponse)
     except TimeoutError:
         return PollResult(target, None, f"no answer within {TIMEOUT_S:g} s")

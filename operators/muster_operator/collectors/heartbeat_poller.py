@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.lifecycle import is_finished
-from muster_operator.collectors.heartbeat_client import PollResult, HeartbeatTarget, poll_all
-from muster_operator.collectors.tokens import CollectorTokens
-from muster_operator.supervisor import Backoff
-from muster_operator.pod_builder.collector import collector_port, lead_role
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
-from muster_operator.metrics import OperatorMetrics
+from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HeartbeatReport
 from muster_operator.cache.termination_message import MAX_TRACES
-from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.collectors.heartbeat_client import HeartbeatTarget, PollResult, poll_all
+from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.metrics import OperatorMetrics
+from muster_operator.pod_builder.collector import collector_port, lead_role
+from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.supervisor import Backoff
 
 _LOG = logging.getLogger("muster.operator")
 _UNREACHABLE_AFTER_S = 120.0  # then somebody is told
@@ -87,7 +87,13 @@ class HeartbeatPoller:
             # Also one that is to stop, and of a job that is suspended: it writes a checkpoint in its grace.
             role = lead_role(known.job.spec)
             pod = self.cache.pods.lead_pod(known.uid, role.name)
-            if pod is None or pod.view is None or not pod.has_collector or not pod.ip or role.name not in known.templates:
+            if (
+                pod is None
+                or pod.view is None
+                or not pod.has_collector
+                or not pod.ip
+                or role.name not in known.templates
+            ):
                 continue
             if pod.view.phase == "Running":
                 on_host = bool(role.template.spec.host_network)
@@ -108,7 +114,7 @@ class HeartbeatPoller:
         target, answer = result.target, result.response
         if answer is None:
             if self._is_running(target):
-                self.metrics.heartbeats.add(1.0, ("silent",))
+                self.metrics.heartbeats.add(1.0, ("unreachable",))
                 self._mark_unreachable(target, result.error, now)
             return False
         self.metrics.heartbeats.add(1.0, ("ok",))
@@ -139,7 +145,7 @@ class HeartbeatPoller:
                 "meanwhile a stall goes unnoticed"
             )
             _LOG.warning("collector is silent", extra={"pod": target.pod, "why": error})
-            self.record_event(RecordEvent(target.uid, "Warning", "CollectorSilent", message))
+            self.record_event(RecordEvent(target.uid, "Warning", "CollectorUnreachable", message))
 
     def _mark_reachable(self, uid: str) -> None:
         self._unreachable.pop(uid, None)

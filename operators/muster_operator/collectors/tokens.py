@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster import spec
-from muster_operator.shared_key import SharedKey
-from muster_operator.kube.client import METADATA_ONLY, ApiServerClient, ApiError
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.kube.client import METADATA_ONLY, ApiError, ApiServerClient
 from muster_operator.kube.resources import SECRETS
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector, secret_manifest
-from muster_operator.cache.cached_job import CachedJob
+from muster_operator.shared_key import SharedKey
 
 _MAX_ENTRIES = 50_000
 

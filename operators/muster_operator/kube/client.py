@@ -18,9 +18,9 @@ import aiohttp
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.rate_limit import TokenBucket
 from muster_operator.kube.config import ApiServerEndpoint
 from muster_operator.kube.outages import Outages
+from muster_operator.kube.rate_limit import TokenBucket
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"

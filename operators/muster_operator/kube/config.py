@@ -67,7 +67,9 @@ def _in_cluster_endpoint(environ: Mapping[str, str]) -> ApiServerEndpoint:
         raise ClusterError("this is no pod with a service account; pass --kubeconfig FILE outside of a cluster")
     tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT_DIR / "ca.crt"))
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return ApiServerEndpoint(url, None, tls, _CachedHeader(lambda: f"Bearer {(_SERVICE_ACCOUNT_DIR / 'token').read_text().strip()}"))
+    return ApiServerEndpoint(
+        url, None, tls, _CachedHeader(lambda: f"Bearer {(_SERVICE_ACCOUNT_DIR / 'token').read_text().strip()}")
+    )
 
 
 # ---- kubeconfigs
@@ -106,7 +108,10 @@ def _kubeconfig_endpoint(cluster: Mapping[str, Any], user: Mapping[str, Any], fo
         if cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
-        certificate, key = _inline_or_file(user, "client-certificate", folder), _inline_or_file(user, "client-key", folder)
+        certificate, key = (
+            _inline_or_file(user, "client-certificate", folder),
+            _inline_or_file(user, "client-key", folder),
+        )
         if certificate is not None:
             _load_client_certificate(tls, certificate, key or "")
     return ApiServerEndpoint(url, cluster.get("tls-server-name"), tls, _authorization(user, folder))

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError
+from muster_operator.kube.client import ApiError, ApiServerClient
 from muster_operator.kube.resources import LEASES
 
 _LOG = logging.getLogger("muster.operator")
@@ -129,7 +129,14 @@ class LeaderElector:
     `api` is one of its own: renewals must not queue behind other calls.
     """
 
-    def __init__(self, api: ApiServerClient, namespace: str, name: str, candidate: LeaseCandidate, clock: Callable[[], float] = boot_clock) -> None:
+    def __init__(
+        self,
+        api: ApiServerClient,
+        namespace: str,
+        name: str,
+        candidate: LeaseCandidate,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
         self.leading = asyncio.Event()
         self.lost = asyncio.Event()
         self._api = api

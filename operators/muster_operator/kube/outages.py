@@ -35,7 +35,9 @@ class Outages:
         self._next_list_at = float("-inf")
         self.reachable = asyncio.Event()
         """The newest call had an answer, whatever it was; set at first."""
-        self._listed_counts: dict[str, int] = {}  # by resource: the count before its newest whole list; -1 while it is listed
+        self._listed_counts: dict[
+            str, int
+        ] = {}  # by resource: the count before its newest whole list; -1 while it is listed
         self._watches: set[asyncio.Timeout] = set()
         self._synced = asyncio.Event()
         self.reachable.set()

@@ -21,9 +21,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from muster.yaml_input.truncate import decode_truncated
 from muster.errors import ClusterError
-from muster_operator.kube.client import ApiServerClient, ApiError, V1Status
+from muster.yaml_input.truncate import decode_truncated
+from muster_operator.kube.client import ApiError, ApiServerClient, V1Status
 from muster_operator.kube.resources import Resource
 
 T = TypeVar("T")
@@ -82,7 +82,14 @@ class ResourceVersionExpired(ClusterError):
 class Reflector(Generic[T]):
     """One resource. `shape` is the msgspec type of one object; fields it does not name are skipped unread."""
 
-    def __init__(self, api: ApiServerClient, resource: Resource, object_type: type[T], handler: ResourceEventHandler[T], page_size: int = _PAGE_SIZE) -> None:
+    def __init__(
+        self,
+        api: ApiServerClient,
+        resource: Resource,
+        object_type: type[T],
+        handler: ResourceEventHandler[T],
+        page_size: int = _PAGE_SIZE,
+    ) -> None:
         """`page`: as many objects are listed at a time, which bounds the memory that they need."""
         self.resource = resource
         self.synced = asyncio.Event()

@@ -18,10 +18,19 @@ from muster.errors import InvalidSpec
 from muster_operator import labels
 from muster_operator.pod_builder.names import service_name
 from muster_operator.pod_builder.owner_references import owner_reference
-from muster_operator.pod_builder.run_folder import JOB_FOLDER, RUN_DIR_VARIABLE, find_run_folder, contains_path, is_pod_volume, job_folder, has_durable_run_folder, volume_location
+from muster_operator.pod_builder.run_folder import (
+    JOB_FOLDER,
+    RUN_DIR_VARIABLE,
+    contains_path,
+    find_run_folder,
+    has_durable_run_folder,
+    is_pod_volume,
+    job_folder,
+    volume_location,
+)
 
 COLLECTOR_NAME = "muster-collector"
-COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-beats"
+COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-hb"
 TOKEN_KEY = "token"
 TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
 SECRETS_DIR = "/var/run/secrets/muster.dev"  # in the collector's container alone
@@ -42,7 +51,9 @@ class CollectorSidecarConfig:
 
     image: str = ""
     pull_policy: str = ""
-    resources: Mapping[str, Any] = field(default_factory=lambda: {"requests": _DEFAULT_RESOURCES, "limits": _DEFAULT_RESOURCES})
+    resources: Mapping[str, Any] = field(
+        default_factory=lambda: {"requests": _DEFAULT_RESOURCES, "limits": _DEFAULT_RESOURCES}
+    )
     store: str = ""
     store_secret: str = ""
 
@@ -131,7 +142,7 @@ def add_collector(
         "--address=$(MUSTER_POD_IP)",
         f"--port={collector_port(uid, pod.role, pod.index, on_host_network=host_network)}",
         f"--token-file={SECRETS_DIR}/{TOKEN_VOLUME}/{TOKEN_KEY}",
-        f"--ending={_TERMINATION_LOG}",
+        f"--termination-message-path={_TERMINATION_LOG}",
     ]
     is_own = is_pod_volume(pod_spec.get("volumes") or (), mount)
     if is_own:
@@ -210,12 +221,14 @@ def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
             for mount in container.get("volumeMounts") or ():
                 if mount.get("name") in ours:
                     raise InvalidSpec(
-                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {COLLECTOR_NAME} alone", field=kind
+                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {COLLECTOR_NAME} alone",
+                        field=kind,
                     )
             for port in container.get("ports") or ():
                 if port.get("containerPort") == COLLECTOR_PORT or port.get("name") == COLLECTOR_PORT_NAME:
                     raise InvalidSpec(
-                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is that of the sidecar {COLLECTOR_NAME}; "
+                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is that of the sidecar "
+                        f"{COLLECTOR_NAME}; "
                         "take another name and number",
                         field=kind,
                     )

@@ -16,7 +16,7 @@ from muster import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
 from muster_operator import labels
-from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_collector, add_collector
+from muster_operator.pod_builder.collector import CollectorSidecarConfig, add_collector, has_collector
 from muster_operator.pod_builder.environment import pod_environment
 from muster_operator.pod_builder.names import host_name, service_name
 from muster_operator.pod_builder.owner_references import owner_reference

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from muster.cli import drain, daemon, jobs, logs, objects, queues, reports, scale, watch, simulate
+from muster.cli import daemon, drain, jobs, logs, objects, queues, reports, scale, simulate, watch
 from muster.cli.cluster_options import CLUSTER_ENV, CONTEXT_ENV, ClusterOptions, hoist_options, select_cluster
+from muster.cli.exit_codes import CommandExit, ExitCode, print_error, run_command
 from muster.cli.help import CONTEXT_SETTINGS, HelpGroup, HelpTyper
-from muster.cli.exit_codes import CommandExit, ExitCode, run_command, print_error
 
 _HELP_SECTIONS = {
     "Jobs": ("submit", "watch", "jobs", "describe", "logs", "scale", "cancel", "suspend", "resume"),

@@ -45,7 +45,9 @@ def resolve_context(options: ClusterOptions, environ: Mapping[str, str]) -> Kube
     """Options count before the environment, and a context or a kubeconfig that is named before a cluster's kind."""
     named = options.context is not None or options.kubeconfig is not None
     option, kind = (
-        ("--cluster", options.cluster) if options.cluster is not None else (CLUSTER_ENV, environ.get(CLUSTER_ENV) or None)
+        ("--cluster", options.cluster)
+        if options.cluster is not None
+        else (CLUSTER_ENV, environ.get(CLUSTER_ENV) or None)
     )
     if kind not in (None, LOCAL, KUBERNETES):
         usage_error(f"{option}: {kind!r} is not known; write {LOCAL} or {KUBERNETES}", option)

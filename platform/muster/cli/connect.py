@@ -11,11 +11,11 @@ from muster.cli.cluster_options import selected_context
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
-    from muster.yaml_input import AnyObject
-    from muster.kubernetes.config import KubeContext
-    from muster.kubernetes.cluster_client import KubernetesClusterClient
     from muster.job_list import JobList
+    from muster.kubernetes.cluster_client import KubernetesClusterClient
+    from muster.kubernetes.config import KubeContext
     from muster.spec import TrainingJob
+    from muster.yaml_input import AnyObject
 
 
 class QueueQuotaRow(TypedDict):
@@ -55,7 +55,7 @@ class NodeTableRow(TypedDict):
 
     name: str
     flavor: str | None  # None: no flavor matches, or more than one
-    pretended: bool
+    virtual: bool
     ready: bool
     cordoned: bool  # takes no new pods
     draining: bool  # those that are there leave, too

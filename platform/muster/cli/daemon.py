@@ -34,9 +34,9 @@ def up(
     as_json: JsonOption = False,
 ) -> None:
     """Start the daemon, if it does not run."""
-    from muster.text.humanize import parse_duration
     from muster.cli.views.daemon_status import node_label_lines
     from muster.local.client import LocalClient
+    from muster.text.humanize import parse_duration
 
     idle_s = None if idle is None else float(parse_duration(idle, "--idle"))
     _print_status(LocalClient.up(nodes=nodes, idle_s=idle_s).status(), as_json)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from muster.cli.connect import ClusterClient, connect
 from muster.cli.completion import JsonOption
+from muster.cli.connect import ClusterClient, connect
 from muster.cli.output import console, print_json
 
 _POLL_S = 1.0
@@ -55,8 +55,8 @@ def undrain(node: NodeArgument, as_json: JsonOption = False) -> None:
 def _wait_until_empty(client: ClusterClient, node: str) -> None:
     """For as long as it takes; an API server that does not answer is given the time of its upgrade."""
     from muster.errors import ClusterError, DaemonError
-    from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
     from muster.kubernetes.decode import WRONG_VERSION
+    from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
 
     patience = time.monotonic() + UNREACHABLE_TIMEOUT_S
     while True:

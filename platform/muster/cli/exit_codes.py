@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from muster.text import sanitize
 from muster.errors import ClusterError, InvalidSpec, InvalidTrace, MusterError, Refused
+from muster.text import sanitize
 
 
 class ExitCode(enum.IntEnum):

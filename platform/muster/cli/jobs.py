@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from muster.cli.completion import (
+    AllNamespacesOption,
+    JobArgument,
+    JobsArgument,
+    JsonOption,
+    NamespaceOption,
+    PhaseOption,
+    QueueOption,
+    split_job_name,
+)
 from muster.cli.connect import ClusterClient, connect, default_list_namespace
-from muster.cli.completion import AllNamespacesOption, JobArgument, JobsArgument, JsonOption, NamespaceOption, PhaseOption, QueueOption, split_job_name
 from muster.cli.exit_codes import CommandExit, ExitCode, usage_error
-from muster.cli.output import print_note, console, print_json, print_renderable
+from muster.cli.output import console, print_json, print_note, print_renderable
 
 if TYPE_CHECKING:
     from muster.cli.manifests import LoadedJob
@@ -62,7 +71,7 @@ def submit(
 ) -> None:
     """Submit the jobs of YAML files: all of them, or none."""
     from muster.cli.cluster_options import selected_context
-    from muster.cli.manifests import SpecOverrides, parse_env_overrides, locate_errors, load_jobs
+    from muster.cli.manifests import SpecOverrides, load_jobs, locate_errors, parse_env_overrides
     from muster.cli.watch import watch_job
     from muster.env_vars import not_passed_message
 
@@ -103,7 +112,7 @@ def list_jobs(
     as_json: JsonOption = False,
 ) -> None:
     """Show what runs, what waits and why, and what ended."""
-    from muster.cli.views.job_table import sorted_for_display, job_table
+    from muster.cli.views.job_table import job_table, sorted_for_display
 
     phases = None if phase is None else _parse_phases(phase)
     of = None if all_namespaces else namespace or default_list_namespace()
@@ -129,7 +138,9 @@ def list_jobs(
 
 
 def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:
-    return any(job.spec.queue == queue for job in job_list.jobs) or any(odd.queue == queue for odd in job_list.unreadable)
+    return any(job.spec.queue == queue for job in job_list.jobs) or any(
+        odd.queue == queue for odd in job_list.unreadable
+    )
 
 
 def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[str, str]) -> str:
@@ -246,10 +257,10 @@ def _outcome_of_cancel(before: TrainingJob) -> str:
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` that tells of every job that cannot be acted on."""
-    from muster.validation import final_phase, resumed_in_vain
     from muster.cli.cluster_options import selected_context
     from muster.errors import Conflict, NotFound, Refused
     from muster.lifecycle import is_finished
+    from muster.validation import final_phase, resumed_in_vain
 
     faults: list[Refused] = []
     leaving: set[str] = set()  # in a cluster the operator is the one to judge
@@ -261,7 +272,9 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
         except NotFound as error:
             faults.append(error)
         else:
-            if is_finished(job.status) and not (past_tense == "cancelled" and job.spec.cancel):  # to cancel again is no error
+            if is_finished(job.status) and not (
+                past_tense == "cancelled" and job.spec.cancel
+            ):  # to cancel again is no error
                 faults.append(Conflict(f"job {key[0]!r} has already ended in phase {final_phase(job)}"))
             elif job.spec.suspend and job.spec.queue in leaving:
                 faults.append(resumed_in_vain(job))
@@ -271,7 +284,7 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
 
 def _wait_for_end(client: ClusterClient, name: str, namespace: str, quiet: bool) -> TrainingJob:
     """The job once it is over; until it starts, what `watch` says of its waiting is printed unless `quiet`."""
-    from muster.cli.views.job_text import is_over, deleted_message
+    from muster.cli.views.job_text import deleted_message, is_over
     from muster.cli.views.watch_view import WatchFrame, change_lines
     from muster.errors import NotFound
 

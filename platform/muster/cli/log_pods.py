@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from muster.text.humanize import pluralize
 from muster.cli.exit_codes import usage_error
+from muster.text.humanize import pluralize
 
 if TYPE_CHECKING:
     from muster.spec import TrainingJob
@@ -45,7 +45,9 @@ def select_pods(job: TrainingJob, role: str | None, indexes: list[int] | None) -
         usage_error(
             f"--role: {role!r} is no role of the job; write one of {', '.join(item.name for item in roles)}", "--role"
         )
-    pods = [PodAttempt(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)]
+    pods = [
+        PodAttempt(item.name, index) for item in roles if role in (None, item.name) for index in range(item.replicas)
+    ]
     chosen = [pod for pod in pods if pod.index in indexes] if indexes else _placed_pods(job, pods)
     if not chosen:
         told = ", ".join(map(str, indexes or ()))
@@ -66,7 +68,9 @@ def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
     return [pod for pod in pods if pod in placed] or pods
 
 
-def select_pods_of_attempt(job: TrainingJob, role: str | None, indexes: list[int] | None, attempt: int) -> list[PodAttempt]:
+def select_pods_of_attempt(
+    job: TrainingJob, role: str | None, indexes: list[int] | None, attempt: int
+) -> list[PodAttempt]:
     """Like `pods_of`, of an attempt that may have had roles and replicas that the job has no more: whoever names one of
     those gets its log if there is one, and is told by the cluster if there is none."""
     names = [role] if role is not None else [item.name for item in job.spec.roles]

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.connect import ClusterClient, connect
 from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
-from muster.cli.log_pods import PodAttempt, split_by_newest_attempt, select_pods, select_pods_of_attempt, omitted_logs_message, with_newest_log_attempt
+from muster.cli.connect import ClusterClient, connect
 from muster.cli.exit_codes import usage_error
-from muster.cli.output import print_note, console
+from muster.cli.log_pods import (
+    PodAttempt,
+    omitted_logs_message,
+    select_pods,
+    select_pods_of_attempt,
+    split_by_newest_attempt,
+    with_newest_log_attempt,
+)
+from muster.cli.output import console, print_note
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.text.sanitize import sanitize_keep_colors
 
@@ -62,21 +69,24 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Print what the pods of a job wrote. Several pods are told apart by a prefix."""
-    from muster.text.humanize import parse_time
     from muster.spec import TERMINAL_PHASES
+    from muster.text.humanize import parse_time
 
     now, (name, space) = time.time(), split_job_name(job, namespace)
-    excerpt = LogOptions(
+    options = LogOptions(
         since=None if since is None else parse_time(since, now, "--since"),
         until=None if until is None else parse_time(until, now, "--until"),
         tail_lines=tail,
         follow=follow,
     )
-    search = LogFilter(excerpt, None if regex is None else _compile_regex(regex))
+    search = LogFilter(options, None if regex is None else _compile_regex(regex))
     client = connect()
     found = client.job(name, space)
     pods = select_pods(found, role, index) if attempt is None else select_pods_of_attempt(found, role, index, attempt)
-    goes_on = follow and found.status.phase not in ("Terminating", *TERMINAL_PHASES)  # then it is of the present attempt
+    goes_on = follow and found.status.phase not in (
+        "Terminating",
+        *TERMINAL_PHASES,
+    )  # then it is of the present attempt
     if attempt is None and not goes_on:
         pods = with_newest_log_attempt(pods, client.log_attempts(name, space))
         if not index:
@@ -130,7 +140,12 @@ def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: 
     from muster.cli.output import print_json
 
     rows = (
-        {"role": pod.role, "index": pod.index, "attempt": current_attempt if pod.attempt is None else pod.attempt, "line": line}
+        {
+            "role": pod.role,
+            "index": pod.index,
+            "attempt": current_attempt if pod.attempt is None else pod.attempt,
+            "line": line,
+        }
         for pod, line in lines
     )
     if not follow:
@@ -144,19 +159,23 @@ def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: 
     return any_line
 
 
-def _merge_lines(client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], log_filter: LogFilter) -> Iterator[tuple[PodAttempt, str]]:
+def _merge_lines(
+    client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], log_filter: LogFilter
+) -> Iterator[tuple[PodAttempt, str]]:
     """The pods' lines: one pod after the other, or as they come when following."""
-    excerpt = log_filter.options
-    if excerpt.follow and len(pods) > 1:
-        lines = _interleave_lines(client, job, pods, excerpt)
+    options = log_filter.options
+    if options.follow and len(pods) > 1:
+        lines = _interleave_lines(client, job, pods, options)
     else:
-        lines = ((pod, line) for pod in pods for line in _pod_lines(client, job, pod, excerpt))
+        lines = ((pod, line) for pod in pods for line in _pod_lines(client, job, pod, options))
     for pod, line in lines:
         if log_filter.pattern is None or log_filter.pattern.search(line):
             yield pod, line
 
 
-def _interleave_lines(client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], options: LogOptions) -> Iterator[tuple[PodAttempt, str]]:
+def _interleave_lines(
+    client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], options: LogOptions
+) -> Iterator[tuple[PodAttempt, str]]:
     arriving: queue.Queue[tuple[PodAttempt, str | Exception | None]] = queue.Queue(maxsize=10_000)
 
     def read(pod: PodAttempt) -> None:

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from muster.text.humanize import parse_duration, parse_step_range
 from muster.cli.cluster_options import selected_context
 from muster.cli.output import print_note
-from muster.yaml_input import AnyObject, ParsedObject, parse_objects
-from muster.yaml_input.source_map import MAX_BYTES
+from muster.env_vars import is_secret_name, parse_env_options
 from muster.errors import InvalidSpec, Refused
 from muster.local.oversubscription import allow_oversubscription
 from muster.local.submission import pass_variables
 from muster.spec import TrainingJob
-from muster.env_vars import is_secret_name, parse_env_options
+from muster.text.humanize import parse_duration, parse_step_range
+from muster.yaml_input import AnyObject, ParsedObject, parse_objects
+from muster.yaml_input.source_map import MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from muster.cli.connect import ClusterClient, connect, default_namespace
 from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
+from muster.cli.connect import ClusterClient, connect, default_namespace
 from muster.cli.exit_codes import usage_error
-from muster.cli.output import print_note, console, print_json
+from muster.cli.output import console, print_json, print_note
 from muster.errors import Refused
 
 _KINDS = {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from muster.cli.connect import connect
 from muster.cli.completion import JsonOption
+from muster.cli.connect import connect
 from muster.cli.output import console, print_json, print_renderable
 
 if TYPE_CHECKING:

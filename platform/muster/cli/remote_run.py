@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from muster.cli.views.job_text import qualified_name, no_output_reason
+from muster.cli.views.job_text import no_output_reason, qualified_name
 from muster.errors import Refused
 from muster.kubernetes.run_location import is_remote_store
 
@@ -37,20 +37,20 @@ def store_url(job: TrainingJob) -> str:
 
         told = f"job {name} was not traced, so that nothing of it was collected; {HOW_TO_TRACE}"
         raise Refused(
-            f"{told}; its run folder is inside the cluster: copy it here and name the folder", reason="NotHere"
+            f"{told}; its run folder is inside the cluster: copy it here and name the folder", reason="RunNotAccessible"
         )
     if traces is None:
         told = (
             f"nothing has been collected of job {name}: the cluster has no collectors, or its pods are still starting"
         )
-        raise Refused(f"{told}; whoever runs the operator gives it an image for them", reason="NotHere")
+        raise Refused(f"{told}; whoever runs the operator gives it an image for them", reason="RunNotAccessible")
     scheme = urlsplit(traces.location).scheme
     if is_remote_store(traces.location):
         return traces.location
     if not scheme:
         told = f"the traces of job {name} go with its pods: the cluster has no store for them (--collector-store)"
-        raise Refused(f"{told} and the job no volume called muster-run", reason="NotHere")
+        raise Refused(f"{told} and the job no volume called muster-run", reason="RunNotAccessible")
     volume, _, folder = traces.location.partition("://")[2].partition("/")
     of = f"claim {volume} in namespace {job.metadata.namespace}" if scheme == "pvc" else f"volume {volume} of its pods"
     told = f"the run of job {name} is in folder {folder or '/'} of {of}, since the cluster has no store for traces"
-    raise Refused(f"{told}; copy that folder here and name it: muster report DIR", reason="NotHere")
+    raise Refused(f"{told}; copy that folder here and name it: muster report DIR", reason="RunNotAccessible")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.connect import connect
 from muster.cli.completion import JsonOption, NamespaceOption, split_job_name
-from muster.cli.output import print_note, console, print_json, trim_padding
+from muster.cli.connect import connect
+from muster.cli.output import console, print_json, print_note, trim_padding
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.quantity import MAX_QUANTITY, parse_quantity
 
@@ -107,8 +107,8 @@ def _parse_bytes(text: str, option: str) -> int:
 
 def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
     """The page, built with all the CPUs that this process may use."""
-    from muster.tracing.report import build
     from muster.tracing.json_stream import TraceLimits
+    from muster.tracing.report import build
 
     workers = len(os.sched_getaffinity(0))
     return Path(str(build(sources, out, name=job, workers=workers, limits=limits or TraceLimits()).page))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.text.humanize import format_duration, pluralize
-from muster.cli.connect import connect
 from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.connect import connect
 from muster.cli.exit_codes import usage_error
 from muster.cli.output import console, print_json
+from muster.text.humanize import format_duration, pluralize
 
 if TYPE_CHECKING:
     from muster.spec import RoleSpec, TrainingJob

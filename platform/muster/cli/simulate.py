@@ -19,7 +19,7 @@ from muster.cli.output import console, print_json, print_renderable
 
 if TYPE_CHECKING:
     from muster.engine import Policy
-    from muster.simulate import SimulationResult, SimulationConfig, RecordedWorkload
+    from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
     from muster.spec import Queue
 
 _POLICIES = "muster, fifo, priority, backfill"
@@ -61,7 +61,7 @@ def simulate(
 ) -> None:
     """Replay a recorded workload under a virtual clock. The engine and planner are the real ones."""
     from muster.cli.views.simulation_table import simulation_table
-    from muster.simulate import WorkloadAssumptions, SimulationConfig, read_workload
+    from muster.simulate import SimulationConfig, WorkloadAssumptions, read_workload
 
     policies = _parse_policies(["muster", "fifo", "priority", "backfill"] if compare else policy or ["muster"])
     if bound_factor is not None and not bound_factor >= 1:
@@ -127,9 +127,9 @@ def _parse_policies(names: list[str]) -> list[Policy]:
 
 
 def _load_queue_tree(file: Path) -> tuple[Queue, ...]:
-    from muster.validation import check_apply
     from muster.cli.manifests import load_objects
     from muster.spec import Queue
+    from muster.validation import check_apply
 
     found = load_objects(str(file))
     check_apply(found, ())

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from muster.cli.connect import ClusterClient, connect
 from muster.cli.completion import JobArgument, JsonOption, NamespaceOption, split_job_name
+from muster.cli.connect import ClusterClient, connect
 from muster.cli.exit_codes import CommandExit, ExitCode
-from muster.cli.output import print_note, console, print_json
+from muster.cli.output import console, print_json, print_note
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,7 @@ def watch(
 
 def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
     """Show a job until it is over. Raises `Ended` when it did not succeed, `NotFound` when there is none."""
-    from muster.cli.views.job_text import is_over, deleted_message
+    from muster.cli.views.job_text import deleted_message, is_over
     from muster.errors import NotFound
 
     out = console()
@@ -70,7 +70,7 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
     if as_json:
         print_json([job])
     elif report:
-        _print_report(job, run_dir, out, getattr(client, "context", ""))
+        _print_report(job, run_dir, out, getattr(client, "context_name", ""))
     if last.job.status.phase != "Succeeded":
         raise CommandExit(ExitCode.JOB_FAILED)
 
@@ -80,7 +80,7 @@ def _watch_frames(client: ClusterClient, name: str, namespace: str) -> Iterator[
     from muster.cli.views.job_text import is_over
     from muster.cli.views.watch_view import WatchFrame
     from muster.errors import NotFound
-    from muster.progress import final_heartbeat, leading_heartbeat, current_heartbeat
+    from muster.progress import current_heartbeat, final_heartbeat, leading_heartbeat
 
     changes: queue.Queue[TrainingJob | Exception | None] = queue.Queue()
 

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from muster.crdgen.crds import KINDS, CustomResource, crd
 from muster.crdgen.files import files
-from muster.crdgen.rules import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES, ValidationRule
+from muster.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES, ValidationRule
 from muster.crdgen.schema import object_schema
 
-__all__ = ["QUANTITY_RULES", "KINDS", "LABEL_RULES", "VALIDATION_RULES", "CustomResource", "ValidationRule", "crd", "files", "object_schema"]
+__all__ = [
+    "KINDS",
+    "LABEL_RULES",
+    "QUANTITY_RULES",
+    "VALIDATION_RULES",
+    "CustomResource",
+    "ValidationRule",
+    "crd",
+    "files",
+    "object_schema",
+]

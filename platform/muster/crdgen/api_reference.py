@@ -95,7 +95,9 @@ def _format_text(field: Schema) -> str:
     if field["type"] in ("integer", "number"):
         least = f"above {field['minimum']}" if field.get("exclusiveMinimum") else None
         bounds = (
-            f" ({least}, at most {field['maximum']})" if least else _range_text(field.get("minimum"), field.get("maximum"))
+            f" ({least}, at most {field['maximum']})"
+            if least
+            else _range_text(field.get("minimum"), field.get("maximum"))
         )
         return f"{field['type']}{bounds}"
     if field["type"] == "string":

@@ -59,7 +59,7 @@ KINDS = (
         "trainingjobs",
         ("tj",),
         (
-            PrinterColumn("State", ".status.phase"),
+            PrinterColumn("Phase", ".status.phase"),
             PrinterColumn("Queue", ".spec.queue"),
             PrinterColumn("Ready", ".status.podsReady", "integer", "Pods that are ready."),
             PrinterColumn("Pods", ".status.podsWanted", "integer", "Pods of the attempt."),
@@ -69,7 +69,9 @@ KINDS = (
             PrinterColumn("Priority", ".status.priority", "integer", "With the value of a PriorityClass.", wide=True),
             PrinterColumn("Restarts", ".status.restarts", "integer", wide=True),
             PrinterColumn("Estimated-Start", ".status.estimatedStart", wide=True),
-            PrinterColumn("Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True),
+            PrinterColumn(
+                "Step", ".status.lastCheckpoint.step", "integer", "Step of the newest checkpoint.", wide=True
+            ),
             PrinterColumn("Message", _condition("Admitted", "message"), wide=True),
         ),
         namespaced=True,
@@ -100,8 +102,10 @@ KINDS = (
         ("mf",),
         (
             PrinterColumn("Widest-Level", ".spec.topology[0].name"),
-            PrinterColumn("Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."),
-            PrinterColumn("Readable", _condition("Readable", "status"), "string", "False: the operator cannot read it."),
+            PrinterColumn(
+                "Overlapping", _condition("Overlapping", "status"), "string", "True: some nodes match two flavors."
+            ),
+            PrinterColumn("Valid", _condition("Valid", "status"), "string", "False: the operator cannot read it."),
             _AGE,
             PrinterColumn("Message", _condition("Overlapping", "message"), wide=True),
         ),

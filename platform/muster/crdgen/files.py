@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from muster.crdgen.crds import KINDS, crd
 from muster.crdgen.api_reference import api_reference
+from muster.crdgen.crds import KINDS, crd
 
 _PLAIN = "# Written by `make manifests` from platform/muster/spec. Without Helm: kubectl apply -f helm/crds.yaml\n"
 _CHART = """\

@@ -18,16 +18,16 @@ from muster.quantity import FRACTIONAL_RESOURCES, HUGE_PAGES_PREFIX
 from muster.spec import (
     MAX_JOB_NAME,
     FailureRule,
+    FlavorQuota,
     FlavorSpec,
     PodSpec,
     Queue,
-    FlavorQuota,
     RoleSpec,
     TrainingJob,
     TrainingJobSpec,
 )
-from muster.spec.fields import LABEL_SYNTAX, LABEL_KEY, MAX_LABEL_KEY
-from muster.spec.jobs import POD_NAME_SUFFIX_LENGTH, MAX_POD_NAME
+from muster.spec.fields import LABEL_KEY, LABEL_SYNTAX, MAX_LABEL_KEY
+from muster.spec.jobs import MAX_POD_NAME, POD_NAME_SUFFIX_LENGTH
 from muster.spec.meta import LabelSelectorRequirement
 from muster.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
 
@@ -47,7 +47,9 @@ class ValidationRule:
 
     def as_schema(self) -> dict[str, str]:
         """As a CRD writes it."""
-        return {"rule": self.expression, "message": self.message} | ({"fieldPath": f".{self.field}"} if self.field else {})
+        return {"rule": self.expression, "message": self.message} | (
+            {"fieldPath": f".{self.field}"} if self.field else {}
+        )
 
 
 _OLD_CONDITIONS = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
@@ -69,7 +71,9 @@ def _same(field: str, new: str, old: str) -> str:
 
 
 def _immutable_while_admitted(field: str, same: str, exception: str = "") -> ValidationRule:
-    return ValidationRule(f"{_PHASE_CHANGES} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{exception}", f"spec.{field}")
+    return ValidationRule(
+        f"{_PHASE_CHANGES} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{exception}", f"spec.{field}"
+    )
 
 
 def _not_allowed(field: str, instead: str) -> ValidationRule:
@@ -122,7 +126,8 @@ QUANTITY_RULES = (
         validator="Quantities",
     ),
     ValidationRule(
-        f"self.all(k, k in {list(FRACTIONAL_RESOURCES)} || k.startsWith('{HUGE_PAGES_PREFIX}') || type(self[k]) == int || "
+        f"self.all(k, k in {list(FRACTIONAL_RESOURCES)} || k.startsWith('{HUGE_PAGES_PREFIX}') || type(self[k]) "
+        f"== int || "
         f"{_is_whole_number(_amount('self[k]'))})",
         "a resource that is counted in whole numbers has a part of one; write a whole number",
         validator="Quantities",
@@ -215,8 +220,10 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ),
         ValidationRule(
             "self.replicas <= 1 || self.template.spec.containers.all(c, !has(c.resources) || [c.resources].all(r, "
-            f"({_total_within_bounds('r.limits')}) && ({_total_within_bounds('r.requests')}))) && (!has(self.template.spec.resources) || "
-            f"[self.template.spec.resources].all(r, ({_total_within_bounds('r.limits')}) && ({_total_within_bounds('r.requests')})))",
+            f"({_total_within_bounds('r.limits')}) && ({_total_within_bounds('r.requests')}))) && "
+            f"(!has(self.template.spec.resources) || "
+            f"[self.template.spec.resources].all(r, ({_total_within_bounds('r.limits')}) && "
+            f"({_total_within_bounds('r.requests')})))",
             "so many pods are more than anything can have; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from muster.crdgen.rules import QUANTITY_RULES, LABEL_RULES, VALIDATION_RULES, ValidationRule
+from muster.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES, ValidationRule
 from muster.spec.fields import LABEL_VALUE
 
 Schema = dict[str, Any]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from muster.engine.engine import CycleResult, Engine
 from muster.engine.feasibility import check_feasibility
-from muster.engine.engine import Engine, CycleResult
-from muster.engine.snapshot_file import encode_snapshot, decode_snapshot
 from muster.engine.replay import POLICIES, replay
+from muster.engine.snapshot_file import decode_snapshot, encode_snapshot
 from muster.scheduling import MUSTER, Policy
 
-__all__ = ["MUSTER", "POLICIES", "Engine", "Policy", "CycleResult", "check_feasibility", "encode_snapshot", "decode_snapshot", "replay"]
+__all__ = [
+    "MUSTER",
+    "POLICIES",
+    "CycleResult",
+    "Engine",
+    "Policy",
+    "check_feasibility",
+    "decode_snapshot",
+    "encode_snapshot",
+    "replay",
+]

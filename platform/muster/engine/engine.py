@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from muster.change_tracker import TimerQueue, ChangeTracker
-from muster.cluster import Cluster, NodeView, ObjectWrites, WritePhase, ObservedState, Write
-from muster.engine.status_updater import StatusUpdater
-from muster.engine.status_update import WritePriority, write_phases
-from muster.engine.wait_status import WaitStatusThrottle
+from muster.change_tracker import ChangeTracker, TimerQueue
+from muster.cluster import Cluster, NodeView, ObjectWrites, ObservedState, Write, WritePhase
 from muster.engine.placement_check import invalid_placements
-from muster.engine.queue_status import guarantees_exceeding_nodes, flavor_status_writes, queue_status_writes
+from muster.engine.queue_status import flavor_status_writes, guarantees_exceeding_nodes, queue_status_writes
+from muster.engine.status_update import WritePriority, write_phases
+from muster.engine.status_updater import StatusUpdater
+from muster.engine.wait_status import WaitStatusThrottle
 from muster.errors import Conflict
 from muster.fairshare import TICK_S, FairShare
 from muster.lifecycle import Timeouts, from_status, is_admitted
@@ -132,8 +132,13 @@ class Engine:
         desk = StatusUpdater(observed, memory.jobs, memory.nodes, self._timeouts)
         for uid in changed:
             desk.reconcile_job(uid)
-        desk.sync_nominations(memory.nominated_or_evicting | {uid for uid in changed if _has_nomination_or_eviction(desk.latest_status(uid))})
-        built = build_snapshot(observed, self._snapshot_cache, self._fair_share.published_usage(now), desk.updated_jobs())
+        desk.sync_nominations(
+            memory.nominated_or_evicting
+            | {uid for uid in changed if _has_nomination_or_eviction(desk.latest_status(uid))}
+        )
+        built = build_snapshot(
+            observed, self._snapshot_cache, self._fair_share.published_usage(now), desk.updated_jobs()
+        )
         planned = plan(built.snapshot, self._planner_cache, self._policy)
         self.snapshot, self._planner_cache = built.snapshot, planned.cache
         desk.apply_decisions(planned.decisions)
@@ -148,13 +153,19 @@ class Engine:
         phases, afterwards = write_phases(desk.updates.values())
         reports: list[Write] = []
         beyond = guarantees_exceeding_nodes(planned.cache)
-        reports += queue_status_writes(observed.queues, built.queue_verdicts, beyond, self._fair_share, now, self._wait_throttle.refresh_s)
+        reports += queue_status_writes(
+            observed.queues, built.queue_verdicts, beyond, self._fair_share, now, self._wait_throttle.refresh_s
+        )
         reports += flavor_status_writes(observed.flavors, built.overlaps, now)
         if reports:
             phases.append(tuple(ObjectWrites("", (write,)) for write in reports))
         for uid, wake_at in desk.wake_times.items():
             memory.timers.schedule(uid, wake_at)
-        tick_at = (now // TICK_S + 1) * TICK_S if self._fair_share.has_charges and self._wait_throttle.refresh_s <= STATUS_REFRESH_S else None
+        tick_at = (
+            (now // TICK_S + 1) * TICK_S
+            if self._fair_share.has_charges and self._wait_throttle.refresh_s <= STATUS_REFRESH_S
+            else None
+        )
         times = (at for at in (memory.timers.next_time(), built.wake_at, news_at, tick_at) if at is not None)
         wake_at = now if desk.needs_another_cycle else min(times, default=None)
         return CycleResult(tuple(phases), afterwards, tuple(planned.decisions), waits, wake_at)
@@ -167,12 +178,18 @@ class Engine:
         difference = memory.changes.diff(observed.jobs, observed.pods, observed.heartbeats)
         gone = difference.removed
         if memory.first_cycle:  # whoever went meanwhile is in no difference
-            gone = (self._fair_share.charged_jobs() | self._wait_throttle.known_jobs()) - {job.metadata.uid for job in observed.jobs}
+            gone = (self._fair_share.charged_jobs() | self._wait_throttle.known_jobs()) - {
+                job.metadata.uid for job in observed.jobs
+            }
             memory.first_cycle = False
         self._forget_jobs(gone, observed.now)
         for job in difference.changed:
             memory.jobs[job.metadata.uid] = job
-            (memory.nominated_or_evicting.add if _has_nomination_or_eviction(job.status) else memory.nominated_or_evicting.discard)(job.metadata.uid)
+            (
+                memory.nominated_or_evicting.add
+                if _has_nomination_or_eviction(job.status)
+                else memory.nominated_or_evicting.discard
+            )(job.metadata.uid)
         again = {memory.recheck.pop() for _ in range(len(memory.recheck))}  # another thread may add to it just now
         due = {*memory.timers.pop_due(observed.now), *again} & memory.jobs.keys()
         if everyone:
@@ -242,7 +259,11 @@ def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> No
     (docs/decisions/0108)."""
     for draft in updater.updates.values():
         priority = priority_of(draft.job.spec, classes)
-        if priority not in (None, draft.status.priority) and draft.priority is not WritePriority.ADMISSION and draft.changed:
+        if (
+            priority not in (None, draft.status.priority)
+            and draft.priority is not WritePriority.ADMISSION
+            and draft.changed
+        ):
             draft.status = draft.status.model_copy(update={"priority": priority})
 
 

@@ -26,7 +26,9 @@ def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
     if built.rejected:
         return built.rejected[0]
     decisions = replay(built.snapshot)
-    return next((decision for decision in decisions if isinstance(decision, Wait) and decision.gang_uid == meta.uid), None)
+    return next(
+        (decision for decision in decisions if isinstance(decision, Wait) and decision.gang_uid == meta.uid), None
+    )
 
 
 def _idle_and_healthy(node: NodeView) -> NodeView:

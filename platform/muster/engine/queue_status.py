@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from muster import spec
-from muster.validation import QueueReadiness
 from muster.cluster import WriteFlavorStatus, WriteQueueStatus
 from muster.fairshare import FairShare
 from muster.lifecycle.conditions import with_condition
 from muster.quantity import format_quantity
 from muster.scheduling import PlannerCache
+from muster.validation import QueueReadiness
 
 
 def guarantees_exceeding_nodes(cache: PlannerCache) -> dict[str, str]:
@@ -44,7 +44,9 @@ def queue_status_writes(
     for queue in queues:
         verdict, generation = readiness[queue.metadata.name], queue.metadata.generation
         conditions = queue.status.conditions
-        conditions = with_condition(conditions, "Active", verdict.active, verdict.reason, verdict.message, now, generation)
+        conditions = with_condition(
+            conditions, "Active", verdict.active, verdict.reason, verdict.message, now, generation
+        )
         over, reason = verdict.overcommitted_message, "ChildrenExceedGuarantee"
         if over is None:
             over = exceeding.get(queue.metadata.name)
@@ -59,14 +61,18 @@ def queue_status_writes(
     return writes
 
 
-def flavor_status_writes(flavors: Iterable[spec.Flavor], overlaps: Mapping[str, str], now: float) -> list[WriteFlavorStatus]:
+def flavor_status_writes(
+    flavors: Iterable[spec.Flavor], overlaps: Mapping[str, str], now: float
+) -> list[WriteFlavorStatus]:
     """Overlapping, with the nodes that the flavor loses because another one matches them too."""
     writes = []
     for flavor in flavors:
         message = overlaps.get(flavor.metadata.name)
         reason = "NoOverlap" if message is None else "NodesMatchTwoFlavors"
         old = flavor.status.conditions
-        new = with_condition(old, "Overlapping", message is not None, reason, message or "", now, flavor.metadata.generation)
+        new = with_condition(
+            old, "Overlapping", message is not None, reason, message or "", now, flavor.metadata.generation
+        )
         if new is not old:
             writes.append(WriteFlavorStatus(flavor.metadata.name, flavor.status.model_copy(update={"conditions": new})))
     return writes

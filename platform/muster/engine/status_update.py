@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from muster.cluster import ObjectWrites, WritePhase, Write, WriteStatus
+from muster.cluster import ObjectWrites, Write, WritePhase, WriteStatus
 from muster.spec import TrainingJob, TrainingJobStatus
 
 
@@ -45,7 +45,10 @@ class StatusUpdate:
 
         A new promise comes first whatever else is written along, since those who leave for it wait for it.
         """
-        if priority is WritePriority.NOMINATION or self.priority in (WritePriority.WAIT_STATUS, WritePriority.PODS_READY):
+        if priority is WritePriority.NOMINATION or self.priority in (
+            WritePriority.WAIT_STATUS,
+            WritePriority.PODS_READY,
+        ):
             self.priority = priority
         elif priority not in (WritePriority.WAIT_STATUS, WritePriority.PODS_READY):
             self.priority = max(self.priority, priority)
@@ -65,7 +68,9 @@ def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], Wri
             phases.append(_phase((draft, draft.writes) for draft in group))
         else:
             phases.append(_phase((draft, [*_status_writes(draft), *draft.writes]) for draft in group))
-    return [phase for phase in phases if phase], _phase((draft, [*_status_writes(draft), *draft.writes]) for draft in later)
+    return [phase for phase in phases if phase], _phase(
+        (draft, [*_status_writes(draft), *draft.writes]) for draft in later
+    )
 
 
 def _phase(writes_by_update: Iterable[tuple[StatusUpdate, list[Write]]]) -> WritePhase:

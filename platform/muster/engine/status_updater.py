@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from muster import lifecycle
-from muster.cluster import CreatePod, NodeView, PodView, RecordEvent, ObservedState
+from muster.cluster import CreatePod, NodeView, ObservedState, PodView, RecordEvent
 from muster.engine.status_update import StatusUpdate, WritePriority
-from muster.lifecycle import Timeouts, Observation, is_admitted, is_evicting, max_grace_period_s, transitions
+from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, max_grace_period_s, transitions
 from muster.lifecycle.placement import describe, placement_of
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
 from muster.spec import EvictionStatus, TrainingJob, TrainingJobStatus
@@ -20,7 +20,7 @@ INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
 too small is none of these, since room is kept for a gang whose node is about to come back."""
 
 
-PLACEMENT_INVALIDATED = "NoLongerFits"
+PLACEMENT_INVALIDATED = "PlacementInvalidated"
 """Why a gang lost the place that it had on paper only."""
 
 
@@ -28,7 +28,11 @@ class StatusUpdater:
     """The drafts of one round. `jobs` is by uid, as observed."""
 
     def __init__(
-        self, observed: ObservedState, jobs: Mapping[str, TrainingJob], nodes: Mapping[str, NodeView], timeouts: Timeouts
+        self,
+        observed: ObservedState,
+        jobs: Mapping[str, TrainingJob],
+        nodes: Mapping[str, NodeView],
+        timeouts: Timeouts,
     ) -> None:
         self._observed = observed
         self._jobs = jobs
@@ -46,12 +50,17 @@ class StatusUpdater:
         world = self._observed
         pods: tuple[PodView, ...] = world.pods.get(uid, ())
         deleted = job.spec.queue in self._queues_deleting
-        verdict = lifecycle.reconcile_job(job, Observation(world.now, pods, world.heartbeats.get(uid), self._nodes, deleted), self._timeouts)
+        verdict = lifecycle.reconcile_job(
+            job, Observation(world.now, pods, world.heartbeats.get(uid), self._nodes, deleted), self._timeouts
+        )
         self.wake_times[uid] = verdict.wake_at
         if draft is None and verdict.status is job.status and not verdict.writes:
             return
         draft = self._update(
-            uid, WritePriority.LIFECYCLE if draft is not None or verdict.writes else _write_priority(job.status, verdict.status)
+            uid,
+            WritePriority.LIFECYCLE
+            if draft is not None or verdict.writes
+            else _write_priority(job.status, verdict.status),
         )
         draft.status = verdict.status
         events = [action for action in draft.writes if isinstance(action, RecordEvent)]
@@ -85,17 +94,17 @@ class StatusUpdater:
             if status is None or status.nomination is None or not status.nomination.victims:
                 continue
             states = {victim: self._victim_state(victim) for victim in status.nomination.victims}
-            if "untold" in states.values():
+            if "not_evicted" in states.values():
                 self._set_status(uid, transitions.clear_nomination(status), WritePriority.NOMINATION)
                 continue
-            left = [victim for victim, state in states.items() if state == "told"]
+            left = [victim for victim, state in states.items() if state == "evicting"]
             if left != status.nomination.victims:
                 hold = status.nomination.model_copy(update={"victims": left})
-                self._set_status(uid, status.model_copy(update={"hold": hold}), WritePriority.NOMINATION)
+                self._set_status(uid, status.model_copy(update={"nomination": hold}), WritePriority.NOMINATION)
         for uid in uids:
             self._clear_finished_shrink(uid)
 
-    def _victim_state(self, victim: str) -> Literal["gone", "told", "untold"]:
+    def _victim_state(self, victim: str) -> Literal["gone", "evicting", "not_evicted"]:
         """Whether a victim makes way no more, does so now, or was not told yet.
 
         Gone: not admitted, removed, being deleted, or through with shrinking. It may still have pods that stop. Told:
@@ -105,10 +114,10 @@ class StatusUpdater:
         if status is None or not is_admitted(status) or self._jobs[victim].metadata.deletion_timestamp is not None:
             return "gone"
         if is_evicting(status):
-            return "told"
+            return "evicting"
         if status.eviction is None:
-            return "untold"
-        return "told" if self._has_stale_pods(victim, status) else "gone"
+            return "not_evicted"
+        return "evicting" if self._has_stale_pods(victim, status) else "gone"
 
     def _clear_finished_shrink(self, uid: str) -> None:
         """A shrunk gang forgets for whom, once that one's hold no longer waits for it."""
@@ -157,7 +166,7 @@ class StatusUpdater:
         self._set_status(decision.gang_uid, transitions.nominate(draft.status, decision), WritePriority.NOMINATION)
         leaving = ", ".join(self._job_name(victim) for victim in decision.victims)
         if leaving:
-            self._record_event(decision.gang_uid, "RoomHeld", f"room is held for it until {leaving} made way")
+            self._record_event(decision.gang_uid, "Nominated", f"room is held for it until {leaving} made way")
         self.needs_another_cycle = True
 
     def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
@@ -165,12 +174,18 @@ class StatusUpdater:
         draft = self._update(uid, WritePriority.PREEMPTION)
         if not is_admitted(draft.status):
             self._set_status(uid, transitions.clear_nomination(draft.status), WritePriority.PREEMPTION)
-            self._record_event(uid, "HoldLost", f"the room held for it went to {self._job_name(beneficiary)}, which comes first")
+            self._record_event(
+                uid, "NominationLost", f"the room held for it went to {self._job_name(beneficiary)}, which comes first"
+            )
             self.needs_another_cycle = True
             return
         message = f"{reason.lower()} for {self._job_name(beneficiary)}"
         eviction = self._eviction_status(draft.job, beneficiary, reason)
-        self._set_status(uid, transitions.evict(draft.status, reason, message, self._observed.now, eviction=eviction), WritePriority.PREEMPTION)
+        self._set_status(
+            uid,
+            transitions.evict(draft.status, reason, message, self._observed.now, eviction=eviction),
+            WritePriority.PREEMPTION,
+        )
         self._record_event(uid, reason, message)
         self.reconcile_job(uid)
         self.needs_another_cycle = True
@@ -180,9 +195,13 @@ class StatusUpdater:
         rank = WritePriority.ADMISSION if beneficiary is None else WritePriority.PREEMPTION
         draft = self._update(uid, rank)
         eviction = None if beneficiary is None else self._eviction_status(draft.job, beneficiary, decision.reason)
-        status = transitions.resize(draft.status, decision.placement, decision.reason, self._observed.now, eviction=eviction)
+        status = transitions.resize(
+            draft.status, decision.placement, decision.reason, self._observed.now, eviction=eviction
+        )
         self._set_status(uid, status, rank)
-        why = "there was room" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
+        why = (
+            "there was room" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
+        )
         self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}")
         self.reconcile_job(uid)
         self.needs_another_cycle = True
@@ -193,7 +212,9 @@ class StatusUpdater:
             status = self.latest_status(wait.gang_uid) if wait.reason in INADMISSIBLE_CODES else None
             if status is not None and status.nomination is not None:
                 self._set_status(wait.gang_uid, transitions.clear_nomination(status), WritePriority.LIFECYCLE)
-                self._record_event(wait.gang_uid, "HoldLost", f"the room held for it was given back: {wait.message}")
+                self._record_event(
+                    wait.gang_uid, "NominationLost", f"the room held for it was given back: {wait.message}"
+                )
                 self.needs_another_cycle = True
 
     # ---- placements that were written in an earlier round
@@ -222,7 +243,13 @@ class StatusUpdater:
 
     def evict_invalid(self, uid: str, reason: str) -> None:
         """Its placement is of no use to it any more: it is torn down whole and waits for another."""
-        self._set_status(uid, transitions.evict(self._update(uid, WritePriority.LIFECYCLE).status, PLACEMENT_INVALIDATED, reason, self._observed.now), WritePriority.LIFECYCLE)
+        self._set_status(
+            uid,
+            transitions.evict(
+                self._update(uid, WritePriority.LIFECYCLE).status, PLACEMENT_INVALIDATED, reason, self._observed.now
+            ),
+            WritePriority.LIFECYCLE,
+        )
         self._record_event(uid, PLACEMENT_INVALIDATED, f"its placement is not valid any more: {reason}")
         self.reconcile_job(uid)
         self.needs_another_cycle = True

@@ -8,15 +8,22 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from muster.validation import apply_warnings, being_deleted_conflict, check_apply, check_edit, check_unfinished, with_replicas
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.kubernetes import queries, paths
+from muster.kubernetes import paths, queries
 from muster.kubernetes.config import DEFAULT_NAMESPACE
-from muster.kubernetes.kube_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, KubeClient, JsonObject
+from muster.kubernetes.decode import WRONG_VERSION, decode, decodes_equal, to_manifest
 from muster.kubernetes.delete import object_label
+from muster.kubernetes.kube_client import DRY_RUN, JSON_PATCH, MERGE_PATCH, JsonObject, KubeClient
 from muster.kubernetes.preconditions import replaced_conflict, uid_mismatch_as_conflict
-from muster.kubernetes.decode import WRONG_VERSION, to_manifest, decode, decodes_equal
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.validation import (
+    apply_warnings,
+    being_deleted_conflict,
+    check_apply,
+    check_edit,
+    check_unfinished,
+    with_replicas,
+)
 
 if TYPE_CHECKING:
     from muster.yaml_input import AnyObject
@@ -29,7 +36,8 @@ _MAX_ATTEMPTS = 5
 def apply_objects(kube_client: KubeClient, documents: Sequence[AnyObject]) -> list[dict[str, Any]]:
     """Create or change objects: [{kind, namespace, name, result}], queues with `notices` where there are. Jobs that
     name no namespace come into that of the kubeconfig's context. Raises as a `Connection` does, and as
-    `muster.validation` as far as what that depends on may be read; what fails midway says what was written before it."""
+    `muster.validation` as far as what that depends on may be read; what fails midway says what was written before
+    it."""
     told = _check_apply(kube_client, documents)
     for item in documents:
         _apply_object(kube_client, item, DRY_RUN)
@@ -115,7 +123,9 @@ def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, 
     try:
         there = kube_client.get(path)
     except NotFound:
-        kube_client.request("POST", paths.collection_path(item.kind, namespace), wanted, query={**STRICT_FIELD_VALIDATION, **query})
+        kube_client.request(
+            "POST", paths.collection_path(item.kind, namespace), wanted, query={**STRICT_FIELD_VALIDATION, **query}
+        )
         return _result_row(item.kind, namespace, name, "created")
     _check_not_terminating(item, there)
     if decodes_equal(type(item), _merge_spec(there, wanted), there):
@@ -124,7 +134,9 @@ def _apply_object(kube_client: KubeClient, item: AnyObject, query: Mapping[str, 
     return _result_row(item.kind, namespace, name, "configured")
 
 
-def _replace_object(kube_client: KubeClient, item: AnyObject, existing: JsonObject, desired: JsonObject, query: Mapping[str, str]) -> None:
+def _replace_object(
+    kube_client: KubeClient, item: AnyObject, existing: JsonObject, desired: JsonObject, query: Mapping[str, str]
+) -> None:
     """The write is guarded, and made anew of what is there now if that was written meanwhile: the operator writes its
     status all the time. Somebody's edit is not overwritten."""
     path = paths.object_path(item.kind, desired["metadata"]["name"], desired["metadata"].get("namespace"))
@@ -176,7 +188,9 @@ def _partial_write_message(error: MusterError, item: AnyObject, rows: Sequence[d
     before = [object_label(row) for row in rows if row["result"] != "unchanged"]
     told = f"{error}; written before that: {', '.join(before)}" if before else str(error)
     if isinstance(error, ClusterError):
-        this = object_label(_result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, ""))
+        this = object_label(
+            _result_row(item.kind, item.metadata.namespace or DEFAULT_NAMESPACE, item.metadata.name, "")
+        )
         return f"{told}; whether {this} was written is not known: apply it again"
     return told
 

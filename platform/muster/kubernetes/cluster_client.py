@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.kubernetes import delete, drain, queries, paths, submit, apply
+from muster.kubernetes import apply, delete, drain, paths, queries, submit
 from muster.kubernetes.config import KubeContext, load_config
+from muster.kubernetes.decode import heartbeats_from_status, to_event_row
 from muster.kubernetes.kube_client import KubeClient
 from muster.kubernetes.logs import Replica, read_log
-from muster.kubernetes.decode import to_event_row, heartbeats_from_status
 from muster.kubernetes.object_watch import watch_job
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from muster.cluster import NodeView
-    from muster.yaml_input import AnyObject
     from muster.job_list import JobList
     from muster.spec import TrainingJob
+    from muster.yaml_input import AnyObject
 
 _HEARTBEAT_CACHE_S = 3.0
 
@@ -190,9 +190,11 @@ class KubernetesClusterClient:
         """By (role, index): the newest attempt that has a log. Empty: only the present one can have any."""
         return {}
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
         """Lines of one replica's log, of its present attempt; see `muster.kubernetes.logs`."""
         return read_log(self._kube_client, Replica(namespace, name, role, index), options)
 
 
-__all__ = ["KubernetesClusterClient", "KubeContext"]
+__all__ = ["KubeContext", "KubernetesClusterClient"]

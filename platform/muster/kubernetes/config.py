@@ -53,7 +53,8 @@ class ClientConfig:
 
 
 def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Read the kubeconfig. Raises `ClusterError` NoKubeconfig or BadKubeconfig, `NotFound` NoSuchContext."""
+    """Read the kubeconfig. Raises `ClusterError` KubeconfigNotFound or InvalidKubeconfig, `NotFound`
+    ContextNotFound."""
     paths = _kubeconfig_paths(context, environ)
     if paths:
         return _config_from_kubeconfig(_Kubeconfig.load(paths), context.context)
@@ -61,7 +62,7 @@ def load_config(context: KubeContext, environ: Mapping[str, str] = os.environ) -
         return _in_cluster_config(environ)
     raise ClusterError(
         "no cluster is known here: there is no kubeconfig; name one with --kubeconfig FILE or KUBECONFIG",
-        reason="NoKubeconfig",
+        reason="KubeconfigNotFound",
     )
 
 
@@ -70,12 +71,14 @@ def _kubeconfig_paths(context: KubeContext, environ: Mapping[str, str]) -> list[
     if context.kubeconfig is not None:
         path = Path(context.kubeconfig).expanduser()
         if not path.is_file():
-            raise ClusterError(f"--kubeconfig: {path} is no file", field="--kubeconfig", reason="NoKubeconfig")
+            raise ClusterError(f"--kubeconfig: {path} is no file", field="--kubeconfig", reason="KubeconfigNotFound")
         return [path]
     named = [Path(part).expanduser() for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
     found = [path for path in named or [Path("~/.kube/config").expanduser()] if path.is_file()]
     if named and not found:
-        raise ClusterError(f"KUBECONFIG: {environ['KUBECONFIG']} is no file", field="KUBECONFIG", reason="NoKubeconfig")
+        raise ClusterError(
+            f"KUBECONFIG: {environ['KUBECONFIG']} is no file", field="KUBECONFIG", reason="KubeconfigNotFound"
+        )
     return found
 
 
@@ -101,7 +104,7 @@ class _Kubeconfig:
                     for entry in document.get(f"{kind}s") or ():
                         into.setdefault(entry["name"], {**(entry.get(kind) or {}), "": path.parent})
             except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-                raise ClusterError(f"{path} is no kubeconfig: {error}", reason="BadKubeconfig") from error
+                raise ClusterError(f"{path} is no kubeconfig: {error}", reason="InvalidKubeconfig") from error
         return cls(paths, current, read.contexts, read.clusters, read.users)
 
     def resolve_context(self, context_name: str | None) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -110,12 +113,12 @@ class _Kubeconfig:
         if name not in self.contexts:
             known = ", ".join(sorted(self.contexts)) or "none"
             told = f"context {name!r} does not exist in {where}" if name else f"{where} has no current context"
-            raise NotFound(f"{told}; there are: {known}", field="--context", reason="NoSuchContext")
+            raise NotFound(f"{told}; there are: {known}", field="--context", reason="ContextNotFound")
         context = self.contexts[name]
         cluster = self.clusters.get(context.get("cluster", ""))
         if cluster is None or not cluster.get("server"):
             told = f"{where}: context {name!r} names cluster {context.get('cluster')!r}, which has no server"
-            raise ClusterError(told, reason="BadKubeconfig")
+            raise ClusterError(told, reason="InvalidKubeconfig")
         return name, context, cluster, self.users.get(context.get("user", ""), {})
 
 
@@ -130,7 +133,7 @@ def _config_from_kubeconfig(config: _Kubeconfig, context_name: str | None) -> Cl
         acting_as = _impersonation_headers(user)
     except (OSError, ValueError) as error:  # ssl's errors are OSErrors
         told = f"{os.pathsep.join(map(str, config.paths))}: context {name!r}: {error}"
-        raise ClusterError(told, reason="BadKubeconfig") from error
+        raise ClusterError(told, reason="InvalidKubeconfig") from error
     server = str(cluster["server"]).rstrip("/")
     return ClientConfig(
         server=server,
@@ -208,7 +211,11 @@ def _impersonation_headers(user: Mapping[str, Any]) -> tuple[tuple[str, str], ..
     if not isinstance(extra, dict) or not all(isinstance(values, list) for values in extra.values()):
         raise ValueError("as-user-extra: write a mapping of lists")
     headers += [("Impersonate-Group", group) for group in groups]
-    headers += [(f"Impersonate-Extra-{_escape_header_key(str(key))}", value) for key, values in extra.items() for value in values]
+    headers += [
+        (f"Impersonate-Extra-{_escape_header_key(str(key))}", value)
+        for key, values in extra.items()
+        for value in values
+    ]
     for name, value in headers:
         if not isinstance(value, str) or not value.isprintable():
             raise ValueError(f"{name}: {value!r} cannot be sent; write a text without control characters")
@@ -222,13 +229,15 @@ def _escape_header_key(key: str) -> str:
     return quote(key, safe="!#$&'*+-.^_`|~")
 
 
-def _login_by_official_client(paths: list[Path], context: str) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
+def _login_by_official_client(
+    paths: list[Path], context: str
+) -> tuple[ssl.SSLContext, Callable[[], Mapping[str, str]]]:
     try:
         from kubernetes import client, config
     except ImportError as error:
         how = "pip install '/path/to/muster[kubernetes]', of a clone of Muster"
         told = f"context {context!r} logs in by a program; for that: {how}"
-        raise ClusterError(told, reason="NoKubernetesClient") from error
+        raise ClusterError(told, reason="MissingKubernetesClient") from error
     settings = client.Configuration()
     try:
         config.load_kube_config(

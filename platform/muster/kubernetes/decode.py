@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from muster.validation.queue_readiness import INVALID_QUEUE_PREFIX
 from muster.cluster import NodeView
 from muster.errors import ClusterError
 from muster.job_list import JobList, UnreadableJobItem
-from muster.model import Resources, NodeTaint
+from muster.model import NodeTaint, Resources
 from muster.progress import heartbeat_from_status
 from muster.quantity import parse_quantity
 from muster.spec import API_VERSION, Flavor, Queue, StrictModel, TrainingJob
+from muster.validation.queue_readiness import INVALID_QUEUE_PREFIX
 
 T = TypeVar("T", bound=StrictModel)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from muster.validation import check_flavor_unused, check_no_children
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
-from muster.kubernetes import queries, paths
-from muster.kubernetes.kube_client import DRY_RUN, KubeClient, JsonObject
-from muster.kubernetes.preconditions import uid_precondition, uid_mismatch_as_conflict
-from muster.lifecycle import is_admitted
 from muster.job_list import JobList
+from muster.kubernetes import paths, queries
+from muster.kubernetes.kube_client import DRY_RUN, JsonObject, KubeClient
+from muster.kubernetes.preconditions import uid_mismatch_as_conflict, uid_precondition
+from muster.lifecycle import is_admitted
+from muster.validation import check_flavor_unused, check_no_children
 
 ObjectRef: TypeAlias = tuple[str, str, str]
 """Kind, name, namespace."""
@@ -81,7 +81,9 @@ def _jobs_on_flavor(listing: JobList, flavor: str) -> list[str]:
     return [*(f"{meta.namespace}/{meta.name}" for meta in users), *odd]
 
 
-def _delete(kube_client: KubeClient, target: ObjectRef, *, query: JsonObject | None = None, body: JsonObject | None = None) -> JsonObject:
+def _delete(
+    kube_client: KubeClient, target: ObjectRef, *, query: JsonObject | None = None, body: JsonObject | None = None
+) -> JsonObject:
     kind, name, namespace = target
     try:
         with uid_mismatch_as_conflict(object_label(_result_row(target, {}))):

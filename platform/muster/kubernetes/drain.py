@@ -7,11 +7,11 @@ from typing import Any
 
 from muster.cluster import DRAIN_TAINT
 from muster.errors import ClusterError, Conflict, NotFound
-from muster.kubernetes import paths
-from muster.kubernetes.kube_client import MERGE_PATCH, KubeClient
-from muster.kubernetes.decode import WRONG_VERSION
-from muster.lifecycle import is_finished
 from muster.job_list import JobList
+from muster.kubernetes import paths
+from muster.kubernetes.decode import WRONG_VERSION
+from muster.kubernetes.kube_client import MERGE_PATCH, KubeClient
+from muster.lifecycle import is_finished
 from muster.spec import TrainingJob
 
 _MAX_ATTEMPTS = 5
@@ -20,7 +20,9 @@ _Taints = list[dict[str, Any]]
 
 def drain(kube_client: KubeClient, node: str) -> None:
     """Put the taint on a node. Raises `NotFound`, `Refused` Forbidden."""
-    _update_taints(kube_client, node, lambda taints: [*_without_drain_taint(taints), {"key": DRAIN_TAINT, "effect": "NoSchedule"}])
+    _update_taints(
+        kube_client, node, lambda taints: [*_without_drain_taint(taints), {"key": DRAIN_TAINT, "effect": "NoSchedule"}]
+    )
 
 
 def undrain(kube_client: KubeClient, node: str) -> None:

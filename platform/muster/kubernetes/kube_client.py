@@ -112,7 +112,9 @@ class KubeClient:
         if last := b"".join(begun):
             yield last
 
-    def _attempt(self, method: str, url: str, payload: bytes | None, content_type: str) -> tuple[int, bytes, str | None]:
+    def _attempt(
+        self, method: str, url: str, payload: bytes | None, content_type: str
+    ) -> tuple[int, bytes, str | None]:
         """A connection is used again for reading only: when it breaks, nobody knows what became of a write."""
         connection = getattr(self._thread_local, "connection", None) if method == "GET" else None
         if connection is not None:

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from muster.errors import ClusterError, InvalidSpec, NotFound
-from muster.log_options import LogOptions
 from muster.kubernetes import paths
-from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, KubeClient, JsonObject
 from muster.kubernetes.decode import decode, to_unix_seconds
+from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient
 from muster.lifecycle import is_finished, pod_name
+from muster.log_options import LogOptions
 from muster.spec import TrainingJob
 
 _POLL_S = 1.0
@@ -41,15 +41,15 @@ class Replica:
 def read_log(kube_client: KubeClient, replica: Replica, options: LogOptions) -> Iterator[str]:
     """Lines of one replica; without an attempt: of the present one.
 
-    Raises `NotFound` for a role or an index that the job does not have, and LogGone for an attempt whose pods are no
-    more. With `follow` it waits for the pod, and ends when the attempt does.
+    Raises `NotFound` for a role or an index that the job does not have, and LogUnavailable for an attempt whose pods
+    are no more. With `follow` it waits for the pod, and ends when the attempt does.
     """
     job = _get_job(kube_client, replica)
     _check_replica(job, replica)
     number = job.status.attempt if options.attempt is None else options.attempt
     if number < job.status.attempt:
         told = f"attempt {number} of job {replica.job!r} is over, and its pods are gone with their logs"
-        raise NotFound(f"{told}; the present one is {job.status.attempt}", field="attempt", reason="LogGone")
+        raise NotFound(f"{told}; the present one is {job.status.attempt}", field="attempt", reason="LogUnavailable")
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     role = next(role for role in job.spec.roles if role.name == replica.role)
     container = role.template.spec.containers[0].name
@@ -76,7 +76,9 @@ class _ReplicaLog:
             query["tailLines"] = str(options.tail_lines)
         if options.follow:
             query["follow"] = "true"
-        with self.kube_client.stream(f"{self.pod_path}/log", query, _FOLLOW_IDLE_TIMEOUT_S if options.follow else _READ_TIMEOUT_S) as raw:
+        with self.kube_client.stream(
+            f"{self.pod_path}/log", query, _FOLLOW_IDLE_TIMEOUT_S if options.follow else _READ_TIMEOUT_S
+        ) as raw:
             for line in raw:
                 yield _split_timestamp(line.decode(errors="replace").rstrip("\n"))
 
@@ -174,11 +176,11 @@ def _check_replica(job: TrainingJob, replica: Replica) -> None:
     name = job.metadata.name
     if replica.role not in replicas:
         told = f"job {name!r} has no role {replica.role!r}; it has {', '.join(replicas)}"
-        raise NotFound(told, field="role", reason="NoSuchRole")
+        raise NotFound(told, field="role", reason="RoleNotFound")
     most = replicas[replica.role] - 1
     if not 0 <= replica.index <= most:
         told = f"role {replica.role!r} of job {name!r} has replicas 0 to {most}, no {replica.index}"
-        raise NotFound(told, field="index", reason="NoSuchReplica")
+        raise NotFound(told, field="index", reason="ReplicaNotFound")
 
 
 def _split_timestamp(line: str) -> tuple[float | None, str]:

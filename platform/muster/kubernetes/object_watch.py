@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from muster.errors import ClusterError, NotFound
 from muster.kubernetes import paths
-from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, KubeClient, JsonObject, decode_json
 from muster.kubernetes.decode import decode
+from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
 from muster.lifecycle import has_terminated
 from muster.spec import TrainingJob
 

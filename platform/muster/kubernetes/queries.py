@@ -13,20 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 from muster import model
-from muster.validation import check_dependencies_valid, check_size, check_submit
-from muster.validation.submit import name_hint
-from muster.cluster import NodeView, DecodeErrors, ObservedState
+from muster.cluster import DecodeErrors, NodeView, ObservedState
 from muster.errors import MusterError, NotFound, Refused
-from muster.kubernetes import paths
-from muster.kubernetes.kube_client import KubeClient
-from muster.kubernetes.decode import to_node_view, decode, decode_flavors, decode_jobs, decode_queues
-from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.job_list import JobList
-from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.kubernetes import paths
+from muster.kubernetes.decode import decode, decode_flavors, decode_jobs, decode_queues, to_node_view
+from muster.kubernetes.kube_client import KubeClient
+from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.snapshot import SnapshotCache, build_snapshot
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
 from muster.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
+from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.validation import check_dependencies_valid, check_size, check_submit
+from muster.validation.submit import name_hint
 
 _MAX_SUGGESTED_NAMES = 200
 MAX_PREFLIGHT_NODES = 500
@@ -89,7 +89,9 @@ def read_snapshot(kube_client: KubeClient) -> model.Snapshot:
     return _build_snapshot(_observed_state(kube_client, _list_all_jobs(kube_client), views))
 
 
-def preflight_job(kube_client: KubeClient, job: TrainingJob, namespace: str, others: Iterable[Queue | Flavor] = ()) -> None:
+def preflight_job(
+    kube_client: KubeClient, job: TrainingJob, namespace: str, others: Iterable[Queue | Flavor] = ()
+) -> None:
     """Refuse a job that could not start as the objects are now, `others` counted in; as far as they may be read."""
     others = list(others)
     try:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from muster.errors import ClusterError, Conflict, MusterError, NotFound
-from muster.kubernetes import queries, paths
+from muster.kubernetes import paths, queries
+from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
 from muster.kubernetes.config import DEFAULT_NAMESPACE
+from muster.kubernetes.decode import decode, to_manifest
 from muster.kubernetes.kube_client import DRY_RUN, KubeClient
 from muster.kubernetes.preconditions import is_uid_mismatch, uid_precondition
-from muster.kubernetes.decode import to_manifest, decode
-from muster.kubernetes.apply import STRICT_FIELD_VALIDATION
 from muster.spec import TrainingJob
 
 _MAX_LOOKUPS = 10
@@ -53,7 +53,9 @@ def _create(kube_client: KubeClient, job: TrainingJob, query: Mapping[str, str])
         name, namespace = job.metadata.name, wanted["metadata"]["namespace"]
         path = paths.collection_path("TrainingJob", namespace)
         try:
-            return decode(TrainingJob, kube_client.request("POST", path, wanted, query={**STRICT_FIELD_VALIDATION, **query}))
+            return decode(
+                TrainingJob, kube_client.request("POST", path, wanted, query={**STRICT_FIELD_VALIDATION, **query})
+            )
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise

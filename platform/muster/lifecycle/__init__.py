@@ -7,42 +7,48 @@ writes it is made of.
 
 from __future__ import annotations
 
-from muster.lifecycle.timeouts import Timeouts
 from muster.lifecycle.conditions import (
     find_condition,
     has_terminated,
     is_admitted,
-    is_finished,
-    is_evicting,
     is_condition_true,
+    is_evicting,
+    is_finished,
     phase_of,
     set_condition,
 )
-from muster.lifecycle.retention import retained_placement, retained_until
-from muster.lifecycle.reconcile import reconcile_job
+from muster.lifecycle.observation import (
+    ACTIVE_POD_PHASES,
+    Observation,
+    ReconcileResult,
+    max_grace_period_s,
+    role_grace_period_s,
+)
 from muster.lifecycle.placement import from_status, pod_name, pod_slots, to_status
-from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, max_grace_period_s, role_grace_period_s
+from muster.lifecycle.reconcile import reconcile_job
+from muster.lifecycle.retention import retained_placement, retained_until
+from muster.lifecycle.timeouts import Timeouts
 
 __all__ = [
     "ACTIVE_POD_PHASES",
-    "Timeouts",
     "Observation",
     "ReconcileResult",
+    "Timeouts",
     "find_condition",
     "from_status",
     "has_terminated",
     "is_admitted",
-    "is_finished",
-    "is_evicting",
     "is_condition_true",
-    "retained_placement",
-    "retained_until",
-    "reconcile_job",
+    "is_evicting",
+    "is_finished",
     "max_grace_period_s",
     "phase_of",
     "pod_name",
-    "role_grace_period_s",
     "pod_slots",
+    "reconcile_job",
+    "retained_placement",
+    "retained_until",
+    "role_grace_period_s",
     "set_condition",
     "to_status",
 ]

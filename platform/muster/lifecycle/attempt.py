@@ -15,23 +15,31 @@ from typing import Literal, TypeAlias
 
 from muster.cluster import PodView
 from muster.lifecycle import transitions
-from muster.lifecycle.timeouts import Timeouts
-from muster.lifecycle.conditions import COMPLETE, FAILED, PODS_READY, is_evicting, is_condition_true, set_condition, with_status_fields
+from muster.lifecycle.conditions import (
+    COMPLETE,
+    FAILED,
+    PODS_READY,
+    is_condition_true,
+    is_evicting,
+    set_condition,
+    with_status_fields,
+)
 from muster.lifecycle.failure import (
     FailureAction,
     add_blamed_nodes,
-    first_failed_pod,
-    is_node_lost,
-    is_infrastructure_failure,
-    to_last_failure,
-    matching_action,
     failure_message,
+    first_failed_pod,
+    is_infrastructure_failure,
+    is_node_lost,
+    matching_action,
     nodes_to_blame_for_start,
+    to_last_failure,
 )
 from muster.lifecycle.finished_pods import PodSlotKey, recorded_finished_pods
-from muster.lifecycle.transitions import START_TIMEOUT
-from muster.lifecycle.placement import from_status, pod_name, pod_slots, pod_count
 from muster.lifecycle.observation import Observation, max_grace_period_s
+from muster.lifecycle.placement import from_status, pod_count, pod_name, pod_slots
+from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.transitions import START_TIMEOUT
 from muster.model import Placement, RolePlacement
 from muster.spec import LastFailure, TrainingJob, TrainingJobStatus
 
@@ -58,7 +66,9 @@ class _AttemptContext:
     finished: frozenset[PodSlotKey]  # pods that did their work and are gone
 
 
-def evaluate_attempt(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition:
+def evaluate_attempt(
+    job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
+) -> Transition:
     """The first finding that applies to a gang that is not through, or when to look again. One that leaves, leaves."""
     if is_evicting(status):
         return Transition(status)
@@ -70,13 +80,17 @@ def evaluate_attempt(job: TrainingJob, status: TrainingJobStatus, observation: O
     return Transition(status, wake_times=tuple(_deadlines(case).values()))
 
 
-def _attempt_context(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> _AttemptContext:
+def _attempt_context(
+    job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
+) -> _AttemptContext:
     pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt)
     finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
     return _AttemptContext(job, status, observation, timeouts, pods, len(pods) == len(observation.pods), finished)
 
 
-def evaluate_completion(job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts) -> Transition | None:
+def evaluate_completion(
+    job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
+) -> Transition | None:
     """The end of an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
 
     Also of a gang that leaves: what exits because it was told to does not count.
@@ -99,14 +113,21 @@ def _check_roles_changed(context: _AttemptContext) -> Transition | None:
     """Sizes may change while the gang runs: above the most it restarts smaller, below the least it requeues."""
     most = {role.name: context.job.spec.max_replicas(role) for role in context.job.spec.roles}
     parts = from_status(context.status.placement)
-    if all(part.role in most and _min_replicas(context, part.role) <= part.replicas <= most[part.role] for part in parts):
+    if all(
+        part.role in most and _min_replicas(context, part.role) <= part.replicas <= most[part.role] for part in parts
+    ):
         return None
     if any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts):
         message = "its roles were edited; it needs another placement"
-        return Transition(transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message))
+        return Transition(
+            transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message)
+        )
     smaller: Placement = tuple(_truncate(part, most[part.role]) for part in parts)
     status = transitions.resize(context.status, smaller, "Edited", context.observation.now, eviction=None)
-    return Transition(status, ("Normal", "Resized", f"replicas was lowered: restarts with {_pod_count_text(pod_count(status.placement))}"))
+    return Transition(
+        status,
+        ("Normal", "Resized", f"replicas was lowered: restarts with {_pod_count_text(pod_count(status.placement))}"),
+    )
 
 
 def _pod_count_text(number: int) -> str:
@@ -131,10 +152,14 @@ def _check_lost(context: _AttemptContext) -> Transition | None:
     else:
         reason, message = "PodLost", f"{missing} of its pods vanished"
     losses = context.status.node_losses + 1
-    status = with_status_fields(context.status, {"node_losses": losses})  # nobody to blame: a node that is down takes no pods
+    status = with_status_fields(
+        context.status, {"node_losses": losses}
+    )  # nobody to blame: a node that is down takes no pods
     if losses > context.timeouts.max_node_losses:
         message = f"{message}; {context.timeouts.max_node_losses} such losses are the most a job may have"
-        return Transition(transitions.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message))
+        return Transition(
+            transitions.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message)
+        )
     return Transition(transitions.evict(status, reason, message, now), ("Warning", reason, message))
 
 
@@ -142,7 +167,9 @@ def _check_failed(context: _AttemptContext) -> Transition | None:
     pod = first_failed_pod(context.pods)
     if pod is None:
         return None
-    status = with_status_fields(context.status, {"last_failure": to_last_failure(pod, context.observation.now, context.timeouts)})
+    status = with_status_fields(
+        context.status, {"last_failure": to_last_failure(pod, context.observation.now, context.timeouts)}
+    )
     action = matching_action(context.job.spec.failure_policy, pod)
     return _apply_failure_policy(context, status, action or "RestartGang", ("Failed", failure_message(pod)), pod.node)
 
@@ -162,7 +189,9 @@ def _check_drained(context: _AttemptContext) -> Transition | None:
     if not drained:
         return None
     message = f"leaves {', '.join(drained)}, which {'is' if len(drained) == 1 else 'are'} being drained"
-    return Transition(transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message))
+    return Transition(
+        transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message)
+    )
 
 
 def _check_stalled(context: _AttemptContext) -> Transition | None:
@@ -190,7 +219,9 @@ def _check_start_timeout(context: _AttemptContext) -> Transition | None:
     timeout_s = context.job.spec.start_timeout_seconds
     message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
     late_pods = ((seat.node, pods.get((seat.role, seat.index))) for seat in late)
-    blamed = nodes_to_blame_for_start(late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s)
+    blamed = nodes_to_blame_for_start(
+        late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s
+    )
     meta = context.job.metadata
     failure = LastFailure(
         pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, context.status.attempt),
@@ -199,20 +230,30 @@ def _check_start_timeout(context: _AttemptContext) -> Transition | None:
         log_tail=message,
         at=now,
     )
-    fields = {"last_failure": failure, "blamed_nodes": add_blamed_nodes(context.status.blamed_nodes, blamed, now, context.timeouts)}
+    fields = {
+        "last_failure": failure,
+        "blamed_nodes": add_blamed_nodes(context.status.blamed_nodes, blamed, now, context.timeouts),
+    }
     return _retry_start(context, with_status_fields(context.status, fields), message)
 
 
 def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: str) -> Transition:
     """Queue a gang again that was not ready in time, after a backoff; or the end, as maxStartRetries says."""
-    now, most, retries = context.observation.now, context.job.spec.failure_policy.max_start_retries, status.start_retries
+    now, most, retries = (
+        context.observation.now,
+        context.job.spec.failure_policy.max_start_retries,
+        status.start_retries,
+    )
     if most is not None and retries >= most:
         message = f"{message}; start retries: {retries}, maxStartRetries: {most}"
-        return Transition(transitions.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message))
+        return Transition(
+            transitions.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message)
+        )
     status = with_status_fields(status, {"start_retries": retries + 1})
     limit = "" if most is None else f" of {most}"
     message = (
-        f"{message}; start retry {retries + 1}{limit} after {transitions.backoff_s(status, START_TIMEOUT, context.timeouts):g} s"
+        f"{message}; start retry {retries + 1}{limit} after "
+        f"{transitions.backoff_s(status, START_TIMEOUT, context.timeouts):g} s"
     )
     return Transition(transitions.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
 
@@ -223,7 +264,9 @@ def _check_ready(context: _AttemptContext) -> Transition | None:
     wanted = pod_count(context.status.placement)
     if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
         return None
-    status = with_status_fields(_with_started_at(context, context.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0})
+    status = with_status_fields(
+        _with_started_at(context, context.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0}
+    )
     status = set_condition(
         status,
         PODS_READY,
@@ -247,13 +290,21 @@ _CHECKS: tuple[Callable[[_AttemptContext], Transition | None], ...] = (
 )
 
 
-def _apply_failure_policy(context: _AttemptContext, status: TrainingJobStatus, action: FailureAction, reason_and_message: tuple[str, str], node: str) -> Transition:
+def _apply_failure_policy(
+    context: _AttemptContext,
+    status: TrainingJobStatus,
+    action: FailureAction,
+    reason_and_message: tuple[str, str],
+    node: str,
+) -> Transition:
     """Restart here, restart elsewhere, or the end: by rule, or because the restarts are used up."""
     now, most = context.observation.now, context.job.spec.failure_policy.max_restarts
     reason, message = reason_and_message
     if action == "FailJob":
         message = f"{message}; a rule of its failurePolicy ends the job"
-        return Transition(transitions.finish(status, FAILED, "FailedByRule", message, now), ("Warning", "Failed", message))
+        return Transition(
+            transitions.finish(status, FAILED, "FailurePolicy", message, now), ("Warning", "Failed", message)
+        )
     if status.restarts >= most:
         message = f"{message}; {_restarts_exhausted_message(status.restarts, most)}"
         end = reason if reason != "Failed" else "TooManyRestarts"
@@ -261,7 +312,9 @@ def _apply_failure_policy(context: _AttemptContext, status: TrainingJobStatus, a
     status = with_status_fields(status, {"restarts": status.restarts + 1})
     cordoned = _cordoned_nodes(context)
     if action == "RestartElsewhere":
-        status = with_status_fields(status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)})
+        status = with_status_fields(
+            status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)}
+        )
     elif cordoned:
         action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} takes no new pods"
     if action != "RestartGang":
@@ -286,7 +339,11 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
     if spec.max_runtime_seconds is not None:
         ends["runtime"] = admitted_at + spec.max_runtime_seconds
     if spec.stall_timeout_seconds is not None and status.started_at is not None and context.pods:
-        stepped_at = status.started_at if context.observation.heartbeat is None else context.observation.heartbeat.step_changed_at
+        stepped_at = (
+            status.started_at
+            if context.observation.heartbeat is None
+            else context.observation.heartbeat.step_changed_at
+        )
         ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
     if not is_condition_true(status, PODS_READY) and context.old_pods_gone:
         since = admitted_at if status.requeue_after is None else status.requeue_after + max_grace_period_s(context.job)
@@ -295,7 +352,9 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
 
 
 def _with_started_at(context: _AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
-    return status if status.started_at is not None else with_status_fields(status, {"started_at": context.observation.now})
+    return (
+        status if status.started_at is not None else with_status_fields(status, {"started_at": context.observation.now})
+    )
 
 
 def _with_status(context: _AttemptContext, status: TrainingJobStatus) -> _AttemptContext:

@@ -45,7 +45,13 @@ def set_condition(
 
 
 def with_condition(
-    conditions: list[Condition], condition_type: str, value: bool, reason: str, message: str, now: float, generation: int
+    conditions: list[Condition],
+    condition_type: str,
+    value: bool,
+    reason: str,
+    message: str,
+    now: float,
+    generation: int,
 ) -> list[Condition]:
     """The conditions with this one set, in its old position or last; the same list when nothing would change."""
     wanted: Literal["True", "False"] = "True" if value else "False"
@@ -114,7 +120,9 @@ def _condition_reason(status: TrainingJobStatus, condition_type: str) -> str:
 def is_finished(status: TrainingJobStatus) -> bool:
     """True once it is decided that the job ends for good: complete, failed or cancelled. Processes of it may still
     run: see `has_ended`."""
-    return is_condition_true(status, COMPLETE) or is_condition_true(status, FAILED) or is_condition_true(status, CANCELLED)
+    return (
+        is_condition_true(status, COMPLETE) or is_condition_true(status, FAILED) or is_condition_true(status, CANCELLED)
+    )
 
 
 def has_terminated(status: TrainingJobStatus) -> bool:

@@ -66,7 +66,9 @@ def failure_message(pod: PodView) -> str:
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
 
 
-def add_blamed_nodes(blamed: list[BlamedNode], nodes: Iterable[str], now: float, timeouts: Timeouts) -> list[BlamedNode]:
+def add_blamed_nodes(
+    blamed: list[BlamedNode], nodes: Iterable[str], now: float, timeouts: Timeouts
+) -> list[BlamedNode]:
     """The list with these nodes blamed from now on; expired entries leave, the newest are kept."""
     fresh = sorted(set(nodes))
     kept = [entry for entry in blamed if entry.until > now and entry.node not in fresh]
@@ -101,7 +103,11 @@ def is_node_lost(node: NodeView | None, now: float, timeouts: Timeouts) -> bool:
     """True when what ran on the node cannot run any more: deleted, out of service, or unknown for too long."""
     if node is None or node.out_of_service:
         return True
-    return not node.ready and node.not_ready_since is not None and now >= node.not_ready_since + timeouts.force_delete_after_s
+    return (
+        not node.ready
+        and node.not_ready_since is not None
+        and now >= node.not_ready_since + timeouts.force_delete_after_s
+    )
 
 
 def shared_blamed_nodes(blamed: Mapping[str, Iterable[BlamedNode]], now: float, node_count: int) -> dict[str, float]:

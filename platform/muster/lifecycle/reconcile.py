@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from muster.heartbeat import MAX_CLOCK_SKEW_S
 from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
+from muster.heartbeat import MAX_CLOCK_SKEW_S
 from muster.lifecycle import transitions
-from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.attempt import Transition, evaluate_attempt, evaluate_completion
 from muster.lifecycle.conditions import (
     CANCELLED,
     FAILED,
     SUSPENDED,
     is_admitted,
-    is_finished,
-    is_evicting,
     is_condition_true,
+    is_evicting,
+    is_finished,
     with_status_fields,
 )
 from muster.lifecycle.failure import is_node_lost
-from muster.lifecycle.finished_pods import to_finished_pods, recorded_finished_pods, newly_finished_pods
-from muster.lifecycle.attempt import Transition, evaluate_completion, evaluate_attempt
-from muster.lifecycle.retention import nomination_ttl_s, retained_placement
-from muster.lifecycle.placement import PodSlot, from_status, matches_spec, pod_name, pod_slots, without_nodes
+from muster.lifecycle.finished_pods import newly_finished_pods, recorded_finished_pods, to_finished_pods
 from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, role_grace_period_s
+from muster.lifecycle.placement import PodSlot, from_status, matches_spec, pod_name, pod_slots, without_nodes
+from muster.lifecycle.retention import nomination_ttl_s, retained_placement
+from muster.lifecycle.timeouts import Timeouts
 from muster.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, RolePlacementStatus, TrainingJob
 
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
@@ -158,7 +158,9 @@ class _JobReconciler:
         if self.observation.pods:
             return
         now = self.observation.now
-        self.status = transitions.requeue(self.status, now, self.timeouts, self._retained_capacity(), nomination_ttl_s(self.job))
+        self.status = transitions.requeue(
+            self.status, now, self.timeouts, self._retained_capacity(), nomination_ttl_s(self.job)
+        )
         self._wait_in_queue()
 
     def _retained_capacity(self) -> list[RolePlacementStatus]:
@@ -190,10 +192,14 @@ class _JobReconciler:
         if status.nomination is not None:
             if not matches_spec(status.nomination.placement, self.job.spec):
                 self.status = transitions.clear_nomination(status)
-                self._record_event("Normal", "HoldLost", "the room held for it was given back: its roles were edited")
+                self._record_event(
+                    "Normal", "NominationLost", "the room held for it was given back: its roles were edited"
+                )
             elif now >= status.nomination.expires_at:
                 self.status = transitions.clear_nomination(status)
-                self._record_event("Warning", "HoldExpired", "the room held for it was given back: it could not start in time")
+                self._record_event(
+                    "Warning", "NominationExpired", "the room held for it was given back: it could not start in time"
+                )
             else:
                 self.wake_times.append(status.nomination.expires_at)
         if status.requeue_after is not None:

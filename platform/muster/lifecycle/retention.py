@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.lifecycle.timeouts import Timeouts
 from muster.lifecycle.conditions import EVICTED, find_condition, is_evicting
-from muster.lifecycle.transitions import backoff_s
-from muster.lifecycle.placement import matches_spec, without_nodes
 from muster.lifecycle.observation import max_grace_period_s
+from muster.lifecycle.placement import matches_spec, without_nodes
+from muster.lifecycle.timeouts import Timeouts
+from muster.lifecycle.transitions import backoff_s
 from muster.spec import RolePlacementStatus, TrainingJob, TrainingJobSpec, TrainingJobStatus
 
 CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})

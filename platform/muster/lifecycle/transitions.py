@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.lifecycle.timeouts import Timeouts
 from muster.lifecycle.conditions import (
     ADMITTED,
     CANCELLED,
@@ -24,6 +23,7 @@ from muster.lifecycle.conditions import (
     with_status_fields,
 )
 from muster.lifecycle.placement import describe, pod_count, to_status
+from muster.lifecycle.timeouts import Timeouts
 from muster.model import Nominate, Placement, Wait
 from muster.spec import EvictionStatus, NominationStatus, RolePlacementStatus, TrainingJobStatus
 
@@ -46,7 +46,7 @@ def admit(status: TrainingJobStatus, placement: Placement, now: float) -> Traini
         "requeue_after": None,
         "queue_position": None,
         "estimated_start": None,
-        "hold": None,
+        "nomination": None,
         "eviction": None,
         "pods_wanted": pod_count(places),
         "pods_ready": 0,
@@ -69,12 +69,12 @@ def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus
     hold = NominationStatus(
         placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
     )
-    return with_status_fields(status, {"hold": hold})
+    return with_status_fields(status, {"nomination": hold})
 
 
 def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
     """Give the promised room back."""
-    return status if status.nomination is None else with_status_fields(status, {"hold": None})
+    return status if status.nomination is None else with_status_fields(status, {"nomination": None})
 
 
 def evict(
@@ -86,7 +86,11 @@ def evict(
 
 
 def requeue(
-    status: TrainingJobStatus, now: float, timeouts: Timeouts, retained: list[RolePlacementStatus], nomination_ttl_s: float
+    status: TrainingJobStatus,
+    now: float,
+    timeouts: Timeouts,
+    retained: list[RolePlacementStatus],
+    nomination_ttl_s: float,
 ) -> TrainingJobStatus:
     """End the stay: all pods are gone, the gang waits again. `kept` is room it keeps under a hold, for `hold_s` from
     when it may start again.
@@ -99,8 +103,12 @@ def requeue(
     delay_s = backoff_s(status, reason, timeouts)
     requeue_after = now + delay_s if delay_s > 0 else None
     starts_at = now if requeue_after is None else requeue_after  # no sooner: until then a hold must not run out
-    hold = NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
-    return with_status_fields(_release(status, now, reason, message), {"hold": hold, "requeue_after": requeue_after})
+    hold = (
+        NominationStatus(placement=retained, victims=[], expires_at=starts_at + nomination_ttl_s) if retained else None
+    )
+    return with_status_fields(
+        _release(status, now, reason, message), {"nomination": hold, "requeue_after": requeue_after}
+    )
 
 
 START_TIMEOUT: Final = "StartTimeout"
@@ -142,7 +150,13 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     """Release everything until the job is resumed."""
     message = "spec.suspend is true"
     status = _release(status, now, "Suspended", message) if is_admitted(status) else status
-    fields = {"hold": None, "requeue_after": None, "queue_position": None, "estimated_start": None, "start_retries": 0}
+    fields = {
+        "nomination": None,
+        "requeue_after": None,
+        "queue_position": None,
+        "estimated_start": None,
+        "start_retries": 0,
+    }
     status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)
 
@@ -158,7 +172,7 @@ def finish(status: TrainingJobStatus, condition_type: str, reason: str, message:
     It has ended once its last process has, which may take its grace. The placement stays as a record."""
     assert condition_type in (COMPLETE, FAILED, CANCELLED)
     fields = {
-        "hold": None,
+        "nomination": None,
         "eviction": None,
         "requeue_after": None,
         "queue_position": None,

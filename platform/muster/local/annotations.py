@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster import spec
-from muster.yaml_input.field_errors import field_path
 from muster.errors import InvalidSpec
 from muster.local.log_limits import LOG_LIMIT_ANNOTATION, job_log_limit
 from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, allows_oversubscription
-from muster.local.submission import SUBMITTER_ANNOTATIONS, PASS_ENVIRONMENT_ANNOTATION, passed_variables
+from muster.local.submission import PASS_ENVIRONMENT_ANNOTATION, SUBMITTER_ANNOTATIONS, passed_variables
 from muster.text.suggest import closest_match
+from muster.yaml_input.field_errors import field_path
 
 _PREFIX = "muster.dev/"
 _KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION}
@@ -22,7 +22,11 @@ def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None
     _refuse_unknown(job, {} if old is None else old.metadata.annotations)
     job_log_limit(job, 0)
     allows_oversubscription(job)
-    if old is not None and PASS_ENVIRONMENT_ANNOTATION in job.metadata.annotations and set(passed_variables(job)) != set(passed_variables(old)):
+    if (
+        old is not None
+        and PASS_ENVIRONMENT_ANNOTATION in job.metadata.annotations
+        and set(passed_variables(job)) != set(passed_variables(old))
+    ):
         field = f"metadata.annotations[{PASS_ENVIRONMENT_ANNOTATION}]"
         stored, given = ",".join(passed_variables(old)), ",".join(passed_variables(job))
         raise InvalidSpec(

@@ -22,8 +22,8 @@ def main(run_dir: Path, job: str, parent: int) -> int:
         return 1
     os.nice(10)
     from muster.errors import InvalidTrace
-    from muster.tracing.spool_collector import collect_abandoned
     from muster.tracing.report import build
+    from muster.tracing.spool_collector import collect_abandoned
 
     try:
         collect_abandoned(run_dir, time.time())

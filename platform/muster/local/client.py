@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from muster.errors import NotFound, Refused
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.lifecycle import has_terminated
 from muster.job_list import JobList
-from muster.local.daemon_client import DaemonClient
+from muster.lifecycle import has_terminated
 from muster.local.connection import DaemonUnavailable
+from muster.local.daemon_client import DaemonClient
 from muster.local.environment import omitted_env_vars
-from muster.local.home import Home, home_path, open_home
-from muster.local.logs import tail_offset, byte_range, read_lines, log_path
-from muster.local.pod_folder import PodFolder
 from muster.local.heartbeats import rank_heartbeats
+from muster.local.home import Home, home_path, open_home
+from muster.local.logs import byte_range, log_path, read_lines, tail_offset
+from muster.local.pod_folder import PodFolder
 from muster.local.replica_log import check_attempt, check_replica, is_complete, newest_attempt, newest_log_attempts
-from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
-from muster.local.submission import submitter_environment, annotate_submitter, passed_variables
+from muster.local.submission import annotate_submitter, passed_variables, submitter_environment
 from muster.local.version import API_VERSION
-from muster.text.suggest import did_you_mean
+from muster.local.virtual_nodes import HOST_SHAPE, parse_shape
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import Flavor, TrainingJob
+from muster.text.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from muster.yaml_input import AnyObject
@@ -70,7 +70,7 @@ class LocalClient:
     def up(
         cls, home: str | os.PathLike[str] | None = None, nodes: str | None = None, idle_s: float | None = None
     ) -> LocalClient:
-        """Start the daemon; with `nodes`, of that pretended shape (`host`: this host as it is).
+        """Start the daemon; with `nodes`, of that virtual shape (`host`: this host as it is).
 
         A daemon that shows other nodes is replaced when no job runs; else `Refused` JobsRunning. A shape that is none
         is `InvalidSpec`, and a daemon that runs goes on as it was.
@@ -95,7 +95,9 @@ class LocalClient:
         unchanged. A queue whose quota is hardly meant has `notices`, too."""
         items = [annotate_submitter(item) if isinstance(item, TrainingJob) else item for item in documents]
         url = f"/v{API_VERSION}/apply"
-        answer: list[dict[str, Any]] = self._daemon.request("POST", url, _with_environments(items), start_if_stopped=True)
+        answer: list[dict[str, Any]] = self._daemon.request(
+            "POST", url, _with_environments(items), start_if_stopped=True
+        )
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
@@ -119,7 +121,9 @@ class LocalClient:
         """Submit jobs, all of them or none, with what they get of our environment."""
         url = f"/v{API_VERSION}/jobs" + ("?dryRun=true" if dry_run else "")
         body = _with_environments([annotate_submitter(job) for job in jobs])
-        return [TrainingJob.model_validate(job) for job in self._daemon.request("POST", url, body, start_if_stopped=True)]
+        return [
+            TrainingJob.model_validate(job) for job in self._daemon.request("POST", url, body, start_if_stopped=True)
+        ]
 
     def newly_left_out(self, jobs: Sequence[TrainingJob]) -> list[str]:
         """Names of the variables of our environment that none of these jobs gets; none at all unless one of them was
@@ -161,8 +165,11 @@ class LocalClient:
         return self._patch(name, namespace, {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
-        """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` NoSuchRole, `Conflict` when it is over."""
-        return TrainingJob.model_validate(self._daemon.request("POST", f"{_job_url(namespace, name)}/replicas", dict(replicas)))
+        """Change how many pods roles have. Raises `InvalidSpec`, `NotFound` RoleNotFound, `Conflict` when it is
+        over."""
+        return TrainingJob.model_validate(
+            self._daemon.request("POST", f"{_job_url(namespace, name)}/replicas", dict(replicas))
+        )
 
     def queues(self) -> list[dict[str, Any]]:
         """The queue tree as rows, parents first (`muster.tables`)."""
@@ -185,7 +192,9 @@ class LocalClient:
             there = f"there is {', '.join(known[:8])}" + (f" and {len(known) - 8} more" if len(known) > 8 else "")
             raise NotFound(f"there is no node {node!r}; {did_you_mean(node, known, there)}", field="node")
         is_here = "is this host" if len(known) == 1 else "is pretended: all nodes here are this host"
-        raise Refused(f"node {node!r} {is_here}; to stop what runs here: muster local down --force", reason="ThisHost")
+        raise Refused(
+            f"node {node!r} {is_here}; to stop what runs here: muster local down --force", reason="DrainUnsupported"
+        )
 
     def undrain(self, node: str) -> None:
         """Raises `Refused`, as `drain` does."""
@@ -240,7 +249,9 @@ class LocalClient:
         """By (role, index): the newest attempt that has a log."""
         return newest_log_attempts(self.run_dir(name, namespace) / "logs")
 
-    def log_lines(self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS) -> Iterator[str]:
+    def log_lines(
+        self, name: str, namespace: str, role: str, index: int, options: LogOptions = DEFAULT_LOG_OPTIONS
+    ) -> Iterator[str]:
         """Lines of one replica's log; times are exact to about a second.
 
         Raises `NotFound` for a role or index that the job does not have, and did not have in the attempt that is asked

@@ -19,14 +19,14 @@ from pathlib import Path
 
 from muster import spec
 from muster.cluster import (
-    Heartbeat,
     CreatePod,
     DeletePod,
+    Heartbeat,
     NodeView,
+    ObservedState,
     PodView,
     RecordEvent,
     RemoveJob,
-    ObservedState,
     Write,
     WriteFlavorStatus,
     WriteQueueStatus,
@@ -34,13 +34,13 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, MusterError
 from muster.lifecycle import is_admitted, is_finished
-from muster.local.quarantine import QUARANTINE_S, Quarantine, with_unmanaged_usage
 from muster.local.capacity import GPU
 from muster.local.devices import free_port
-from muster.local.home import Home
 from muster.local.heartbeats import HeartbeatReader
-from muster.local.records import EventRecord, PodRecord
+from muster.local.home import Home
 from muster.local.pod_supervisor import PodSupervisor
+from muster.local.quarantine import QUARANTINE_S, Quarantine, with_unmanaged_usage
+from muster.local.records import EventRecord, PodRecord
 from muster.local.store import SqliteStore
 from muster.snapshot import pod_request
 
@@ -177,9 +177,12 @@ class LocalCluster:
         now = self._clock()
         self._quarantine.add(write.job_uid, now)
         told = f"{type(error).__name__}: {error}"
-        said = f"it is left alone, and tried again every {QUARANTINE_S:g} s: what is decided cannot be written down: {told}"
+        said = (
+            f"it is left alone, and tried again every {QUARANTINE_S:g} s: what is decided cannot be written "
+            f"down: {told}"
+        )
         _LOG.error("job %s: %s", write.job_uid, said, exc_info=error)
-        self._store.add_event(EventRecord(write.job_uid, now, "Warning", "SetAside", said))
+        self._store.add_event(EventRecord(write.job_uid, now, "Warning", "StatusWriteFailed", said))
         return Conflict(f"job {write.job_uid} is set aside: {told}")
 
     def _apply_write(self, write: Write) -> None:

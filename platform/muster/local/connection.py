@@ -43,7 +43,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
     except (OSError, http.client.HTTPException, ValueError) as error:
         if method == "GET" and isinstance(error, ConnectionResetError | BrokenPipeError):
             raise DaemonUnavailable(f"the daemon at {path} was killed", reason="NotRunning") from error
-        raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="BrokeOff") from error
+        raise DaemonError(f"the daemon broke off ({method} {url}): {error!r}", reason="ConnectionLost") from error
     finally:
         connection.close()
     if response.status >= 400:
@@ -53,7 +53,7 @@ def request(path: Path, method: str, url: str, body: Any = None, timeout_s: floa
 
 def _error_from_response(body: dict[str, str]) -> MusterError:
     message, reason = body.get("message", "the daemon refused"), body.get("reason", "Error")
-    if reason == "Closing":
+    if reason == "ShuttingDown":
         return DaemonUnavailable(message, reason="NotRunning")
     kind = _ERROR_TYPES.get(body.get("type", ""), MusterError)
     error = kind(message, field=body.get("field", ""), reason=reason)

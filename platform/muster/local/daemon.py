@@ -28,10 +28,10 @@ from muster.cluster import RecordEvent, Write
 from muster.engine import Engine
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
 from muster.lifecycle import is_admitted
-from muster.local.wiring import DaemonComponents, assemble
 from muster.local.home import Home, open_home
-from muster.local.server import RequestTracker, DaemonServer
+from muster.local.server import DaemonServer, RequestTracker
 from muster.local.version import API_VERSION, version
+from muster.local.wiring import DaemonComponents, assemble
 
 ALREADY_RUNNING_EXIT_CODE = 3  # exit code when another daemon has the home
 _LOG = logging.getLogger("muster.local")
@@ -79,8 +79,8 @@ class Daemon:
             "mode": self._mode or "up",
             "nodes": len(nodes),
             "shape": self._components.shape,
-            "pretended": pretended,
-            "note": "pretended nodes are slots, not isolation: all replicas run on this host" if pretended else "",
+            "virtual": pretended,
+            "note": "virtual nodes are slots, not isolation: all replicas run on this host" if pretended else "",
             "running": sum(is_admitted(job.status) for job in unfinished),
             "waiting": sum(job.status.phase == "Pending" for job in unfinished),
             "suspended": sum(job.status.phase == "Suspended" for job in unfinished),
@@ -276,7 +276,7 @@ def idle_seconds(option: str | None, environ: Mapping[str, str]) -> float:
         seconds = math.nan
     if not 0.0 <= seconds < math.inf:
         raise DaemonError(
-            f"{name}={text!r} is no number of seconds; write one from 0 up, such as 600", reason="BadIdle"
+            f"{name}={text!r} is no number of seconds; write one from 0 up, such as 600", reason="InvalidIdleTimeout"
         )
     return seconds
 

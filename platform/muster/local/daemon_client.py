@@ -9,9 +9,9 @@ from typing import Any
 from muster.errors import DaemonError, Refused
 from muster.local.connection import DaemonUnavailable, request
 from muster.local.home import Home
-from muster.local.virtual_nodes import HOST_SHAPE
 from muster.local.start import start_daemon
 from muster.local.version import API_VERSION, version
+from muster.local.virtual_nodes import HOST_SHAPE
 
 _STOP_TIMEOUT_S = 60.0
 _STARTUP_TIMEOUT_S = 60.0  # for a daemon to come up
@@ -63,8 +63,10 @@ class DaemonClient:
             try:
                 answer = request(self._home.socket(), method, url, body, timeout_s)
             except DaemonError as error:
-                broke_off += error.reason == "BrokeOff"
-                again = error.reason == "NotRunning" or (error.reason == "BrokeOff" and broke_off <= _MAX_DISCONNECTS)
+                broke_off += error.reason == "ConnectionLost"
+                again = error.reason == "NotRunning" or (
+                    error.reason == "ConnectionLost" and broke_off <= _MAX_DISCONNECTS
+                )
                 if not (self._autostart and again) or time.monotonic() > until:
                     raise
                 if self._home.stopped_marker.exists() and not start_if_stopped:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from muster import spec
 from muster.cluster import NodeView
-from muster.local.virtual_nodes import BLOCK_LABEL, HOSTNAME_LABEL, LOCAL_LABEL, RACK_LABEL
 from muster.local.store import SqliteStore
+from muster.local.virtual_nodes import BLOCK_LABEL, HOSTNAME_LABEL, LOCAL_LABEL, RACK_LABEL
 
 _DEFAULT_QUEUE_SETTING = "default_queue"  # setting: the default queue's spec as we wrote it
 DEFAULT_FLAVOR, DEFAULT_QUEUE = "local", "default"

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from muster.text.humanize import format_resource
 from muster.errors import ClusterError
+from muster.text.humanize import format_resource
 
 MIN_FREE_BYTES = 2**20
 """With less than this free no job or queue is accepted: what the database has set aside is for those that run."""

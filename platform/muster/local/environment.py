@@ -28,8 +28,8 @@ _JOB_VARIABLES = _ALLOWED | {
     "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY",
 }  # fmt: skip
 _JOB_PREFIXES = (
-    *_ALLOWED_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_", "CUBLAS_",
-    "NVIDIA_", "NVTE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_",
+    *_ALLOWED_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_",
+    "CUBLAS_", "NVIDIA_", "NVTE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_",
     "HIP_", "HSA_", "ROCR_", "MIOPEN_", "RCCL_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DIFFUSERS_",
     "ACCELERATE_", "DEEPSPEED_", "TIKTOKEN_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "CONDA_",
 )  # fmt: skip
@@ -78,7 +78,9 @@ def allowed_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str
 
 def daemon_environment(environ: Mapping[str, str], bin_folder: str) -> dict[str, str]:
     """What the daemon itself is started with: secrets do not even reach it."""
-    return allowed_environment(environ, bin_folder) | {name: environ[name] for name in _DAEMON_VARIABLES if name in environ}
+    return allowed_environment(environ, bin_folder) | {
+        name: environ[name] for name in _DAEMON_VARIABLES if name in environ
+    }
 
 
 def submitted_environment(environ: Mapping[str, str], bin_folder: str, names: Sequence[str] = ()) -> dict[str, str]:
@@ -109,7 +111,9 @@ def _is_job_variable(name: str) -> bool:
     return name in _JOB_VARIABLES or name.startswith(_JOB_PREFIXES)
 
 
-def pod_environment(base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation) -> dict[str, str]:
+def pod_environment(
+    base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation
+) -> dict[str, str]:
     """`base`, then the template's literal variables, then the contract, which wins."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # a log that is followed should not come in blocks of 8 KiB

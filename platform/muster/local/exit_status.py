@@ -12,14 +12,14 @@ from pathlib import Path
 
 from muster.local.home import Home
 from muster.local.logs import tail
-from muster.local.pod_folder import ShimExited, PodFolder, ShimLost
+from muster.local.pod_folder import PodFolder, ShimExited, ShimLost
 from muster.local.records import PodRecord
 
-PORT_IN_USE = "PortTaken"
+PORT_IN_USE = "PortInUse"
 """The reason of a pod whose launcher found that another program had taken the port since it was chosen."""
 
 
-START_ERROR = "CannotStart"
+START_ERROR = "StartError"
 """The reason of a pod that could not be started for want of its own files, while the home takes others."""
 _POD_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
                               errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})  # fmt: skip
@@ -54,7 +54,7 @@ def record_exit(pod: PodRecord, state: ShimExited, folder: PodFolder, log: Path)
     """Its shim has told how it ended."""
     after = replace(pod, exit_code=state.exit_code, finished_at=state.finished_at, failed_at=state.failed_at)
     if state.stopped:  # by us, yet not at the engine's wish: the host goes down
-        return replace(after, phase="Lost", reason="HostDown")
+        return replace(after, phase="Lost", reason="NodeShutdown")
     if state.exit_code == 0:
         return replace(after, phase="Succeeded", reason="Completed")
     if folder.port_in_use():

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from muster.heartbeat import NUMERIC_FIELDS, ClockReading, parse_heartbeat, finite_number
 from muster.cluster import Heartbeat
+from muster.heartbeat import NUMERIC_FIELDS, ClockReading, finite_number, parse_heartbeat
 
 _FileStamp = tuple[int, int] | None  # modification time in ns and inode; None: no file
 
@@ -32,12 +32,15 @@ class HeartbeatReader:
 
     def read(self, run_dirs: Iterable[tuple[str, Path]], now: float) -> dict[str, Heartbeat]:
         """Beats of these jobs (uid, run folder); what did not change keeps its identity."""
-        known = {uid: self._refresh(self._known.get(uid) or _CachedHeartbeat(), run_dir, ClockReading(now)) for uid, run_dir in run_dirs}
+        known = {
+            uid: self._refresh(self._known.get(uid) or _CachedHeartbeat(), run_dir, ClockReading(now))
+            for uid, run_dir in run_dirs
+        }
         self._known = known
         return {uid: entry.heartbeat for uid, entry in known.items() if entry.heartbeat is not None}
 
     def _refresh(self, known: _CachedHeartbeat, run_dir: Path, clock: ClockReading) -> _CachedHeartbeat:
-        beat_file, latest_file = run_dir / "beats" / "rank-0.json", run_dir / "checkpoints" / "latest"
+        beat_file, latest_file = run_dir / "heartbeats" / "rank-0.json", run_dir / "checkpoints" / "latest"
         stamps = _file_stamp(beat_file), _file_stamp(latest_file)
         if stamps != (known.heartbeat_stamp, known.checkpoint_stamp):
             known.heartbeat = parse_heartbeat(read_json(beat_file), read_json(latest_file), clock, known.heartbeat)
@@ -48,12 +51,14 @@ class HeartbeatReader:
 def rank_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
     """What every rank said last, in the order of ranks; files that cannot be read are left out, and figures that are no
     numbers are unknown."""
-    said = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "beats").glob("rank-*.json")]
+    said = [_drop_invalid_numbers(read_json(path)) for path in (run_dir / "heartbeats").glob("rank-*.json")]
     return sorted((beat for beat in said if isinstance(beat.get("rank"), int)), key=lambda beat: int(beat["rank"]))
 
 
 def _drop_invalid_numbers(beat: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value for name, value in beat.items()}
+    return {
+        name: None if name in NUMERIC_FIELDS and finite_number(value) is None else value for name, value in beat.items()
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

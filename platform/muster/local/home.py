@@ -171,7 +171,9 @@ def _points_to_directory(pointer: Path) -> bool:
 def _check_socket_dir(folder: Path) -> None:
     """Anyone may make a folder in /tmp: only one that is ours alone is used. Raises `Refused`."""
     if folder.is_symlink():
-        raise Refused(f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_HOME_UNUSABLE)
+        raise Refused(
+            f"{folder} is a symbolic link; remove it, or set MUSTER_HOME to a shorter path", reason=_HOME_UNUSABLE
+        )
     _check_private(folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster import spec
 from muster.local import shim
-from muster.local.environment import PodIdentity, PodAllocation, command_line, pod_environment
+from muster.local.environment import PodAllocation, PodIdentity, command_line, pod_environment
 from muster.local.home import Home
 from muster.local.job_environments import JobEnvironmentStore
 from muster.local.log_limits import DEFAULT_LIMIT_BYTES, job_log_limit
@@ -57,7 +57,7 @@ class LaunchContext:
 class ShimHandle:
     """A shim that lives, as far as we know. `popen` when it is our own child."""
 
-    __slots__ = ("popen", "process", "told")
+    __slots__ = ("popen", "process", "stop_sent")
 
     def __init__(self, process: Process, popen: subprocess.Popen[bytes] | None) -> None:
         self.process = process
@@ -104,7 +104,9 @@ def build_shim_spec(context: LaunchContext, pod: PodRecord, job: spec.TrainingJo
     }
 
 
-def _build_collector_spec(context: LaunchContext, pod: PodRecord, allocation: PodAllocation, environment: dict[str, str]) -> dict[str, Any]:
+def _build_collector_spec(
+    context: LaunchContext, pod: PodRecord, allocation: PodAllocation, environment: dict[str, str]
+) -> dict[str, Any]:
     arguments = ["--run-dir", allocation.run_dir, "--role", pod.role, "--index", str(pod.index)]
     own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     contract = {name: value for name, value in environment.items() if name.startswith("MUSTER_")}

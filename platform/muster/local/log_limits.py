@@ -33,7 +33,7 @@ def default_log_limit(environ: Mapping[str, str]) -> int:
     found = _parse_limit(text)
     if found is None:
         message = f"{LOG_LIMIT_VARIABLE}: must be 0 or an amount of at least 1Mi, such as 10Gi; got {text!r}"
-        raise DaemonError(message, reason="BadLogLimit")
+        raise DaemonError(message, reason="InvalidLogLimit")
     return found
 
 

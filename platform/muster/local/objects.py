@@ -10,9 +10,7 @@ from itertools import zip_longest
 from typing import Any, Literal, NotRequired, TypedDict
 
 from muster import spec
-from muster.validation import apply_warnings, being_deleted_conflict, check_apply, check_edit, check_flavor_unused, check_no_children, check_size, check_submit, check_unfinished, resumed_in_vain, with_replicas
 from muster.cluster import NodeView
-from muster.yaml_input import AnyObject
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound, Refused, together
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.annotations import check_annotations
@@ -23,10 +21,24 @@ from muster.local.oversubscription import OVERSUBSCRIBE_ANNOTATION, check_proces
 from muster.local.records import EventRecord
 from muster.local.restrictions import check_local_support
 from muster.local.store import SqliteStore
-from muster.local.submission import SUBMITTER_ANNOTATIONS, SUBMISSION_ANNOTATION
-from muster.text.suggest import did_you_mean
+from muster.local.submission import SUBMISSION_ANNOTATION, SUBMITTER_ANNOTATIONS
 from muster.snapshot.jobs import to_gang, to_roles
 from muster.snapshot.nodes import to_flavor, to_node
+from muster.text.suggest import did_you_mean
+from muster.validation import (
+    apply_warnings,
+    being_deleted_conflict,
+    check_apply,
+    check_edit,
+    check_flavor_unused,
+    check_no_children,
+    check_size,
+    check_submit,
+    check_unfinished,
+    resumed_in_vain,
+    with_replicas,
+)
+from muster.yaml_input import AnyObject
 
 _MAX_LISTED_JOBS = 5  # jobs that are told to whoever asks for one that is not there
 
@@ -118,7 +130,9 @@ class ObjectRegistry:
         self._check_fits(job)
         return self._with_server_fields(job, namespace), notices
 
-    def apply(self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()) -> list[ObjectResult]:
+    def apply(
+        self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()
+    ) -> list[ObjectResult]:
         """Create or change objects, all or none of them; queues with notices of what is hardly meant. `environments` of
         whoever applies, one a document: jobs that are created get theirs."""
         known: list[AnyObject] = [*self._store.flavors.values(), *self._store.queues.values()]
@@ -259,7 +273,11 @@ class ObjectRegistry:
         if old is None:
             if isinstance(document, spec.TrainingJob):
                 namespace = _namespace(document)
-                self._add_job(self._with_server_fields(document, namespace), notices[namespace, document.metadata.name], environment)
+                self._add_job(
+                    self._with_server_fields(document, namespace),
+                    notices[namespace, document.metadata.name],
+                    environment,
+                )
             else:
                 self._store.put(self._with_server_fields(document, None))
             return _result(document, "created")
@@ -284,7 +302,7 @@ class ObjectRegistry:
             self._environments.save(job.metadata.uid, environment)
         self._store.put(job)
         for notice in notices:
-            self._store.add_event(EventRecord(job.metadata.uid, self._clock(), "Normal", "Ignored", notice))
+            self._store.add_event(EventRecord(job.metadata.uid, self._clock(), "Normal", "FieldIgnored", notice))
         return self._store.jobs[job.metadata.uid]
 
     def _delete(self, item: AnyObject) -> bool:
@@ -364,7 +382,9 @@ def _suggest_jobs(name: str, jobs: Sequence[spec.TrainingJob]) -> str:
     newest = sorted(jobs, key=lambda job: (-(job.metadata.creation_timestamp or 0.0), job.metadata.name))
     names = [job.metadata.name for job in newest]
     more = f" and {len(names) - _MAX_LISTED_JOBS} more" if len(names) > _MAX_LISTED_JOBS else ""
-    there = f"there are, newest first: {', '.join(names[:_MAX_LISTED_JOBS])}{more}" if names else "there are no jobs in it"
+    there = (
+        f"there are, newest first: {', '.join(names[:_MAX_LISTED_JOBS])}{more}" if names else "there are no jobs in it"
+    )
     return did_you_mean(name, names, there)
 
 
@@ -392,6 +412,8 @@ def _check_unique_names(documents: Sequence[AnyObject]) -> None:
         seen.add(key)
 
 
-def _result(item: AnyObject, result: Literal["created", "configured", "unchanged", "deleted", "deleting"]) -> ObjectResult:
+def _result(
+    item: AnyObject, result: Literal["created", "configured", "unchanged", "deleted", "deleting"]
+) -> ObjectResult:
     namespace = _namespace(item) if isinstance(item, spec.TrainingJob) else None
     return {"kind": item.kind, "namespace": namespace, "name": item.metadata.name, "result": result}

@@ -43,7 +43,8 @@ def check_processes(job: spec.TrainingJob, nodes: Sequence[NodeView]) -> None:
         limit = f"the pod asks for {gpus} GPUs" if gpus else f"the largest node, {largest.name}, has {cores} CPU cores"
         raise Refused(
             f"role {role.name}: {processes} processes a pod, but {limit}; write at most {gpus or cores}, or allow more"
-            f' with --oversubscribe, -cfg oversubscribe=true (TorchX) or the annotation {OVERSUBSCRIBE_ANNOTATION}: "true"',
+            " with --oversubscribe, -cfg oversubscribe=true (TorchX) or the annotation "
+            f'{OVERSUBSCRIBE_ANNOTATION}: "true"',
             field=f"spec.roles[{number}].template.spec.containers[0]",
             reason="Oversubscribed",
         )

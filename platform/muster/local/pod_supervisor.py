@@ -18,12 +18,19 @@ from pathlib import Path
 from muster.errors import ClusterError
 from muster.local import shim
 from muster.local.devices import free_devices
-from muster.local.exit_status import PORT_IN_USE, record_start_error, record_exit, is_pod_error, record_rank_failure, record_shim_lost
+from muster.local.exit_status import (
+    PORT_IN_USE,
+    is_pod_error,
+    record_exit,
+    record_rank_failure,
+    record_shim_lost,
+    record_start_error,
+)
+from muster.local.launcher import LaunchContext, ShimHandle, start_shim
 from muster.local.logs import tail
-from muster.local.pod_folder import ShimExited, ShimNotStarted, ShimRunning, PodFolder, ShimState, ShimLost
+from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.processes import Process, kill_matching
 from muster.local.records import EventRecord, PodRecord
-from muster.local.launcher import LaunchContext, ShimHandle, start_shim
 from muster.local.store import SqliteStore
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # a shim that outlives grace, drain and this is killed
@@ -36,7 +43,11 @@ class PodSupervisor:
     """The pods of this host. Its owner holds the lock of the store."""
 
     def __init__(
-        self, host: LaunchContext, store: SqliteStore, devices: dict[str, tuple[str, ...]], clock: Callable[[], float] = time.time
+        self,
+        host: LaunchContext,
+        store: SqliteStore,
+        devices: dict[str, tuple[str, ...]],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._host = host
         self._store = store
@@ -249,14 +260,16 @@ class PodSupervisor:
         self._changed = True
 
     def _retry_later(self, pod: PodRecord, now: float, message: str) -> None:
-        self._event(pod, "ReplicaNotStarted", f"{pod.name} could not be started and will be tried again: {message}")
+        self._event(pod, "ReplicaStartFailed", f"{pod.name} could not be started and will be tried again: {message}")
         _, pause = self._retries.get(pod.name, (now, _FIRST_RETRY_S))
         self._retries[pod.name] = (now + pause, min(2 * pause, _MAX_RETRY_S))
         self._schedule_sync(now + pause)
 
     def _report_unknown_status(self, pod: PodRecord, now: float, message: str) -> None:
         if self._unknown_status.get(pod.name) != message:
-            self._event(pod, "ReplicaNotSeen", f"what became of {pod.name} cannot be seen, it is tried again: {message}")
+            self._event(
+                pod, "ReplicaStatusUnknown", f"what became of {pod.name} cannot be seen, it is tried again: {message}"
+            )
             self._unknown_status[pod.name] = message
         self._schedule_sync(now + _FIRST_RETRY_S)
 

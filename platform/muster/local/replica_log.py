@@ -26,13 +26,13 @@ def check_replica(job: TrainingJob, role: str, index: int, logs: Path, attempt: 
         raise NotFound(
             f"job {job.metadata.name!r} has no role {role!r}; it has {', '.join(replicas)}",
             field="role",
-            reason="NoSuchRole",
+            reason="RoleNotFound",
         )
     if not 0 <= index < replicas[role]:
         raise NotFound(
             f"role {role!r} of job {job.metadata.name!r} has replicas 0 to {replicas[role] - 1}, no {index}",
             field="index",
-            reason="NoSuchReplica",
+            reason="ReplicaNotFound",
         )
 
 
@@ -42,7 +42,7 @@ def check_attempt(job: TrainingJob, attempt: int) -> None:
     if attempt > newest:
         there = "attempt 0 alone" if newest == 0 else f"attempts 0 to {newest}"
         told = f"job {job.metadata.name!r} has {there}, no {attempt}"
-        raise NotFound(told, field="attempt", reason="NoSuchAttempt")
+        raise NotFound(told, field="attempt", reason="AttemptNotFound")
 
 
 def newest_attempt(run_dir: Path, job: TrainingJob, role: str, index: int, follow: bool) -> int:

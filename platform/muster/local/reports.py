@@ -34,7 +34,9 @@ class _Build:
 class ReportBuilder:
     """At most one report at a time. Its owner holds the lock of the store."""
 
-    def __init__(self, store: SqliteStore, run_dir: Callable[[spec.TrainingJob], Path], environment: dict[str, str]) -> None:
+    def __init__(
+        self, store: SqliteStore, run_dir: Callable[[spec.TrainingJob], Path], environment: dict[str, str]
+    ) -> None:
         self._store = store
         self._run_dir = run_dir
         own = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from muster import spec
-from muster.yaml_input.field_errors import field_path
-from muster.yaml_input.pod_fields import unknown_in_template
 from muster.errors import InvalidSpec
 from muster.local.annotations import check_annotations
 from muster.local.programs import check_program
 from muster.local.submission import interpreter_environment
+from muster.yaml_input.field_errors import field_path
+from muster.yaml_input.pod_fields import unknown_in_template
 
 _REFUSED_POD_FIELDS = {
     "hostPID": "replicas already see this host's processes; leave it out",

@@ -22,11 +22,11 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from muster.yaml_input import KINDS
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
 from muster.local.service import DaemonService
 from muster.local.version import API_VERSION
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.yaml_input import KINDS
 
 MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_WATCH_S = 60.0
@@ -61,7 +61,7 @@ class RequestTracker:
         """A request begins. Raises `ClusterError` when the daemon is about to go."""
         with self.lock:
             if self.closed:
-                raise ClusterError("the daemon is closing", reason="Closing")
+                raise ClusterError("the daemon is closing", reason="ShuttingDown")
             self.open_requests += 1
 
     def end_request(self, may_have_changed: bool = False) -> None:
@@ -89,7 +89,9 @@ class RequestTracker:
             return self._idle_remaining_s(idle_s)
 
     def _idle_remaining_s(self, idle_s: float) -> float:
-        return self._idle_since + (idle_s if self._any_served else max(idle_s, _FIRST_REQUEST_TIMEOUT_S)) - self._clock()
+        return (
+            self._idle_since + (idle_s if self._any_served else max(idle_s, _FIRST_REQUEST_TIMEOUT_S)) - self._clock()
+        )
 
     def close(self) -> bool:
         """Take no more requests. True once the open ones are answered."""
@@ -163,7 +165,9 @@ class RequestHandler(BaseHTTPRequestHandler):
         except ValidationError as error:
             return _error_response(_to_invalid_spec(error))
         except Exception as error:
-            return _error_response(MusterError(f"the daemon failed at this: {type(error).__name__}: {error}; see daemon.log"))
+            return _error_response(
+                MusterError(f"the daemon failed at this: {type(error).__name__}: {error}; see daemon.log")
+            )
 
     def _body(self) -> Any:
         said = self.headers.get("Content-Length") or "0"
@@ -228,7 +232,7 @@ def route(tracker: RequestTracker, method: str, segments: list[str], query: dict
             return verbs.nodes()
         case ["GET", _, "snapshot"]:
             return json.loads(verbs.snapshot())
-    raise NotFound(f"there is no {method} /{'/'.join(segments)}", reason="NoSuchCall")
+    raise NotFound(f"there is no {method} /{'/'.join(segments)}", reason="UnknownEndpoint")
 
 
 def _parse_stop_request(body: Any) -> tuple[str, bool]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster import model, spec
-from muster.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_finished, transitions
@@ -23,6 +22,7 @@ from muster.local.home import Home
 from muster.local.objects import ObjectRegistry, ObjectResult
 from muster.local.store import SqliteStore
 from muster.tables import node_rows, queue_rows, waiting_by_queue
+from muster.yaml_input import AnyObject
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 
@@ -44,7 +44,9 @@ class ChangeNotifier:
 class DaemonService:
     """The verbs."""
 
-    def __init__(self, home: Home, store: SqliteStore, cluster: LocalCluster, objects: ObjectRegistry, notifier: ChangeNotifier) -> None:
+    def __init__(
+        self, home: Home, store: SqliteStore, cluster: LocalCluster, objects: ObjectRegistry, notifier: ChangeNotifier
+    ) -> None:
         self._home = home
         self._store = store
         self._cluster = cluster
@@ -132,7 +134,9 @@ class DaemonService:
 
     # ---- queues, flavors, nodes
 
-    def apply(self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()) -> list[ObjectResult]:
+    def apply(
+        self, documents: Sequence[AnyObject], environments: Sequence[Mapping[str, str] | None] = ()
+    ) -> list[ObjectResult]:
         """Create or change objects. `environments`: of whoever applies, one an object."""
         with self._cluster.lock:
             return self._objects.apply(documents, environments)

@@ -16,13 +16,13 @@ from typing import TypeVar
 
 import msgspec
 
-from muster.yaml_input import KINDS, AnyObject
 from muster.errors import ClusterError
 from muster.local.capacity import GPU
 from muster.local.records import EventRecord, PodRecord
 from muster.model import Resources
 from muster.snapshot import pod_request
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.yaml_input import KINDS, AnyObject
 
 SCHEMA = 1
 MAX_EVENTS_PER_JOB = 200  # kept of one job

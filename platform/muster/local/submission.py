@@ -18,8 +18,12 @@ from muster.local.environment import submitted_environment
 WORKING_DIRECTORY_ANNOTATION = "muster.dev/working-directory"
 INTERPRETER_ANNOTATION = "muster.dev/interpreter"  # the folder of `python`
 SUBMISSION_ANNOTATION = "muster.dev/submission"  # the same for all tries of one submit, in case the daemon broke off
-PASS_ENVIRONMENT_ANNOTATION = "muster.dev/pass-environment"  # names of variables, separated by commas, that the job gets besides the usual
-SUBMITTER_ANNOTATIONS = frozenset({WORKING_DIRECTORY_ANNOTATION, INTERPRETER_ANNOTATION, SUBMISSION_ANNOTATION, PASS_ENVIRONMENT_ANNOTATION})
+PASS_ENVIRONMENT_ANNOTATION = (
+    "muster.dev/pass-environment"  # names of variables, separated by commas, that the job gets besides the usual
+)
+SUBMITTER_ANNOTATIONS = frozenset(
+    {WORKING_DIRECTORY_ANNOTATION, INTERPRETER_ANNOTATION, SUBMISSION_ANNOTATION, PASS_ENVIRONMENT_ANNOTATION}
+)
 
 
 def annotate_submitter(job: spec.TrainingJob) -> spec.TrainingJob:
@@ -35,13 +39,20 @@ def pass_variables(job: spec.TrainingJob, names: Sequence[str]) -> spec.Training
     """The job with a note that it gets these variables of its submitter's environment, too."""
     if not names:
         return job
-    annotations = {**job.metadata.annotations, PASS_ENVIRONMENT_ANNOTATION: ",".join(dict.fromkeys([*passed_variables(job), *names]))}
+    annotations = {
+        **job.metadata.annotations,
+        PASS_ENVIRONMENT_ANNOTATION: ",".join(dict.fromkeys([*passed_variables(job), *names])),
+    }
     return job.model_copy(update={"metadata": job.metadata.model_copy(update={"annotations": annotations})})
 
 
 def passed_variables(job: spec.TrainingJob) -> list[str]:
     """Names of the variables that the job is to get besides the usual ones."""
-    return [name for name in job.metadata.annotations.get(PASS_ENVIRONMENT_ANNOTATION, "").replace(" ", "").split(",") if name]
+    return [
+        name
+        for name in job.metadata.annotations.get(PASS_ENVIRONMENT_ANNOTATION, "").replace(" ", "").split(",")
+        if name
+    ]
 
 
 def submitter_environment(job: spec.TrainingJob) -> dict[str, str]:

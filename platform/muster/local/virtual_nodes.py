@@ -1,4 +1,4 @@
-"""The nodes this cluster shows: this host as one node, or a pretended shape for learning and tests.
+"""The nodes this cluster shows: this host as one node, or a virtual shape for learning and tests.
 
 A shape such as `4x8` (4 nodes of 8 GPUs) or `8x8:rack=2,block=4 + 2x0:cpu=16` has slots, not isolation: all replicas
 still run on this host, and a slot is only a number in CUDA_VISIBLE_DEVICES.
@@ -19,9 +19,9 @@ from muster.cluster import NodeView
 from muster.errors import InvalidSpec
 from muster.local.capacity import GPU, POD_SLOTS, Capacity
 from muster.model import Resources
-from muster.text.suggest import closest_match
-from muster.tables.node_rows import VIRTUAL_NODE_LABEL
 from muster.quantity import parse_quantity
+from muster.tables.node_rows import VIRTUAL_NODE_LABEL
+from muster.text.suggest import closest_match
 
 LOCAL_LABEL, BLOCK_LABEL, RACK_LABEL = "muster.dev/local", "muster.dev/block", "muster.dev/rack"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -30,7 +30,9 @@ MAX_NODES = 20_000
 _MAX_GPUS = 1024
 _CPU_PER_GPU, _MEMORY_PER_GPU = 8000, 64 * 2**30
 _GROUP = re.compile(r"^(\d{1,6})x(\d{1,6})(?::(.*))?$")
-_SIMILARITY_CUTOFF = 0.7  # from this likeness on a key was meant for one of ours: `rak`, `cpus`; but not `gpu`, which is like `cpu`
+_SIMILARITY_CUTOFF = (
+    0.7  # from this likeness on a key was meant for one of ours: `rak`, `cpus`; but not `gpu`, which is like `cpu`
+)
 _EXAMPLE = "write for example 4x8, or 8x8:rack=2,block=4"
 
 
@@ -97,7 +99,13 @@ def virtual_nodes(groups: tuple[VirtualNodeGroup, ...]) -> tuple[NodeView, ...]:
             rack = first_rack + (position // group.rack if group.rack else 0)
             block = first_block + (position // group.block if group.block else 0)
             name = f"node-{len(nodes)}"
-            labels = {HOSTNAME_LABEL: name, LOCAL_LABEL: "true", VIRTUAL_NODE_LABEL: "true", BLOCK_LABEL: f"b{block}", RACK_LABEL: f"r{rack}"}
+            labels = {
+                HOSTNAME_LABEL: name,
+                LOCAL_LABEL: "true",
+                VIRTUAL_NODE_LABEL: "true",
+                BLOCK_LABEL: f"b{block}",
+                RACK_LABEL: f"r{rack}",
+            }
             nodes.append(_node(name, labels | group.labels, group.cpu_milli, group.memory_bytes, group.gpus))
     return tuple(nodes)
 

@@ -14,20 +14,20 @@ from muster.errors import ClusterError, Refused
 from muster.lifecycle import is_admitted, is_finished
 from muster.local.capacity import GPU, measure_capacity
 from muster.local.cluster import LocalCluster
+from muster.local.defaults import ensure_default_objects
 from muster.local.disk import release_space, reserve_space
 from muster.local.environment import allowed_environment
-from muster.local.defaults import ensure_default_objects
 from muster.local.home import Home
 from muster.local.job_environments import JobEnvironmentStore
+from muster.local.launcher import LaunchContext
 from muster.local.log_limits import default_log_limit
 from muster.local.objects import ObjectRegistry
-from muster.local.processes import boot_id, check_platform
 from muster.local.pod_supervisor import PodSupervisor
+from muster.local.processes import boot_id, check_platform
 from muster.local.reports import ReportBuilder
 from muster.local.service import ChangeNotifier, DaemonService
-from muster.local.virtual_nodes import HOST_SHAPE, host_node, parse_shape, virtual_nodes
-from muster.local.launcher import LaunchContext
 from muster.local.store import SqliteStore, open_store
+from muster.local.virtual_nodes import HOST_SHAPE, host_node, parse_shape, virtual_nodes
 
 _SHAPE_SETTING = "nodes"  # setting
 

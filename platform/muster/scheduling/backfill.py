@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster.model import WaitReason
-from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, OrderedReleases
+from muster.scheduling.capacity import CapacityView, FreeCapacity, IntersectionView
 from muster.scheduling.fit import GangAssignment, fit, fits
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest
 from muster.scheduling.ledger import Ledger, ReservedCapacity
 from muster.scheduling.quota_forecast import QuotaForecast
-from muster.scheduling.capacity import IntersectionView, FreeCapacity, CapacityView
-from muster.scheduling.gang_requests import FlavorOption, QueueRequest
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, OrderedReleases
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +127,9 @@ class BackfillReservations:
         spare.add(place.node_usage, -1)
         last = self.releases().key_at(count)
         flavors = frozenset(shape.options[index].flavors)
-        reservation = Reservation(uid, root, shape.options[index], flavors, last[0], place, ReservedCapacity(spare, last))
+        reservation = Reservation(
+            uid, root, shape.options[index], flavors, last[0], place, ReservedCapacity(spare, last)
+        )
         self.reservations.append(reservation)
         self._reserved.update((root, flavor) for flavor in reservation.flavors)
         ledger.reserved.append(reservation.capacity)
@@ -174,7 +176,9 @@ class BackfillReservations:
         outlook.add(request.queue, request.min_quota[index], moment, None)
         self.start_times[uid] = float(outlook.times[moment])
 
-    def _earliest_fit(self, option: FlavorOption, request: QueueRequest, low: int, high: int) -> tuple[int, GangAssignment, FreeCapacity] | None:
+    def _earliest_fit(
+        self, option: FlavorOption, request: QueueRequest, low: int, high: int
+    ) -> tuple[int, GangAssignment, FreeCapacity] | None:
         """After how many departures, from `low` to `high`, the gang first fits, where, and the room there is then.
 
         The search halves the range. The room after the most that were too few is carried along, so that each step
@@ -215,7 +219,9 @@ class BackfillReservations:
         if self._merged is None:
             self._ordered = None
             columns = len(self.ledger.free_now.table.columns)
-            self._merged = self.releases_at_start.without(self._removed).plus(ExpectedReleases.of(self._added.values(), columns))
+            self._merged = self.releases_at_start.without(self._removed).plus(
+                ExpectedReleases.of(self._added.values(), columns)
+            )
         return self._merged
 
     def _forecast(self) -> QuotaForecast:

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from muster.scheduling.nodes import BoolArray, NodeTable
-from muster.scheduling.capacity import NodeUsage, PodClass, FreeCapacity, pods_per_node
+from muster.scheduling.capacity import FreeCapacity, NodeUsage, PodClass, pods_per_node
 from muster.scheduling.gang_requests import FlavorOption
+from muster.scheduling.nodes import BoolArray, NodeTable
 from muster.scheduling.preemption_candidates import Victim
 
 _Cost: TypeAlias = tuple[bool, int, float, int]  # does anybody leave, highest priority, lost work, how many
@@ -53,7 +53,7 @@ def hardest_pod(table: NodeTable, option: FlavorOption) -> PodClass:
         span = table.flavors[pod.flavor]
         return int(pods_per_node(table, pod, table.usable[span.start : span.stop]).sum())
 
-    return min((pod for spot in option.groups for pod in spot.pods), key=fit_empty)
+    return min((pod for group in option.groups for pod in group.pods), key=fit_empty)
 
 
 class NodeCandidateGroups:
@@ -63,7 +63,9 @@ class NodeCandidateGroups:
         self._victims = victims
         self._pod = pod
         self._by_cost: list[tuple[_Cost, int, list[int]]] = []
-        columns = [(capacity.table.columns[name], amount) for name, amount in pod.request if name in capacity.table.columns]
+        columns = [
+            (capacity.table.columns[name], amount) for name, amount in pod.request if name in capacity.table.columns
+        ]
         asked = [amount for _, amount in columns]
         span, usable = capacity.table.flavors[pod.flavor], capacity.usable(pod)
         lines = sorted(_victim_lines(victims, [column for column, _ in columns]), key=itemgetter(0, 1))

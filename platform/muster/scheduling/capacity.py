@@ -144,7 +144,9 @@ class FreeCapacity:
             self._cached = known
         for pod, entry in known.items():
             entry.shared = True
-            copy._cached[pod] = _CachedCounts(entry.counts, entry.usable, entry.changes_seen, shared=True, idle_plans=entry.idle_plans + 1)
+            copy._cached[pod] = _CachedCounts(
+                entry.counts, entry.usable, entry.changes_seen, shared=True, idle_plans=entry.idle_plans + 1
+            )
         copy._changes = self._changes.copy()
         return copy
 

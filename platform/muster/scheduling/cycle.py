@@ -7,26 +7,32 @@ from functools import partial
 
 from muster.model import Decision, Gang, Snapshot, WaitReason
 from muster.quota import CellAmounts
+from muster.scheduling.backfill import BackfillReservations, ReservationIndexes
 from muster.scheduling.decisions import Decisions
-from muster.scheduling.backfill import ReservationIndexes, BackfillReservations
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
-from muster.scheduling.guarantees import GuaranteeEligibility
-from muster.scheduling.start_estimates import estimate_starts
-from muster.scheduling.preemption import Preemptor
-from muster.scheduling.wait_messages import wait_decisions
+from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
 from muster.scheduling.fit import GangAssignment, fit, fits
-from muster.scheduling.quick_reject import QuickReject
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest, largest_feasible
 from muster.scheduling.grow import ContendedFlavors, find_growths
-from muster.scheduling.nominations import complete_placement, active_nominations, nomination_fits, fits_while_reserved, waiting_message
+from muster.scheduling.guarantees import GuaranteeEligibility
 from muster.scheduling.leaf_queues import LeafOrder, PendingGang
 from muster.scheduling.ledger import Ledger
+from muster.scheduling.nominations import (
+    active_nominations,
+    complete_placement,
+    fits_while_reserved,
+    nomination_fits,
+    waiting_message,
+)
+from muster.scheduling.order import FairShares, QueueOrder, queue_order
 from muster.scheduling.planner_cache import PlannerCache, update
-from muster.scheduling.order import QueueOrder, FairShares, queue_order
 from muster.scheduling.policy import MUSTER, Policy
-from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
-from muster.scheduling.preemption_search import PreemptionResult
-from muster.scheduling.gang_requests import FlavorOption, QueueRequest, largest_feasible
+from muster.scheduling.preemption import Preemptor
 from muster.scheduling.preemption_candidates import PreemptionCandidates
+from muster.scheduling.preemption_search import PreemptionResult
+from muster.scheduling.quick_reject import QuickReject
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
+from muster.scheduling.start_estimates import estimate_starts
+from muster.scheduling.wait_messages import wait_decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +49,14 @@ class PlanResult:
 
 def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Policy = MUSTER) -> PlanResult:
     """Decide about every waiting gang. Pure; with the memo of any earlier plan the decisions are the same."""
-    facts = update(snapshot, previous)  # 1. what is known
-    cycle = _Cycle.of(facts, policy)
+    cache = update(snapshot, previous)  # 1. what is known
+    cycle = _Cycle.of(cache, policy)
     cycle.reserve_nominated_capacity()  # 2. room that was promised durably is not free
     cycle.reject_infeasible()  # 3. who can never start as things are
     cycle.admit_nominated()  # 4. those for whom room was held come first
     cycle.admit_in_order()  # 5. everyone else in turn: start, make room, get a promise, or wait
     cycle.grow_elastic_gangs()  # 6. into what is left
-    return PlanResult(cycle.result(), facts)  # 7. what was decided, and why others wait
+    return PlanResult(cycle.result(), cache)  # 7. what was decided, and why others wait
 
 
 @dataclass(slots=True)
@@ -74,12 +80,12 @@ class _Cycle:
     def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
         """A plan that has not decided anything yet."""
         ledger = Ledger.of(cache)
-        promises = BackfillReservations(ledger, cache.releases)
+        backfill = BackfillReservations(ledger, cache.releases)
         victims, entitlement = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
-        acts = Decisions(cache, ledger, promises, victims)
-        evictions = Preemptor(cache, ledger, promises, victims, entitlement)
+        decisions = Decisions(cache, ledger, backfill, victims)
+        evictions = Preemptor(cache, ledger, backfill, victims, entitlement)
         futile = QuickReject(cache, ledger, victims)
-        return cls(cache, policy, ledger, promises, acts, evictions, entitlement, futile)
+        return cls(cache, policy, ledger, backfill, decisions, evictions, entitlement, futile)
 
     # -- 2
 
@@ -92,59 +98,76 @@ class _Cycle:
 
     def reject_infeasible(self) -> None:
         """Gangs that cannot start even if everybody else left, and those whose last pods are still stopping."""
-        facts, refusals = self.cache, self.decisions.unschedulable
-        refusals.update(facts.infeasible)
-        for uid in facts.pending.keys() & facts.running.keys():
-            refusals.setdefault(uid, UnschedulableReason("HoldWaiting", message="its pods of the last attempt are still stopping"))
+        cache, refusals = self.cache, self.decisions.unschedulable
+        refusals.update(cache.infeasible)
+        for uid in cache.pending.keys() & cache.running.keys():
+            refusals.setdefault(
+                uid,
+                UnschedulableReason("WaitingForPreemption", message="its pods of the last attempt are still stopping"),
+            )
 
     # -- 4
 
     def admit_nominated(self) -> None:
         """A gang with a hold starts on it, or waits for the last to leave it; if its room is lost, it goes first."""
-        facts, ledger, acts = self.cache, self.ledger, self.decisions
-        ready = [h for uid, h in acts.candidates.nominations.items() if uid in facts.pending and uid not in acts.unschedulable]
-        for held in sorted(ready, key=lambda held: facts.pending[held.gang.uid].order):
-            if held.gang.uid not in acts.candidates.nominations:
+        cache, ledger, decisions = self.cache, self.ledger, self.decisions
+        ready = [
+            h
+            for uid, h in decisions.candidates.nominations.items()
+            if uid in cache.pending and uid not in decisions.unschedulable
+        ]
+        for held in sorted(ready, key=lambda held: cache.pending[held.gang.uid].order):
+            if held.gang.uid not in decisions.candidates.nominations:
                 continue  # one that came before took it over
             gang, request = held.gang, held.request
-            if not fits_while_reserved(facts, held, ledger.free_now, ledger.usage_now) and fits_while_reserved(
-                facts, held, ledger.free_later, ledger.usage_later
+            if not fits_while_reserved(cache, held, ledger.free_now, ledger.usage_now) and fits_while_reserved(
+                cache, held, ledger.free_later, ledger.usage_later
             ):
-                acts.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=waiting_message(facts, held))
+                decisions.unschedulable[gang.uid] = UnschedulableReason(
+                    "WaitingForPreemption", message=waiting_message(cache, held)
+                )
                 continue  # the usual case, and nothing has to be moved for it
-            acts.end_nomination(held)
-            if nomination_fits(facts, held, ledger.free_now, ledger.usage_now):
-                acts.admit_nominated(gang, request, held.nomination.placement, held.release.node_usage, held.release.amounts)
-            elif (whole := complete_placement(facts, held, ledger.free_now, ledger.usage_now)) is not None:
+            decisions.end_nomination(held)
+            if nomination_fits(cache, held, ledger.free_now, ledger.usage_now):
+                decisions.admit_nominated(
+                    gang, request, held.nomination.placement, held.release.node_usage, held.release.amounts
+                )
+            elif (whole := complete_placement(cache, held, ledger.free_now, ledger.usage_now)) is not None:
                 option, place, amounts = whole
-                acts.admit(gang, request, option, 0, place, amounts)
-            elif nomination_fits(facts, held, ledger.free_later, ledger.usage_later) or complete_placement(
-                facts, held, ledger.free_later, ledger.usage_later
+                decisions.admit(gang, request, option, 0, place, amounts)
+            elif nomination_fits(cache, held, ledger.free_later, ledger.usage_later) or complete_placement(
+                cache, held, ledger.free_later, ledger.usage_later
             ):
-                acts.reserve_nomination(held)
-                acts.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=waiting_message(facts, held))
+                decisions.reserve_nomination(held)
+                decisions.unschedulable[gang.uid] = UnschedulableReason(
+                    "WaitingForPreemption", message=waiting_message(cache, held)
+                )
             else:
                 self._schedule_one(gang, request)
-                if gang.uid in acts.unschedulable and not acts.is_nominated(gang.uid):
-                    acts.reserve_nomination(held)  # it stands in the status until it runs out: what it charges is nobody's
+                if gang.uid in decisions.unschedulable and not decisions.is_nominated(gang.uid):
+                    decisions.reserve_nomination(
+                        held
+                    )  # it stands in the status until it runs out: what it charges is nobody's
 
     # -- 5
 
     def admit_in_order(self) -> None:
         """Everyone who may start, in turn."""
-        acts = self.decisions
-        spoken = acts.unschedulable.keys() | acts.admissions.keys()
+        decisions = self.decisions
+        spoken = decisions.unschedulable.keys() | decisions.admissions.keys()
         shares = FairShares(self.cache.tree, self.cache.snapshot.usage)
         turns = queue_order(self.cache.leaves, spoken, self.guarantees, shares, self.policy, self._skip_rejected)
         behind: UnschedulableReason | None = None  # what everybody is told once the first one is blocked
         for gang, request, _ in turns:
             if behind is not None:
-                acts.unschedulable[gang.uid] = behind
+                decisions.unschedulable[gang.uid] = behind
             elif not self._schedule_one(gang, request, turns) and self.policy.backfill == "none":
-                behind = UnschedulableReason("BehindHead", message=f"waits behind {gang.name}, which comes first and cannot start")
-        for start in acts.withdrawn:  # more may be added meanwhile
-            if start.gang.uid not in acts.admissions:
-                del acts.unschedulable[start.gang.uid]
+                behind = UnschedulableReason(
+                    "BlockedByQueueHead", message=f"waits behind {gang.name}, which comes first and cannot start"
+                )
+        for start in decisions.withdrawn:  # more may be added meanwhile
+            if start.gang.uid not in decisions.admissions:
+                del decisions.unschedulable[start.gang.uid]
                 self._schedule_one(start.gang, start.request)
 
     def _skip_rejected(self, pending: list[PendingGang], limit: LeafOrder | None) -> bool:
@@ -152,11 +175,11 @@ class _Cycle:
         no trial and get no promise. Tell whether it ended at one whose turn may change something."""
         if self.policy.backfill != "easy":
             return True
-        futile, promises, refusals = self.quick_reject, self.backfill, self.decisions.unschedulable
+        futile, backfill, refusals = self.quick_reject, self.backfill, self.decisions.unschedulable
         while pending and (limit is None or pending[-1].order <= limit):
             gang, request, _ = pending[-1]
             why = futile.reason(gang, request)
-            if why is None or promises.may_reserve(request, why.reason):
+            if why is None or backfill.may_reserve(request, why.reason):
                 return True
             refusals[gang.uid] = why
             self.guarantees.add_waiting(request)
@@ -228,21 +251,35 @@ class _Cycle:
         """Tell whether a look at the counts of its one kind of pod is enough to see that there is no room."""
         option = request.gang_request.options[index]
         alike = len(option.groups) == 1 and len(option.groups[0].pods) == 1
-        return alike and not fits(self.cache.table, option, request.gang_request.min_sizes, self.backfill.free_capacity(bound))
+        return alike and not fits(
+            self.cache.table, option, request.gang_request.min_sizes, self.backfill.free_capacity(bound)
+        )
 
     def _find_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason:
         """Why the minimum cannot start in one option that quota allows."""
         option, sizes = request.gang_request.options[index], request.gang_request.min_sizes
         if fits(self.cache.table, option, sizes, self.backfill.free_capacity(bound)):
-            return unschedulable_reason("Reserved", index)  # quota is: that is the gang's own matter, not the shape's
-        code: WaitReason = "Reserved"
+            return unschedulable_reason(
+                "BlockedByReservation", index
+            )  # quota is: that is the gang's own matter, not the shape's
+        code: WaitReason = "BlockedByReservation"
         if not bound or not fits(self.cache.table, option, sizes, self.ledger.free_now):
-            code = "TopologyNoRoom" if any(spot.required is not None for spot in option.groups) else "NoRoom"
+            code = (
+                "TopologyUnsatisfiable"
+                if any(group.required is not None for group in option.groups)
+                else "InsufficientResources"
+            )
         self._full_options[option, bound] = code
         return unschedulable_reason(code, index)
 
     def _try_size(
-        self, gang: Gang, request: QueueRequest, index: int, release_at: float, bound: ReservationIndexes, extra_pods: int
+        self,
+        gang: Gang,
+        request: QueueRequest,
+        index: int,
+        release_at: float,
+        bound: ReservationIndexes,
+        extra_pods: int,
     ) -> tuple[GangAssignment, CellAmounts] | None:
         option, sizes = request.gang_request.options[index], request.gang_request.sizes(extra_pods)
         amounts = request.quota_at(index, sizes)
@@ -263,7 +300,8 @@ class _Cycle:
             return shape.max_extra_pods
         charges, queue = self.ledger.usage_now, request.queue
         found = largest_feasible(
-            shape.max_extra_pods, lambda step: charges.within_guarantee(queue, request.quota_at(index, shape.sizes(step))) or None
+            shape.max_extra_pods,
+            lambda step: charges.within_guarantee(queue, request.quota_at(index, shape.sizes(step))) or None,
         )
         return 0 if found is None else found[0]
 
@@ -274,7 +312,9 @@ class _Cycle:
             return None
         self._without_victims.add(key)
         for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
-            if self.ledger.usage_later.fits(request.queue, least) and self._fits_after_releases(request, option, binding):
+            if self.ledger.usage_later.fits(request.queue, least) and self._fits_after_releases(
+                request, option, binding
+            ):
                 return None  # it fits once those who are leaving have left: nobody else has to
         freed = self.preemptor.find(gang, request)
         if freed is not None:
@@ -298,19 +338,30 @@ class _Cycle:
         if not self.policy.grows_elastic:
             return
         wanted = ContendedFlavors(self.cache, self.ledger, self.decisions.unschedulable)
-        for start in [start for start in self.decisions.admissions.values() if start.extra_pods < start.request.gang_request.max_extra_pods]:
+        for start in [
+            start
+            for start in self.decisions.admissions.values()
+            if start.extra_pods < start.request.gang_request.max_extra_pods
+        ]:
             queue, flavors = start.request.queue, start.request.gang_request.options[start.option].flavors
             if not wanted.is_contended(queue, flavors):
                 self.ledger.deallocate(start.release)
-                option, binding = start.request.gang_request.options[start.option], self.backfill.binding(start.release.release_at)
+                option, binding = (
+                    start.request.gang_request.options[start.option],
+                    self.backfill.binding(start.release.release_at),
+                )
                 bound = self.backfill.relevant(option, binding)
-                attempt = partial(self._try_size, start.gang, start.request, start.option, start.release.release_at, bound)
+                attempt = partial(
+                    self._try_size, start.gang, start.request, start.option, start.release.release_at, bound
+                )
                 found = largest_feasible(start.request.gang_request.max_extra_pods, attempt)
                 if found is not None and found[0] > start.extra_pods:
                     self.decisions.admit_at_size(start, found[0], *found[1])
                 else:
                     self.ledger.allocate(start.release)
-        for growth in find_growths(self.cache, self.ledger, self.backfill, wanted, self.decisions.candidates.preempting):
+        for growth in find_growths(
+            self.cache, self.ledger, self.backfill, wanted, self.decisions.candidates.preempting
+        ):
             self.decisions.grow(growth)
 
     # -- 7

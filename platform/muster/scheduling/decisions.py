@@ -1,6 +1,6 @@
 """The decisions of a plan in the making.
 
-Every act is written in the ledger, told to the promises, and noted as a decision: nothing is decided that the rest of
+Every act is written in the ledger, told to the backfill, and noted as a decision: nothing is decided that the rest of
 the plan does not reckon with.
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from muster.model import Admit, Decision, Evict, Gang, Nominate, Placement, Resize, RolePlacement
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
-from muster.scheduling.fit import GangAssignment
-from muster.scheduling.grow import Growth
-from muster.scheduling.nominations import ActiveNomination, join_names
-from muster.scheduling.ledger import Ledger
-from muster.scheduling.planner_cache import PlannerCache, quota_of_placement, node_usage_of_placement
-from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.capacity import NodeUsage
-from muster.scheduling.preemption_search import PreemptionResult
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.fit import GangAssignment
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.preemption_candidates import PreemptionReason, Victim, PreemptionCandidates
+from muster.scheduling.grow import Growth
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.nominations import ActiveNomination, join_names
+from muster.scheduling.planner_cache import PlannerCache, node_usage_of_placement, quota_of_placement
+from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
+from muster.scheduling.preemption_search import PreemptionResult
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,19 +72,31 @@ class Decisions:
         self.ledger.deallocate(active.release)
         self.backfill.remove_release(active.release)
 
-    def admit_nominated(self, gang: Gang, request: QueueRequest, placement: Placement, node_usage: NodeUsage, amounts: CellAmounts) -> None:
+    def admit_nominated(
+        self, gang: Gang, request: QueueRequest, placement: Placement, node_usage: NodeUsage, amounts: CellAmounts
+    ) -> None:
         """A gang starts where room was held for it."""
         option = self._option_of(request, placement)
         least = sum(request.gang_request.min_sizes)
         step = sum(part.replicas for part in placement) - least
         self._record_admission(gang, request, option, step, placement, node_usage, amounts)
 
-    def admit(self, gang: Gang, request: QueueRequest, option: int, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts) -> None:
+    def admit(
+        self,
+        gang: Gang,
+        request: QueueRequest,
+        option: int,
+        extra_pods: int,
+        assignment: GangAssignment,
+        amounts: CellAmounts,
+    ) -> None:
         """A gang starts."""
         placement = self.to_placement(request, option, assignment)
         self._record_admission(gang, request, option, extra_pods, placement, assignment.node_usage, amounts)
 
-    def admit_at_size(self, start: PlannedAdmission, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts) -> None:
+    def admit_at_size(
+        self, start: PlannedAdmission, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts
+    ) -> None:
         """A gang that starts in this plan starts at another size instead; its old place was given back before."""
         placement = self.to_placement(start.request, start.option, assignment)
         taken = replace(start.release, node_usage=assignment.node_usage, amounts=amounts)
@@ -104,12 +116,20 @@ class Decisions:
             self.release_count += 1
             self.ledger.deallocate(start.release)
             self.backfill.remove_release(start.release)
-            self.unschedulable[uid] = UnschedulableReason("NoRoom", message=f"{gang.name} comes first, and needs the room")
+            self.unschedulable[uid] = UnschedulableReason(
+                "InsufficientResources", message=f"{gang.name} comes first, and needs the room"
+            )
             if all(uid != earlier.gang.uid for earlier in self.withdrawn):
                 self.withdrawn.append(start)
         return others
 
-    def nominate(self, gang: Gang, request: QueueRequest, result: PreemptionResult, victims: Sequence[tuple[Victim, PreemptionReason]]) -> None:
+    def nominate(
+        self,
+        gang: Gang,
+        request: QueueRequest,
+        result: PreemptionResult,
+        victims: Sequence[tuple[Victim, PreemptionReason]],
+    ) -> None:
         """Room is held for a gang, and those are told to leave who have to."""
         wait_for: list[str] = []
         for victim, reason in victims:
@@ -120,16 +140,24 @@ class Decisions:
                 wait_for.append(uid)
                 self._preempt(victim)
             self.candidates.preempting.add(uid)
-            leaves = Resize(uid, victim.remaining, gang.uid, reason) if victim.remaining else Evict(uid, gang.uid, reason)
+            leaves = (
+                Resize(uid, victim.remaining, gang.uid, reason) if victim.remaining else Evict(uid, gang.uid, reason)
+            )
             self._preemptions.append(leaves)
         now = self.cache.snapshot.now
         expires_at = now + max(victim.gang.grace_s for victim, _ in victims) + gang.start_timeout_s
         placement = self.to_placement(request, result.option, result.assignment)
         self._nominations.append(Nominate(gang.uid, placement, tuple(dict.fromkeys(wait_for)), expires_at))
         by, amounts = latest_release(gang, expires_at), request.min_quota[result.option]
-        self._allocate(ExpectedRelease(gang.uid, by, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts))
+        self._allocate(
+            ExpectedRelease(
+                gang.uid, by, now, tiebreak_of(gang.uid), result.assignment.node_usage, request.queue, amounts
+            )
+        )
         names = join_names([victim.gang.name for victim, _ in victims])
-        self.unschedulable[gang.uid] = UnschedulableReason("HoldWaiting", message=f"room is being freed for it; waits for {names} to leave")
+        self.unschedulable[gang.uid] = UnschedulableReason(
+            "WaitingForPreemption", message=f"room is being freed for it; waits for {names} to leave"
+        )
 
     def grow(self, growth: Growth) -> None:
         """A running gang goes on with more pods."""
@@ -167,7 +195,9 @@ class Decisions:
         root, flavors = self.cache.tree.root(request.queue), request.gang_request.options[option].flavors
         behind = any(r.root == root and not r.flavors.isdisjoint(flavors) for r in self.backfill.reservations)
         now = self.cache.snapshot.now
-        taken = ExpectedRelease(gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts)
+        taken = ExpectedRelease(
+            gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts
+        )
         self._allocate(taken)
         if gang.uid not in self._nominated:  # those come first in any case
             self.candidates.add_admitted(gang, taken)
@@ -194,8 +224,12 @@ class Decisions:
         """Take somebody's hold away; those who leave for it now leave for somebody else."""
         held = self.candidates.nominations[uid]
         self.end_nomination(held)
-        if uid in self.cache.pending and uid not in self.cache.infeasible:  # else it backs off, or could not use it anyway
-            self.unschedulable[uid] = UnschedulableReason("NoRoom", message="the room that was held for it went to a gang that comes first")
+        if (
+            uid in self.cache.pending and uid not in self.cache.infeasible
+        ):  # else it backs off, or could not use it anyway
+            self.unschedulable[uid] = UnschedulableReason(
+                "InsufficientResources", message="the room that was held for it went to a gang that comes first"
+            )
         return [victim for victim in held.nomination.victims if victim in self.cache.running]
 
     def _allocate(self, release: ExpectedRelease) -> None:

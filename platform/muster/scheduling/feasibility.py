@@ -7,9 +7,9 @@ from functools import cache
 
 from muster.model import Gang, WaitReason
 from muster.quota import QueueTree
-from muster.scheduling.fit import fits
 from muster.scheduling.capacity import FreeCapacity
-from muster.scheduling.gang_requests import QueueRequest, GangRequest
+from muster.scheduling.fit import fits
+from muster.scheduling.gang_requests import GangRequest, QueueRequest
 from muster.scheduling.request_messages import RequestMessages
 
 
@@ -34,9 +34,13 @@ class Feasibility:
     queues are the same."""
 
     messages: RequestMessages
-    empty_cluster: FreeCapacity  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
+    empty_cluster: (
+        FreeCapacity  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
+    )
     _reasons: dict[QueueRequest, UnschedulableReason | None] = field(default_factory=dict)
-    _fitting_options: dict[GangRequest, tuple[int, ...]] = field(default_factory=dict)  # options that the empty cluster holds
+    _fitting_options: dict[GangRequest, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # options that the empty cluster holds
     _blocked_by_unmanaged: set[QueueRequest] = field(default_factory=set)  # what only pods that are not ours keep out
 
     def reason(self, request: QueueRequest) -> UnschedulableReason | None:
@@ -63,8 +67,8 @@ class Feasibility:
             allowed = self._within_quota(request, options)
             if allowed:
                 self._blocked_by_unmanaged.add(request)
-                inside = any(spot.required is not None for spot in shape.options[allowed[0]].groups)
-                return unschedulable_reason("TopologyNoRoom" if inside else "NoRoom", allowed[0])
+                inside = any(group.required is not None for group in shape.options[allowed[0]].groups)
+                return unschedulable_reason("TopologyUnsatisfiable" if inside else "InsufficientResources", allowed[0])
         if not options:
             return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(shape))
         return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
@@ -84,4 +88,6 @@ def priority_too_high(tree: QueueTree, gang: Gang, request: QueueRequest) -> Uns
     cap = tree.priority_caps[request.queue] if request.queue >= 0 else None
     if cap is None or gang.priority <= cap:
         return None
-    return UnschedulableReason("PriorityTooHigh", message=f"has priority {gang.priority}; queue {gang.queue} allows at most {cap}")
+    return UnschedulableReason(
+        "PriorityTooHigh", message=f"has priority {gang.priority}; queue {gang.queue} allows at most {cap}"
+    )

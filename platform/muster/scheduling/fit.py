@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from muster.scheduling.capacity import UNBOUNDED_PODS, CapacityView, Counts, NodeUsage, PodClass, ReservedView
+from muster.scheduling.gang_requests import FlavorOption, PlacementGroup, RoleSizes
 from muster.scheduling.nodes import FlavorNodes, IntArray, NodeTable
-from muster.scheduling.capacity import UNBOUNDED_PODS, Counts, ReservedView, NodeUsage, PodClass, CapacityView
-from muster.scheduling.gang_requests import FlavorOption, RoleSizes, PlacementGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,9 @@ class GangAssignment:
     node_usage: NodeUsage
 
 
-def fit(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: CapacityView, fixed: FixedPods = NO_FIXED_PODS) -> GangAssignment | None:
+def fit(
+    table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: CapacityView, fixed: FixedPods = NO_FIXED_PODS
+) -> GangAssignment | None:
     """Nodes for every pod of the gang at these sizes, or None.
 
     `kept` are pods that have their place already, by role (never more than the sizes): the others join them in the
@@ -61,12 +63,12 @@ def fit(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: Capacity
     """
     spreads: dict[int, RoleAssignment] = {}
     taken: NodeUsage | None = None
-    for spot in option.groups:
+    for group in option.groups:
         seen = view if taken is None else ReservedView(view, table, taken)
-        placed = _fit_group(table, spot, tuple(sizes[role] for role in spot.roles), seen, fixed)
+        placed = _fit_group(table, group, tuple(sizes[role] for role in group.roles), seen, fixed)
         if placed is None:
             return None
-        spreads.update(zip(spot.roles, placed[0], strict=True))
+        spreads.update(zip(group.roles, placed[0], strict=True))
         taken = placed[1] if taken is None else taken.joined(placed[1])
     if taken is None:
         return None
@@ -76,17 +78,17 @@ def fit(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: Capacity
 def fits(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: CapacityView) -> bool:
     """Tell whether there are nodes for every pod of the gang, without choosing them where that is not needed."""
     if len(option.groups) == 1 and len(option.groups[0].pods) == 1:
-        spot = option.groups[0]
-        tier = spot.required or 0
-        counts = view.counts(spot.pods[0])[tier]
-        return bool(((counts >= sizes[0]) & table.flavors[spot.flavor].tiers[tier].is_named).any())
+        group = option.groups[0]
+        tier = group.required or 0
+        counts = view.counts(group.pods[0])[tier]
+        return bool(((counts >= sizes[0]) & table.flavors[group.flavor].tiers[tier].is_named).any())
     return fit(table, option, sizes, view) is not None
 
 
 def _fit_group(
     table: NodeTable, group: PlacementGroup, sizes: RoleSizes, view: CapacityView, fixed: FixedPods
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
-    """Place the roles of one spot in one domain, the preferred one if there is room."""
+    """Place the roles of one group in one domain, the preferred one if there is room."""
     span = table.flavors[group.flavor]
     there = [fixed.get(role) for role in group.roles]
     more = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, there, strict=True))
@@ -114,7 +116,9 @@ def _candidate_domains(span: FlavorNodes, tier: int, counts: list[Counts], sizes
     """Domains of a tier that have room for each role, tightest first."""
     room = counts[0][tier]
     if len(counts) == 1:
-        wide = np.where(span.tiers[tier].is_named & (room >= sizes[0]), room, UNBOUNDED_PODS * len(span.tiers[-1].domains) + 1)
+        wide = np.where(
+            span.tiers[tier].is_named & (room >= sizes[0]), room, UNBOUNDED_PODS * len(span.tiers[-1].domains) + 1
+        )
         if len(wide) and room[best := int(np.argmin(wide))] >= sizes[0] and span.tiers[tier].is_named[best]:
             yield best
         return

@@ -14,8 +14,8 @@ import numpy as np
 
 from muster.model import MAX_AMOUNT, FlavorInfo, Gang, Resources, Role, Topology, WaitReason
 from muster.quota import CellAmounts, QueueTree
-from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
 from muster.scheduling.capacity import PodClass
+from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
 
 T = TypeVar("T")
 
@@ -224,7 +224,8 @@ class RequestCache:
             trouble = (trouble[0], f"{trouble[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})")
         per_pod = tuple(
             tuple(
-                tree.cell_amounts(queue, flavor, role.request) for flavor, role in zip(o.flavors, gang_request.roles, strict=True)
+                tree.cell_amounts(queue, flavor, role.request)
+                for flavor, role in zip(o.flavors, gang_request.roles, strict=True)
             )
             for o in gang_request.options
         )
@@ -242,13 +243,13 @@ class RequestCache:
         """Every way to give the groups of roles a flavor each, the wishes of the first group varying slowest."""
         ways: list[tuple[PlacementGroup, ...]] = [()]
         for roles, topology in _roles_by_domain(gang):
-            spots, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
+            groups, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
             if trouble is not None:
                 return GangRequest.of(gang.roles, (), trouble)
-            ways = [(*way, spot) for way in ways for spot in spots]
+            ways = [(*way, group) for way in ways for group in groups]
         options = []
         for way in ways:
-            flavor_of = {role: spot.flavor for spot in way for role in spot.roles}
+            flavor_of = {role: group.flavor for group in way for role in group.roles}
             options.append(FlavorOption(way, tuple(flavor_of[i] for i in range(len(gang.roles)))))
         return GangRequest.of(gang.roles, tuple(options))
 
@@ -269,7 +270,7 @@ class RequestCache:
             has = "; ".join(f"{f.name} has {', '.join(f.levels) or 'no levels'}" for f in known)
             missing = next(level for level in levels if any(level not in f.levels for f in known))
             return [], ("UnknownTopologyLevel", f"needs the topology level {missing}, but flavor {has}")
-        spots = []
+        groups = []
         for flavor in fit:
             span = self.table.flavors[flavor.name]
             required, preferred = (
@@ -278,8 +279,8 @@ class RequestCache:
             if required is not None and preferred is not None and preferred <= required:
                 preferred = None  # the required domain lies inside of it anyway
             pods = tuple(self.pod_class(flavor, gang.roles[i], gang.excluded_nodes) for i in roles)
-            spots.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
-        return spots, None
+            groups.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
+        return groups, None
 
 
 def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:

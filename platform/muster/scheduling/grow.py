@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from muster.model import GROWTH_REST_S
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.releases import ExpectedRelease
-from muster.scheduling.fit import GangAssignment, fit
-from muster.scheduling.nominations import placed_pods
-from muster.scheduling.ledger import Ledger
-from muster.scheduling.planner_cache import PlannerCache, GangUsage
 from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.fit import GangAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest, largest_feasible
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.nominations import placed_pods
+from muster.scheduling.planner_cache import GangUsage, PlannerCache
+from muster.scheduling.releases import ExpectedRelease
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,9 @@ class ContendedFlavors:
     ledger: Ledger
     unschedulable: Mapping[str, UnschedulableReason]
     _flavors: set[str] | None = None  # that gangs within a guarantee wait for
-    _flavors_by_queue: set[tuple[int, str]] = field(default_factory=set)  # (queue, flavor) that gangs of that leaf wait for
+    _flavors_by_queue: set[tuple[int, str]] = field(
+        default_factory=set
+    )  # (queue, flavor) that gangs of that leaf wait for
 
     def is_contended(self, queue: int, flavors: Iterable[str]) -> bool:
         """Tell whether a gang of this queue should not take more of these flavors than it is entitled to."""
@@ -51,8 +53,10 @@ class ContendedFlavors:
 
     def _find(self) -> set[str]:
         flavors: set[str] = set()
-        codes = ("NoRoom", "TopologyNoRoom", "Reserved")
-        for request in {self.cache.pending[uid].request for uid, why in self.unschedulable.items() if why.reason in codes}:
+        codes = ("InsufficientResources", "TopologyUnsatisfiable", "BlockedByReservation")
+        for request in {
+            self.cache.pending[uid].request for uid, why in self.unschedulable.items() if why.reason in codes
+        }:
             for option, least in zip(request.gang_request.options, request.min_quota, strict=True):
                 self._flavors_by_queue.update((request.queue, flavor) for flavor in option.flavors)
                 path = self.cache.tree.path[request.queue]
@@ -63,7 +67,13 @@ class ContendedFlavors:
         return flavors
 
 
-def find_growths(cache: PlannerCache, ledger: Ledger, backfill: BackfillReservations, contended: ContendedFlavors, preempting: Collection[str]) -> Iterator[Growth]:
+def find_growths(
+    cache: PlannerCache,
+    ledger: Ledger,
+    backfill: BackfillReservations,
+    contended: ContendedFlavors,
+    preempting: Collection[str],
+) -> Iterator[Growth]:
     """One growth after the other; the caller takes the room of each before it asks for the next.
 
     `safe` are uids that have been asked to leave or shrink.
@@ -90,7 +100,9 @@ def _changed_at(gang_usage: GangUsage) -> float:
     return gang_usage.running.admitted_at if resized_at is None else max(resized_at, gang_usage.running.admitted_at)
 
 
-def _find_growth(cache: PlannerCache, ledger: Ledger, backfill: BackfillReservations, gang_usage: GangUsage) -> Growth | None:
+def _find_growth(
+    cache: PlannerCache, ledger: Ledger, backfill: BackfillReservations, gang_usage: GangUsage
+) -> Growth | None:
     gang = gang_usage.running.gang
     request = cache.request_cache.request(gang)
     shape = request.gang_request

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from muster.scheduling.ledger import Ledger
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.ledger import Ledger
 
 CoveredGuarantees: TypeAlias = tuple[int, ...]
 """One number an option: bit `i` is set when a gang is within the guarantee of the `i`-th queue of its path."""
@@ -25,7 +25,9 @@ class GuaranteeEligibility:
     """The guarantees that gangs are within, as charges stand while a plan goes down the line."""
 
     ledger: Ledger
-    _amounts_ahead: dict[int, list[dict[int, int]]] = field(default_factory=dict)  # by leaf and place on its path, by cell
+    _amounts_ahead: dict[int, list[dict[int, int]]] = field(
+        default_factory=dict
+    )  # by leaf and place on its path, by cell
     _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added up in `_ahead`
     _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: how often it was added up
     _cached: dict[QueueRequest, tuple[int, int, CoveredGuarantees]] = field(default_factory=dict)

@@ -62,7 +62,9 @@ class LeafQueue:
 EMPTY_LEAF = LeafQueue([], [], [])
 
 
-def update_leaves(leaves: Mapping[int, LeafQueue], removed: Iterable[PendingGang], added: Iterable[PendingGang]) -> dict[int, LeafQueue]:
+def update_leaves(
+    leaves: Mapping[int, LeafQueue], removed: Iterable[PendingGang], added: Iterable[PendingGang]
+) -> dict[int, LeafQueue]:
     """The leaves with somebody in them, by queue, once some are gone and others have come. Gangs whose queue does not
     exist are in none."""
     changes: dict[int, tuple[set[str], list[PendingGang]]] = {}

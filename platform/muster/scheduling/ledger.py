@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from muster.quota import QuotaUsage
-from muster.scheduling.releases import ExpectedRelease
+from muster.scheduling.capacity import FreeCapacity
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.quota_forecast import QuotaForecast
-from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.releases import ExpectedRelease
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Ledger:
 
     @classmethod
     def of(cls, cache: PlannerCache) -> Ledger:
-        """A copy of the facts, to write on."""
+        """A copy of the cache, to write on."""
         return cls(cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork())
 
     def allocate(self, release: ExpectedRelease) -> None:
@@ -108,4 +108,6 @@ class Ledger:
             if now:
                 self.usage_now.add(release.queue, release.amounts, -sign)
             if self.quota_forecast is not None:
-                self.quota_forecast.add(release.queue, release.amounts, 0, self.quota_forecast.index_of_release(release), -sign)
+                self.quota_forecast.add(
+                    release.queue, release.amounts, 0, self.quota_forecast.index_of_release(release), -sign
+                )

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from muster.model import MAX_AMOUNT, FlavorInfo, NodeInfo, MatchExpression, Resources, Role, NodeTaint, NodeToleration
+from muster.model import MAX_AMOUNT, FlavorInfo, MatchExpression, NodeInfo, NodeTaint, NodeToleration, Resources, Role
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]

@@ -13,12 +13,12 @@ import numpy as np
 
 from muster.model import Gang, Nomination, Placement
 from muster.quota import CellAmounts, QuotaUsage
-from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
-from muster.scheduling.fit import GangAssignment, FixedPods, RoleAssignment, fit
-from muster.scheduling.planner_cache import PlannerCache, quota_of_placement, node_usage_of_placement
-from muster.scheduling.placement_check import placement_error
-from muster.scheduling.capacity import ReservedView, FreeCapacity
+from muster.scheduling.capacity import FreeCapacity, ReservedView
+from muster.scheduling.fit import FixedPods, GangAssignment, RoleAssignment, fit
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.placement_check import placement_error
+from muster.scheduling.planner_cache import PlannerCache, node_usage_of_placement, quota_of_placement
+from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,14 +38,18 @@ def active_nominations(cache: PlannerCache) -> Iterator[ActiveNomination]:
     """The holds that count: not expired, of gangs that wait, restart or back off."""
     for hold in cache.snapshot.nominations:
         if hold.expires_at > cache.snapshot.now and (gang := _nominated_gang(cache, hold)) is not None:
-            request = cache.pending[gang.uid].request if gang.uid in cache.pending else cache.request_cache.request(gang)
+            request = (
+                cache.pending[gang.uid].request if gang.uid in cache.pending else cache.request_cache.request(gang)
+            )
             known = cache.nominations.get(hold.gang_uid)
             if known is None or known.nomination is not hold or known.request is not request or known.gang is not gang:
                 known = cache.nominations[hold.gang_uid] = _active_nomination(cache, hold, gang, request)
             yield known
 
 
-def _active_nomination(cache: PlannerCache, nomination: Nomination, gang: Gang, request: QueueRequest) -> ActiveNomination:
+def _active_nomination(
+    cache: PlannerCache, nomination: Nomination, gang: Gang, request: QueueRequest
+) -> ActiveNomination:
     load = node_usage_of_placement(cache.table, gang, nomination.placement)
     amounts = quota_of_placement(cache.tree, request.queue, gang, nomination.placement)
     by, tie = latest_release(gang, nomination.expires_at), tiebreak_of(gang.uid)
@@ -57,7 +61,9 @@ def _active_nomination(cache: PlannerCache, nomination: Nomination, gang: Gang, 
     nodes = {cache.table.nodes[row].name: cache.table.nodes[row] for row in load.rows}
     flavors = {name: span.flavor for name, span in cache.table.flavors.items()}
     there = len(names) == len(load.rows) and not placement_error(gang, nomination.placement, nodes, flavors)
-    return ActiveNomination(gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), there)
+    return ActiveNomination(
+        gang, request, nomination, taken, all(pods <= 0 for pods in lacking.values()), len(names), there
+    )
 
 
 def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
@@ -72,17 +78,29 @@ def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
 
 def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
     """Tell whether the whole gang fits where its room is held, with this room and these charges."""
-    return active.covers_minimum and _has_capacity(cache, active, capacity) and usage.fits(active.request.queue, active.release.amounts)
+    return (
+        active.covers_minimum
+        and _has_capacity(cache, active, capacity)
+        and usage.fits(active.request.queue, active.release.amounts)
+    )
 
 
-def fits_while_reserved(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
+def fits_while_reserved(
+    cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage
+) -> bool:
     """`stands`, of a hold that is set aside: what is left beside it is not overdrawn, neither room nor quota."""
-    if not active.covers_minimum or not _nodes_usable(cache, active) or (capacity.free[active.release.node_usage.rows] < 0).any():
+    if (
+        not active.covers_minimum
+        or not _nodes_usable(cache, active)
+        or (capacity.free[active.release.node_usage.rows] < 0).any()
+    ):
         return False
     return all(usage.available(active.request.queue, cell) >= 0 for cell, amount in active.release.amounts if amount)
 
 
-def complete_placement(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> tuple[int, GangAssignment, CellAmounts] | None:
+def complete_placement(
+    cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage
+) -> tuple[int, GangAssignment, CellAmounts] | None:
     """A gang at its minimum, for a hold of only a part of it: pods where room is held, and the others beside them.
 
     The option, the places (with the load of all pods), and what it charges; None if the others find no room.
@@ -133,7 +151,9 @@ def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
 def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
     """What a gang with a hold waits for, as a sentence."""
     stays = cache.running
-    victims = [stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted]
+    victims = [
+        stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted
+    ]
     held_nodes = "1 node is held for it" if active.node_count == 1 else f"{active.node_count} nodes are held for it"
     return f"{held_nodes}; waits for {join_names(victims) or 'what is still on them'} to leave"
 

@@ -17,12 +17,12 @@ from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
-from muster.model import Gang, DecayedUsage
+from muster.model import DecayedUsage, Gang
 from muster.quota import CellAmounts, QueueTree
-from muster.scheduling.guarantees import GuaranteeEligibility, CoveredGuarantees
-from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafQueue, LeafOrder, PendingGang
-from muster.scheduling.policy import Policy
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.guarantees import CoveredGuarantees, GuaranteeEligibility
+from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafOrder, LeafQueue, PendingGang
+from muster.scheduling.policy import Policy
 
 SHARE_TICK_S = 60.0
 """A gang placed by a plan counts at once with so many seconds of its request: one share tick."""
@@ -132,7 +132,9 @@ class FairShareOrder:
                 entries = self._next(leaf)
                 waiting = entries.pop()
                 yield waiting
-                if self._last_postponed:  # its leaf waits with it: who comes behind it would use up what it is entitled to
+                if (
+                    self._last_postponed
+                ):  # its leaf waits with it: who comes behind it would use up what it is entitled to
                     entries.append(waiting)
                     self._last_postponed = False
                 self._skip(leaf)
@@ -157,7 +159,10 @@ class FairShareOrder:
         if len(request.gang_request.options) == 1 or option <= self._postponed_option.get(gang.uid, -1):
             return False
         turn, placed = self._covered(gang, request), (self._guarantees.covered(request)[option],)
-        if all(_guarantee_order(placed, place) <= _guarantee_order(turn, place) for place in range(len(self._tree.path[request.queue]))):
+        if all(
+            _guarantee_order(placed, place) <= _guarantee_order(turn, place)
+            for place in range(len(self._tree.path[request.queue]))
+        ):
             return False
         self._postponed_option[gang.uid] = option
         self._last_postponed = True

@@ -1,6 +1,6 @@
 """What a plan works out about a snapshot, kept for the next plan.
 
-A memo holds no decision, only facts: arrays of nodes, free room, charges, shapes. Each is a function of the objects it
+A memo holds no decision, only cache: arrays of nodes, free room, charges, shapes. Each is a function of the objects it
 was worked out from, so it is carried over where those objects are the same ones, and brought up to date where few
 changed. That is why a plan with a memo equals the plan without.
 """
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from muster.model import Gang, Placement, RolePlacement, RunningGang, Snapshot, Wait
-from muster.quota import CellAmounts, QuotaUsage, QueueTree, queue_tree
-from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, latest_release, tiebreak_of
+from muster.quota import CellAmounts, QueueTree, QuotaUsage, queue_tree
+from muster.scheduling.capacity import FreeCapacity, NodeMasks, NodeUsage
+from muster.scheduling.feasibility import Feasibility, UnschedulableReason, priority_too_high
+from muster.scheduling.gang_requests import RequestCache
 from muster.scheduling.leaf_queues import LeafQueue, PendingGang, update_leaves
 from muster.scheduling.nodes import NodeTable, node_table
-from muster.scheduling.feasibility import UnschedulableReason, Feasibility, priority_too_high
-from muster.scheduling.capacity import NodeUsage, NodeMasks, FreeCapacity
-from muster.scheduling.gang_requests import RequestCache
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, latest_release, tiebreak_of
 from muster.scheduling.request_messages import RequestMessages
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class PlannerCache:
     usage_later: QuotaUsage  # charged once those who are leaving have left
     releases: ExpectedReleases  # of those who stay for now
     nominations: dict[str, ActiveNomination]  # by uid of the gang; holds that were looked at
-    last_waits: dict[str, Wait]  # by uid; what was said last, to be said again by the same object where nothing has changed
+    last_waits: dict[
+        str, Wait
+    ]  # by uid; what was said last, to be said again by the same object where nothing has changed
 
 
 def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerCache:
@@ -85,10 +87,17 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
     before = previous.snapshot if previous else None
     same_flavors = before is not None and _same(before.flavors, snapshot.flavors)
     same_nodes = (
-        before is not None and same_flavors and before.excluded_nodes == snapshot.excluded_nodes and _same(before.nodes, snapshot.nodes)
+        before is not None
+        and same_flavors
+        and before.excluded_nodes == snapshot.excluded_nodes
+        and _same(before.nodes, snapshot.nodes)
     )
     same_queues = before is not None and _same(before.queues, snapshot.queues)
-    table = previous.table if previous and same_nodes else node_table(snapshot.nodes, snapshot.flavors, snapshot.excluded_nodes)
+    table = (
+        previous.table
+        if previous and same_nodes
+        else node_table(snapshot.nodes, snapshot.flavors, snapshot.excluded_nodes)
+    )
     tree = previous.tree if previous and same_queues else queue_tree(snapshot.queues)
     if previous and same_nodes and same_queues and not _mostly_stale(snapshot, previous):
         return _apply_changes(snapshot, previous)
@@ -175,7 +184,11 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
         usage_later=staying,
         releases=departures,
         last_waits=_drop_started(previous.last_waits, requests),
-        nominations={hold.gang_uid: previous.nominations[hold.gang_uid] for hold in snapshot.nominations if hold.gang_uid in previous.nominations},
+        nominations={
+            hold.gang_uid: previous.nominations[hold.gang_uid]
+            for hold in snapshot.nominations
+            if hold.gang_uid in previous.nominations
+        },
     )
 
 
@@ -186,7 +199,9 @@ def _drop_started(last_waits: dict[str, Wait], pending: dict[str, PendingGang]) 
     return {uid: wait for uid, wait in last_waits.items() if uid in pending}
 
 
-def _update_pending(snapshot: Snapshot, previous: PlannerCache) -> tuple[dict[str, PendingGang], dict[str, UnschedulableReason], dict[int, LeafQueue]]:
+def _update_pending(
+    snapshot: Snapshot, previous: PlannerCache
+) -> tuple[dict[str, PendingGang], dict[str, UnschedulableReason], dict[int, LeafQueue]]:
     """What is known of who waits, brought up to date with who came and went."""
     if snapshot.pending is previous.snapshot.pending:
         return previous.pending, previous.infeasible, previous.leaves
@@ -198,14 +213,23 @@ def _update_pending(snapshot: Snapshot, previous: PlannerCache) -> tuple[dict[st
     new = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in come]
     for waiting in new:
         requests[waiting.gang.uid] = waiting
-        why = previous.feasibility.reason(waiting.request) or priority_too_high(previous.tree, waiting.gang, waiting.request)
+        why = previous.feasibility.reason(waiting.request) or priority_too_high(
+            previous.tree, waiting.gang, waiting.request
+        )
         if why is not None:
             known[waiting.gang.uid] = why
     never = {gang.uid: known[gang.uid] for gang in snapshot.pending if gang.uid in known}
     return requests, never, update_leaves(previous.leaves, left, new)
 
 
-def _add_usage(usage: GangUsage, sign: int, free_now: FreeCapacity, free_later: FreeCapacity, usage_now: QuotaUsage, usage_later: QuotaUsage) -> None:
+def _add_usage(
+    usage: GangUsage,
+    sign: int,
+    free_now: FreeCapacity,
+    free_later: FreeCapacity,
+    usage_now: QuotaUsage,
+    usage_later: QuotaUsage,
+) -> None:
     """Give a stay's room and charge back (+1) or take it (-1)."""
     free_now.add(usage.node_usage, sign)
     if usage.queue >= 0:
@@ -219,7 +243,10 @@ def _add_usage(usage: GangUsage, sign: int, free_now: FreeCapacity, free_later: 
 def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangUsage:
     """What a running gang takes and charges."""
     gang, queue = running.gang, tree.index.get(running.gang.queue, -1)
-    load, amounts = node_usage_of_placement(table, gang, running.placement), quota_of_placement(tree, queue, gang, running.placement)
+    load, amounts = (
+        node_usage_of_placement(table, gang, running.placement),
+        quota_of_placement(tree, queue, gang, running.placement),
+    )
     later, back = None, running.retained_until
     if running.state == "admitted" or running.retained_placement:
         stays = running.state == "admitted"

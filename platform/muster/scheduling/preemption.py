@@ -14,16 +14,16 @@ import numpy as np
 
 from muster.model import Gang
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.candidate_groups import CandidateGroup, NodeCandidateGroups, single_groups, hardest_pod
-from muster.scheduling.releases import latest_release
+from muster.scheduling.candidate_groups import CandidateGroup, NodeCandidateGroups, hardest_pod, single_groups
+from muster.scheduling.capacity import FreeCapacity, max_gain
+from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.guarantees import GuaranteeEligibility
 from muster.scheduling.ledger import Ledger
-from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.nodes import BoolArray, IntArray
-from muster.scheduling.capacity import FreeCapacity, max_gain
+from muster.scheduling.planner_cache import PlannerCache
+from muster.scheduling.preemption_candidates import CandidateSet, PreemptionCandidates, PreemptionRights
 from muster.scheduling.preemption_search import PreemptionResult, PreemptionSearch
-from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.preemption_candidates import PreemptionRights, CandidateSet, PreemptionCandidates
+from muster.scheduling.releases import latest_release
 
 MAX_DOMAINS_TRIED = 16
 """Required domains that are tried in full, those that lack the fewest pods first."""
@@ -63,17 +63,23 @@ class Preemptor:
             start_by = self.cache.snapshot.now + self.candidates.longest_grace_s() + gang.start_timeout_s
             until = latest_release(gang, start_by)
             bound = self.backfill.relevant(request.gang_request.options[option], self.backfill.binding(until))
-            search = PreemptionSearch(self.ledger, self.backfill, self.candidates, request, option, rights, gang, until, bound)
+            search = PreemptionSearch(
+                self.ledger, self.backfill, self.candidates, request, option, rights, gang, until, bound
+            )
             victims = list(self.candidates.in_order(rights, queues))
             best = self._cheapest(search, ((region, single_groups(victims)) for region in regions))
             if best is None and search.guarantee_reached:
-                bundles = NodeCandidateGroups(victims, self.ledger.free_later, hardest_pod(self.cache.table, request.gang_request.options[option]))
+                bundles = NodeCandidateGroups(
+                    victims, self.ledger.free_later, hardest_pod(self.cache.table, request.gang_request.options[option])
+                )
                 best = self._cheapest(search, ((region, bundles.within(region)) for region in regions))
             if best is not None:
                 return best
         return None
 
-    def _cheapest(self, search: PreemptionSearch, regions: Iterable[tuple[BoolArray, Iterable[CandidateGroup]]]) -> PreemptionResult | None:
+    def _cheapest(
+        self, search: PreemptionSearch, regions: Iterable[tuple[BoolArray, Iterable[CandidateGroup]]]
+    ) -> PreemptionResult | None:
         """Of some regions, each with whom to ask there, in order."""
         best: PreemptionResult | None = None
         for region, asked in regions:
@@ -97,11 +103,11 @@ class Preemptor:
         way, sizes = request.gang_request.options[option], request.gang_request.min_sizes
         load = None if lower_priority is None else lower_priority.node_usage()
         domains: IntArray | None = None
-        for spot in way.groups:
-            span, tier = self.cache.table.flavors[spot.flavor], spot.required or 0
+        for group in way.groups:
+            span, tier = self.cache.table.flavors[group.flavor], group.required or 0
             enough = span.tiers[tier].is_named.copy()
             lacking = np.zeros(len(enough), dtype=np.int64)
-            for pod, role in zip(spot.pods, spot.roles, strict=True):
+            for pod, role in zip(group.pods, group.roles, strict=True):
                 counts = room.counts(pod)[tier]
                 if load is not None:
                     counts = counts + max_gain(self.cache.table, pod, load, tier)
@@ -111,10 +117,10 @@ class Preemptor:
             if not len(domains):
                 return []
             domains = domains[np.argsort(lacking[domains], kind="stable")]
-        spot = way.groups[0]
-        if len(way.groups) > 1 or spot.required is None or domains is None:
+        group = way.groups[0]
+        if len(way.groups) > 1 or group.required is None or domains is None:
             return [self._rows_of_flavors(way.flavors)]
-        span, tier = self.cache.table.flavors[spot.flavor], spot.required
+        span, tier = self.cache.table.flavors[group.flavor], group.required
         edges = span.start + span.tiers[tier].first_node
         return [self._rows_between(int(edges[d]), int(edges[d + 1])) for d in domains[:MAX_DOMAINS_TRIED]]
 

@@ -18,13 +18,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from muster.model import Gang, Placement, RolePlacement
-from muster.quota import QuotaUsage, QueueTree
-from muster.scheduling.releases import ExpectedRelease
-from muster.scheduling.nominations import ActiveNomination, active_nominations
-from muster.scheduling.planner_cache import PlannerCache, GangUsage, quota_of_placement, node_usage_of_placement
-from muster.scheduling.nodes import BoolArray
+from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.capacity import NodeUsage
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.nodes import BoolArray
+from muster.scheduling.nominations import ActiveNomination, active_nominations
+from muster.scheduling.planner_cache import GangUsage, PlannerCache, node_usage_of_placement, quota_of_placement
+from muster.scheduling.releases import ExpectedRelease
 
 MAX_LOST_WORK_S = 1800.0
 """Lost work counts at most so many seconds a pod: nobody becomes untouchable by never saving."""
@@ -63,7 +63,9 @@ class PreemptionRights:
     guaranteed: frozenset[int]  # queues on its path, the root aside, that stay within their guarantee with it
 
     @classmethod
-    def of(cls, gang: Gang, request: QueueRequest, option: int, usage_later: QuotaUsage, covered: int) -> PreemptionRights:
+    def of(
+        cls, gang: Gang, request: QueueRequest, option: int, usage_later: QuotaUsage, covered: int
+    ) -> PreemptionRights:
         """The rights of a gang that is within some guarantees of its path (see `Entitlement`)."""
         path = usage_later.tree.path[request.queue]
         guaranteed = frozenset(q for place, q in enumerate(path[:-1]) if covered >> place & 1)
@@ -115,7 +117,9 @@ class CandidateSet:
     def node_usage(self) -> NodeUsage:
         """What they take. Rows may repeat."""
         loads = [_release_of(member).node_usage for member in self.members]
-        return NodeUsage(np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads]))
+        return NodeUsage(
+            np.concatenate([load.rows for load in loads]), np.concatenate([load.amounts for load in loads])
+        )
 
 
 @dataclass(slots=True)
@@ -181,7 +185,9 @@ class PreemptionCandidates:
                 found += above.get(fork, ())
         return found
 
-    def queues_above_guarantee(self, cells: frozenset[int], usage_later: QuotaUsage, version: int) -> Mapping[int, tuple[int, ...]]:
+    def queues_above_guarantee(
+        self, cells: frozenset[int], usage_later: QuotaUsage, version: int
+    ) -> Mapping[int, tuple[int, ...]]:
         """For each inner queue: those below it in which somebody is, all of them above their guarantee of one of
         these cells, and so is everyone in between."""
         known = self._above_guarantee.get(cells)
@@ -231,7 +237,9 @@ class PreemptionCandidates:
     def _find_lowest_priorities(self) -> dict[int, int]:
         """The lowest priority in each queue in which somebody is."""
         crowd = self.cache.releases
-        lowest = np.full(len(self.cache.tree.queues) + 1, NO_PRIORITY, dtype=np.int64)  # the last is of gangs without a queue
+        lowest = np.full(
+            len(self.cache.tree.queues) + 1, NO_PRIORITY, dtype=np.int64
+        )  # the last is of gangs without a queue
         np.minimum.at(lowest, crowd.queue[crowd.preemptible], crowd.priority[crowd.preemptible])
         for queue, holders in self._nominated_by_queue().items():
             lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))

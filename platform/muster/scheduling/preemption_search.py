@@ -12,14 +12,14 @@ from typing import TypeAlias
 import numpy as np
 
 from muster.model import Gang
-from muster.scheduling.backfill import ReservationIndexes, BackfillReservations
+from muster.scheduling.backfill import BackfillReservations, ReservationIndexes
 from muster.scheduling.candidate_groups import CandidateGroup, TargetNode
-from muster.scheduling.releases import ExpectedRelease, tiebreak_of
 from muster.scheduling.fit import GangAssignment, fit
+from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nodes import BoolArray
-from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.preemption_candidates import PreemptionReason, PreemptionRights, Victim, PreemptionCandidates
+from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, PreemptionRights, Victim
+from muster.scheduling.releases import ExpectedRelease, tiebreak_of
 
 ChosenVictims: TypeAlias = dict[str, tuple[Victim, PreemptionReason]]
 """Who leaves or shrinks, each with the right by which it is asked, by uid."""
@@ -118,7 +118,9 @@ class PreemptionSearch:
             return self._restore(undo, chosen)
         return bool(undo)
 
-    def _restore(self, undo: Sequence[tuple[str, tuple[Victim, PreemptionReason] | None]], chosen: ChosenVictims) -> bool:
+    def _restore(
+        self, undo: Sequence[tuple[str, tuple[Victim, PreemptionReason] | None]], chosen: ChosenVictims
+    ) -> bool:
         """Nobody of the bundle was asked."""
         for uid, before in reversed(undo):
             self._set_victim(chosen, uid, before)

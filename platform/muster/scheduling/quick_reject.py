@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.model import Gang
-from muster.scheduling.fit import fits
-from muster.scheduling.ledger import Ledger
-from muster.scheduling.planner_cache import PlannerCache
-from muster.scheduling.nodes import BoolArray
-from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
 from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.feasibility import UnschedulableReason, unschedulable_reason
+from muster.scheduling.fit import fits
 from muster.scheduling.gang_requests import QueueRequest, RequestArrays
+from muster.scheduling.ledger import Ledger
+from muster.scheduling.nodes import BoolArray
+from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import PreemptionCandidates
 
 MISSES_BEFORE_BATCH = 8
@@ -71,13 +71,20 @@ class QuickReject:
         full = _without_capacity(lined_up, self.ledger.free_now)[lined_up.option]
         domain = _needs_domain(lined_up)[lined_up.option]
         which = np.select([~(over | full) | self._may_reclaim(), over, domain], [0, 1, 2], 3)
-        reasons = (None, unschedulable_reason("QuotaExceeded"), unschedulable_reason("TopologyNoRoom"), unschedulable_reason("NoRoom"))
+        reasons = (
+            None,
+            unschedulable_reason("QuotaExceeded"),
+            unschedulable_reason("TopologyUnsatisfiable"),
+            unschedulable_reason("InsufficientResources"),
+        )
         self._reasons = [reasons[i] for i in which.tolist()]
 
     def _may_reclaim(self) -> BoolArray:
         """Requests within a guarantee of their path, beside a queue that uses more than its own."""
         lined_up, tree, staying = self._requests, self.cache.tree, self.ledger.usage_later
-        above = self.candidates.queues_above_guarantee(frozenset(range(len(tree.cell_index))), staying, self.ledger.version)
+        above = self.candidates.queues_above_guarantee(
+            frozenset(range(len(tree.cell_index))), staying, self.ledger.version
+        )
         generous = np.array([queue in above for queue in range(len(tree.queues))] + [False])
         slack = tree.guaranteed_table - staying.table()
         queue, answer = lined_up.queue, np.zeros(len(lined_up.queue), dtype=np.bool_)
@@ -99,5 +106,5 @@ def _without_capacity(requests: RequestArrays, free_now: FreeCapacity) -> BoolAr
 
 def _needs_domain(requests: RequestArrays) -> BoolArray:
     """Options that have to lie in one domain."""
-    inside = [any(spot.required is not None for spot in option.groups) for option in requests.options]
+    inside = [any(group.required is not None for group in option.groups) for option in requests.options]
     return np.array(inside, dtype=np.bool_)

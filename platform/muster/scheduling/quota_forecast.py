@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from muster.quota import UNLIMITED, CellAmounts, QuotaUsage, QueueTree
-from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
+from muster.quota import UNLIMITED, CellAmounts, QueueTree, QuotaUsage
 from muster.scheduling.nodes import FloatArray, IntArray
+from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
 
 MAX_TIME_POINTS = 256
 """So many moments are looked at; with more departures than that, several fall into one."""
@@ -61,7 +61,11 @@ class QuotaForecast:
         known = self._releases.index_of(release)
         if known is not None:
             return int(np.searchsorted(self.released_counts, self._releases.positions[known] + 1))
-        return len(self.times) if math.isinf(release.release_at) else max(1, int(np.searchsorted(self.times, release.release_at, "left")))
+        return (
+            len(self.times)
+            if math.isinf(release.release_at)
+            else max(1, int(np.searchsorted(self.times, release.release_at, "left")))
+        )
 
     def index_after(self, count: int) -> int:
         """The first moment at which so many have left."""
@@ -85,7 +89,9 @@ class QuotaForecast:
     def fits(self, release: ExpectedRelease) -> bool:
         """Tell whether a gang is within quota, beside all that is promised, until it leaves."""
         stop = self.index_of_release(release)
-        return all(bool((self._available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts)
+        return all(
+            bool((self._available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts
+        )
 
     def available(self, queue: int, cell: int) -> IntArray:
         """How much more the queue may use, at each moment."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from muster.model import Gang
 from muster.quota import CellAmounts
-from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
 from muster.scheduling.capacity import NodeUsage, unique_rows
+from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,9 @@ class ExpectedReleases:
         """The place of each gang in the order of leaving; 0 leaves first."""
         if self._positions is None:
             self._positions = np.empty(len(self), dtype=np.int64)
-            self._positions[np.lexsort((self.tiebreak, self.since, self.release_at))] = np.arange(len(self), dtype=np.int64)
+            self._positions[np.lexsort((self.tiebreak, self.since, self.release_at))] = np.arange(
+                len(self), dtype=np.int64
+            )
         return self._positions
 
     def index_of(self, release: ExpectedRelease) -> int | None:

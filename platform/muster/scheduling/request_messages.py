@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from muster.quota import QuotaUsage, QueueTree
-from muster.scheduling.fit import fits
-from muster.scheduling.nodes import NodeTable
+from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.capacity import FreeCapacity
-from muster.scheduling.gang_requests import FlavorOption, QueueRequest, GangRequest, largest_feasible
+from muster.scheduling.fit import fits
+from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequest, largest_feasible
+from muster.scheduling.nodes import NodeTable
 from muster.scheduling.role_shortage import NoFitCache, RoleShortage
-from muster.scheduling.units import format_amount, main_resource, format_pods
+from muster.scheduling.units import format_amount, format_pods, main_resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,9 @@ class RequestMessages:
         """The resource a person thinks of first."""
         head = self._main_resources.get(gang_request)
         if head is None:
-            head = self._main_resources[gang_request] = main_resource(name for role in gang_request.roles for name, _ in role.request)
+            head = self._main_resources[gang_request] = main_resource(
+                name for role in gang_request.roles for name, _ in role.request
+            )
         return head
 
     def needs(self, gang_request: GangRequest, option: int, resource: str | None = None) -> str:
@@ -81,12 +83,17 @@ class RequestMessages:
         if head != "pods":
             largest += f", {format_amount(head, found[0] * blocked.role.request.get(head))}"
         whose = f"role {blocked.role.name}: " if len(gang_request.roles) > 1 else ""
-        return f"{self.needs(gang_request, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} is {largest}"
+        return (
+            f"{self.needs(gang_request, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} "
+            f"is {largest}"
+        )
 
     def larger_than_quota(self, request: QueueRequest, option: int) -> str:
         """Names the most that the queue could ever use."""
         empty, least = self.no_usage, request.min_quota[option]
-        cell = self.main_cell(request.gang_request, [c for c, amount in least if amount > empty.available(request.queue, c)])
+        cell = self.main_cell(
+            request.gang_request, [c for c, amount in least if amount > empty.available(request.queue, c)]
+        )
         resource = self.tree.cell_names[cell][1]
         most = format_amount(resource, max(0, empty.available(request.queue, cell)))
         name = self.tree.queues[request.queue].name
@@ -100,12 +107,14 @@ class RequestMessages:
         return min(cells, key=lambda cell: (names[cell][1] != head, cell))
 
 
-def find_shortage(capacity: FreeCapacity, gang_request: GangRequest, option: int, no_fit_cache: NoFitCache, *, empty: bool) -> RoleShortage | None:
+def find_shortage(
+    capacity: FreeCapacity, gang_request: GangRequest, option: int, no_fit_cache: NoFitCache, *, empty: bool
+) -> RoleShortage | None:
     """The first role that finds no room by itself; `barren` belongs to the room as it is."""
-    for spot in gang_request.options[option].groups:
-        tier = spot.required or 0
-        named = capacity.table.flavors[spot.flavor].tiers[tier].is_named
-        for pod, role in zip(spot.pods, spot.roles, strict=True):
+    for group in gang_request.options[option].groups:
+        tier = group.required or 0
+        named = capacity.table.flavors[group.flavor].tiers[tier].is_named
+        for pod, role in zip(group.pods, group.roles, strict=True):
             size = gang_request.min_sizes[role]
             if not (named & (capacity.counts(pod)[tier] >= size)).any():
                 return RoleShortage(capacity, gang_request.roles[role], pod, tier, size, empty, no_fit_cache)

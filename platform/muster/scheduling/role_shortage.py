@@ -8,10 +8,10 @@ from typing import TypeAlias
 import numpy as np
 
 from muster.model import Role
+from muster.scheduling.capacity import FreeCapacity, PodClass
 from muster.scheduling.nodes import BoolArray, FlavorNodes
-from muster.scheduling.capacity import PodClass, FreeCapacity
 from muster.scheduling.selector_mismatch import selector_mismatch
-from muster.scheduling.units import format_amount, main_resource, resource_label, format_number, format_pods
+from muster.scheduling.units import format_amount, format_number, format_pods, main_resource, resource_label
 
 NoFitCache: TypeAlias = dict[tuple[PodClass, int], tuple[bool, str]]
 """Why not one pod of a kind fits into the domains of a tier, and whether that is for lack of room: the same for gangs
@@ -45,7 +45,11 @@ class RoleShortage:
         if not count:
             return self.no_pod_message()
         edges = span.start + span.tiers[self.tier].first_node
-        return self._partial_message(count, best) + self._scarce_resources(slice(int(edges[best]), int(edges[best + 1]))) + self._unavailable_nodes()
+        return (
+            self._partial_message(count, best)
+            + self._scarce_resources(slice(int(edges[best]), int(edges[best + 1])))
+            + self._unavailable_nodes()
+        )
 
     def no_pod_message(self) -> str:
         """Why not even one pod fits."""
@@ -88,7 +92,10 @@ class RoleShortage:
             return f"room for {count} of its {format_pods(self.size)}{where}{together and f', all{together}'}"
         if self.tier:
             return f"{format_amount(head, free)} free{where}, {format_number(head, wanted)}{together}"
-        return f"room for {count} of its {format_pods(self.size)}, {format_number(head, free)} of {format_amount(head, wanted)}"
+        return (
+            f"room for {count} of its {format_pods(self.size)}, {format_number(head, free)} of "
+            f"{format_amount(head, wanted)}"
+        )
 
     def _scarce_resources(self, rows: slice) -> str:
         """`; memory for 1 of 2 pods only`, if there would be enough of the resource a person thinks of first."""

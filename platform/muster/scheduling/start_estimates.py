@@ -16,18 +16,25 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.releases import ExpectedReleases
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.gang_requests import FlavorOption, QueueRequest
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.quota_forecast import QuotaForecast
-from muster.scheduling.feasibility import UnschedulableReason
-from muster.scheduling.gang_requests import FlavorOption, QueueRequest
+from muster.scheduling.releases import ExpectedReleases
 
-ESTIMATED_REASONS = frozenset({"NoRoom", "TopologyNoRoom", "Reserved", "QuotaExceeded", "BehindHead"})
+ESTIMATED_REASONS = frozenset(
+    {"InsufficientResources", "TopologyUnsatisfiable", "BlockedByReservation", "QuotaExceeded", "BlockedByQueueHead"}
+)
 """Codes of gangs that start once others have left."""
 
 
-def estimate_starts(cache: PlannerCache, ledger: Ledger, backfill: BackfillReservations, unschedulable: Mapping[str, UnschedulableReason]) -> dict[str, float]:
+def estimate_starts(
+    cache: PlannerCache,
+    ledger: Ledger,
+    backfill: BackfillReservations,
+    unschedulable: Mapping[str, UnschedulableReason],
+) -> dict[str, float]:
     """Expected starts by uid, of those that have one.
 
     `refusals` are in the order in which they were made: that of the line, but gangs that ask for what somebody before
@@ -37,13 +44,16 @@ def estimate_starts(cache: PlannerCache, ledger: Ledger, backfill: BackfillReser
     waiting = [
         (uid, cache.pending[uid].request, why)
         for uid, why in unschedulable.items()
-        if why.reason in ESTIMATED_REASONS and uid not in cache.infeasible  # pods that are not ours do not say when they end
+        if why.reason in ESTIMATED_REASONS
+        and uid not in cache.infeasible  # pods that are not ours do not say when they end
     ]
     if not waiting:
         return {}
     departures = backfill.releases()
     by_room = _times_by_capacity(cache, ledger, departures, [(request, why.option) for _, request, why in waiting])
-    quota = _QuotaTimes(ledger.quota_forecast, [] if ledger.quota_forecast is None else ledger.quota_forecast.times.tolist())
+    quota = _QuotaTimes(
+        ledger.quota_forecast, [] if ledger.quota_forecast is None else ledger.quota_forecast.times.tolist()
+    )
     found: dict[str, float] = {}
     soon: float | None = None
     for (uid, request, why), at in zip(waiting, by_room, strict=True):
@@ -63,10 +73,14 @@ def estimate_starts(cache: PlannerCache, ledger: Ledger, backfill: BackfillReser
 
 def _releasing_done_at(cache: PlannerCache, now: float) -> float:
     """When those who are leaving will have left."""
-    return now + max((stay.running.gang.grace_s for stay in cache.running.values() if not stay.is_admitted), default=0.0)
+    return now + max(
+        (stay.running.gang.grace_s for stay in cache.running.values() if not stay.is_admitted), default=0.0
+    )
 
 
-def _times_by_capacity(cache: PlannerCache, ledger: Ledger, releases: ExpectedReleases, waiting: list[tuple[QueueRequest, int]]) -> Iterable[float]:
+def _times_by_capacity(
+    cache: PlannerCache, ledger: Ledger, releases: ExpectedReleases, waiting: list[tuple[QueueRequest, int]]
+) -> Iterable[float]:
     """For each in line, when enough of its flavors will have come free for it and all ahead of it."""
     at = np.full(len(waiting), -math.inf)
     order = np.argsort(releases.positions)
@@ -74,10 +88,13 @@ def _times_by_capacity(cache: PlannerCache, ledger: Ledger, releases: ExpectedRe
     columns = len(cache.table.columns)
     ways: dict[FlavorOption, tuple[int, QueueRequest, int]] = {}
     which = [
-        ways.setdefault(request.gang_request.options[option], (len(ways), request, option))[0] for request, option in waiting
+        ways.setdefault(request.gang_request.options[option], (len(ways), request, option))[0]
+        for request, option in waiting
     ]
     for name, span in cache.table.flavors.items():
-        asked = np.array([cache.request_cache.min_usage(request.gang_request, option, name) for _, request, option in ways.values()])
+        asked = np.array(
+            [cache.request_cache.min_usage(request.gang_request, option, name) for _, request, option in ways.values()]
+        )
         if not asked.any():
             continue
         need = asked[which]
@@ -100,7 +117,9 @@ class _QuotaTimes:
 
     forecast: QuotaForecast | None
     times: list[float]  # of the outlook
-    _available_from: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # (queue, cell): from each moment on
+    _available_from: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict
+    )  # (queue, cell): from each moment on
     _amounts_ahead: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def time_of(self, request: QueueRequest, option: int) -> float:

@@ -8,14 +8,14 @@ from itertools import count
 
 from muster.model import Wait
 from muster.quota import QuotaUsage
+from muster.scheduling.capacity import FreeCapacity
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequest
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.planner_cache import PlannerCache
-from muster.scheduling.feasibility import UnschedulableReason
-from muster.scheduling.capacity import FreeCapacity
-from muster.scheduling.gang_requests import FlavorOption, QueueRequest, GangRequest
+from muster.scheduling.request_messages import RequestMessages, find_shortage, shortage_message
 from muster.scheduling.role_shortage import NoFitCache
 from muster.scheduling.units import format_number
-from muster.scheduling.request_messages import RequestMessages, find_shortage, shortage_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class WaitMessages:
             name = tree.cell_names[cell][1]
             guaranteed = tree.guaranteed[queue][cell]
             avail = max(0, self.usage_now.available(queue, cell))
-            own = min(avail, max(0, guaranteed - self.usage_now.subtree_usage[queue * self.usage_now.cell_count + cell]))
+            own = min(
+                avail, max(0, guaranteed - self.usage_now.subtree_usage[queue * self.usage_now.cell_count + cell])
+            )
             has = f"{format_number(name, own)} of {format_number(name, guaranteed)} left"
             left = f"queue {tree.queues[queue].name} has {has} and may borrow {format_number(name, avail - own)}"
             self._left_cache[key] = left + self._limit_clause(queue, cell)
@@ -93,7 +95,7 @@ class WaitMessages:
             text = f"{text}; what is free is promised" if text else "there is room, promised"
             text += " to a gang that comes first"
         elif not text:
-            several = sum(len(spot.roles) for spot in request.gang_request.options[option].groups) > 1
+            several = sum(len(group.roles) for group in request.gang_request.options[option].groups) > 1
             text = "room for each of its roles, but not for all of them" if several else "room came free just now"
         return f"{self.quota_message(request, option, flavor)}; {text}"
 
@@ -139,5 +141,7 @@ def wait_decisions(
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
     if why.reason == "QuotaExceeded":
         return messages.quota_message(request, why.option)
-    text = messages.capacity_message(request, why.option, reserved=why.reason == "Reserved")
-    return f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if unmanaged else text
+    text = messages.capacity_message(request, why.option, reserved=why.reason == "BlockedByReservation")
+    return (
+        f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if unmanaged else text
+    )

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from muster.engine import POLICIES
 from muster.simulate.cluster import SimCluster
-from muster.simulate.result import RefusedJob, SimulationResult, DurationStats, write_placements
+from muster.simulate.result import DurationStats, RefusedJob, SimulationResult, write_placements
+from muster.simulate.run import SimulationConfig, SimulationProgress, compare, run
 from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
-from muster.simulate.run import SimulationProgress, SimulationConfig, compare, run
 from muster.simulate.work import JobBehavior
-from muster.simulate.workload import WorkloadAssumptions, RecordedWorkload, read_workload
+from muster.simulate.workload import RecordedWorkload, WorkloadAssumptions, read_workload
 
 __all__ = [
     "POLICIES",
-    "InvalidRow",
-    "WorkloadAssumptions",
-    "TraceJob",
-    "TraceNode",
-    "SimulationProgress",
-    "RefusedJob",
-    "SimulationResult",
-    "SimulationConfig",
-    "SimCluster",
     "DurationStats",
+    "InvalidRow",
     "JobBehavior",
     "RecordedWorkload",
+    "RefusedJob",
+    "SimCluster",
+    "SimulationConfig",
+    "SimulationProgress",
+    "SimulationResult",
+    "TraceJob",
+    "TraceNode",
+    "WorkloadAssumptions",
     "compare",
     "read_jobs",
     "read_nodes",

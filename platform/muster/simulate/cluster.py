@@ -12,14 +12,14 @@ from itertools import count
 
 from muster import spec
 from muster.cluster import (
-    Heartbeat,
     CreatePod,
     DeletePod,
+    Heartbeat,
     NodeView,
+    ObservedState,
     PodView,
     RecordEvent,
     RemoveJob,
-    ObservedState,
     Write,
     WriteFlavorStatus,
     WriteQueueStatus,
@@ -28,7 +28,7 @@ from muster.cluster import (
 from muster.errors import Conflict, NotFound
 from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.simulate.event_queue import EventQueue
-from muster.simulate.pods import SimulationObserver, SimulatedPods, SimJob, NullObserver
+from muster.simulate.pods import NullObserver, SimJob, SimulatedPods, SimulationObserver
 from muster.simulate.work import JobBehavior
 
 
@@ -243,4 +243,6 @@ class SimCluster:
             made, at = attempt.checkpoint_count(self.now), attempt.last_checkpoint_at(self.now)
             old = self._heartbeats.get(uid)
             if at is not None and (old is None or old.checkpoint_at != at):
-                self._heartbeats[uid] = Heartbeat(at=at, step=made, step_changed_at=at, checkpoint_step=made, checkpoint_at=at)
+                self._heartbeats[uid] = Heartbeat(
+                    at=at, step=made, step_changed_at=at, checkpoint_step=made, checkpoint_at=at
+                )

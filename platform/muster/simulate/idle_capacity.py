@@ -50,7 +50,9 @@ class IdleCapacity:
 
     def adjust(self, node: str, demand: GangDemand, sign: int) -> None:
         """A pod comes (1) or goes (-1)."""
-        self._free[self._row_of_node[node]] -= sign * np.array((demand.gpus, demand.cpu_milli, demand.memory), dtype=np.int64)
+        self._free[self._row_of_node[node]] -= sign * np.array(
+            (demand.gpus, demand.cpu_milli, demand.memory), dtype=np.int64
+        )
 
     def unusable_gpus(self, waiting: Mapping[GangDemand, int]) -> int:
         """Free GPUs that none of the waiting could use."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from muster import spec
 from muster.cluster import PodView, RecordEvent
-from muster.lifecycle import is_admitted, is_finished, is_condition_true
+from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import COMPLETE, EVICTED, find_condition
 from muster.simulate.idle_capacity import GangDemand, IdleCapacity
 

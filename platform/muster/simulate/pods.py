@@ -108,7 +108,9 @@ class SimulatedPods:
         if write.node not in self._nodes or stuck:
             return
         if entry.behavior.start_delay_s > 0:
-            self._event_queue.schedule(self._event_queue.now + entry.behavior.start_delay_s, lambda: self._become_ready(entry, write.name))
+            self._event_queue.schedule(
+                self._event_queue.now + entry.behavior.start_delay_s, lambda: self._become_ready(entry, write.name)
+            )
         else:
             self._become_ready(entry, write.name)
             self._event_queue.schedule_now()
@@ -176,7 +178,9 @@ class SimulatedPods:
         code = attempt.behavior.exit_code(attempt.number)
         if code == 0:
             entry.completed_work_s, entry.attempt = attempt.behavior.runtime_s, None
-            self._finish(entry, [pod for pod in entry.pods.values() if pod.role not in attempt.behavior.endless_roles], 0)
+            self._finish(
+                entry, [pod for pod in entry.pods.values() if pod.role not in attempt.behavior.endless_roles], 0
+            )
         else:
             self.stop_work(entry, graceful=False)
             self._finish(entry, [pod for pod in entry.pods.values() if pod.phase == "Running"][:1], code)

@@ -16,9 +16,17 @@ from muster.model import Wait
 from muster.simulate.cluster import SimCluster
 from muster.simulate.idle_capacity import IdleCapacity, demand_of
 from muster.simulate.metrics import MetricsRecorder
-from muster.simulate.result import RefusedJob, SimulationResult, DurationStats
+from muster.simulate.result import DurationStats, RefusedJob, SimulationResult
 from muster.simulate.trace_csv import TraceJob
-from muster.simulate.workload import WorkloadAssumptions, JobFactory, RecordedWorkload, flavor_names, build_flavors, build_nodes, build_queues
+from muster.simulate.workload import (
+    JobFactory,
+    RecordedWorkload,
+    WorkloadAssumptions,
+    build_flavors,
+    build_nodes,
+    build_queues,
+    flavor_names,
+)
 from muster.snapshot import SnapshotCache, build_snapshot
 
 INFEASIBLE_CODES = frozenset({
@@ -48,7 +56,9 @@ class SimulationConfig:
     progress_every_s: float = 0.25  # wall time
 
 
-def run(workload: RecordedWorkload, policy: Policy = MUSTER, config: SimulationConfig = SimulationConfig()) -> SimulationResult:
+def run(
+    workload: RecordedWorkload, policy: Policy = MUSTER, config: SimulationConfig = SimulationConfig()
+) -> SimulationResult:
     """Replay the workload under one policy."""
     return _Replay(workload, policy, config).run()
 
@@ -165,7 +175,9 @@ class _Replay:
         if workload.fractional_jobs:
             notes.append(f"{workload.fractional_jobs} jobs ask for a part of a GPU; each got a whole one")
         if workload.never_scheduled:
-            notes.append(f"{workload.never_scheduled} jobs never ran in the recording; each runs for as long as it existed")
+            notes.append(
+                f"{workload.never_scheduled} jobs never ran in the recording; each runs for as long as it existed"
+            )
         if workload.invalid_rows:
             rows = "1 row" if len(workload.invalid_rows) == 1 else f"{len(workload.invalid_rows)} rows"
             was = "was" if len(workload.invalid_rows) == 1 else "were"

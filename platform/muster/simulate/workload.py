@@ -16,7 +16,7 @@ from muster import spec
 from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources
-from muster.simulate.trace_csv import InvalidRow, TraceJob, TraceNode, CsvTable, read_jobs, read_nodes
+from muster.simulate.trace_csv import CsvTable, InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
 from muster.simulate.work import JobBehavior
 
 GPU = "nvidia.com/gpu"
@@ -82,7 +82,9 @@ def read_workload(nodes: Path, jobs: Path, *, skip_invalid: bool = False) -> Rec
         _require_valid(node_table, job_table)
     for table, what in ((node_table, "nodes"), (job_table, "jobs")):
         if not table.rows:
-            raise InvalidTrace(f"{table.path}: none of its {len(table.invalid_rows)} rows can be read, so there are no {what}")
+            raise InvalidTrace(
+                f"{table.path}: none of its {len(table.invalid_rows)} rows can be read, so there are no {what}"
+            )
     return RecordedWorkload(node_table.rows, job_table.rows, (*node_table.invalid_rows, *job_table.invalid_rows))
 
 

@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from muster import model, spec
-from muster.validation import QueueReadiness, namespace_allowed, queue_readiness
-from muster.change_tracker import TimerQueue, ChangeTracker
-from muster.cluster import NO_DECODE_ERRORS, NodeView, PodView, DecodeErrors, ObservedState
+from muster.change_tracker import ChangeTracker, TimerQueue
+from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView, ObservedState, PodView
 from muster.lifecycle.failure import shared_blamed_nodes
-from muster.model import Snapshot, DecayedUsage, Wait
-from muster.snapshot.jobs import NEVER, JobProjection, JobContext, to_gang, to_roles, project_job
+from muster.model import DecayedUsage, Snapshot, Wait
+from muster.snapshot.jobs import NEVER, JobContext, JobProjection, project_job, to_gang, to_roles
 from muster.snapshot.nodes import flavor_overlaps, to_flavor, to_node
 from muster.snapshot.queues import to_queue
+from muster.validation import QueueReadiness, namespace_allowed, queue_readiness
 
 T = TypeVar("T")
 _MAX_SPECS = 20_000

@@ -11,27 +11,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from muster import model, spec
-from muster.validation import invalid_dependency
-from muster.cluster import NO_DECODE_ERRORS, PodView, DecodeErrors
+from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, PodView
 from muster.lifecycle import (
     ACTIVE_POD_PHASES,
     Timeouts,
     from_status,
     is_admitted,
-    is_finished,
     is_evicting,
+    is_finished,
+    max_grace_period_s,
     retained_placement,
     retained_until,
-    max_grace_period_s,
 )
 from muster.lifecycle.conditions import SUSPENDED, is_condition_true
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
 from muster.snapshot.requests import max_amount_per_pod, node_affinity, tolerations
 from muster.spec.pod_request import pod_request
+from muster.validation import invalid_dependency
 
 NEVER = float("inf")
 _SLOT = Resources.of({"pods": 1})
-_MAX_TERMINATING_AMOUNT = 2**56  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
+_MAX_TERMINATING_AMOUNT = (
+    2**56
+)  # of anything, by one gang: pods made by hand may ask for more than their job, and many may
 _TIMEOUTS = Timeouts()  # for how long room is kept is a guess until the hold is written, whatever the engine's own are
 
 
@@ -57,7 +59,9 @@ class JobContext:
     unreadable: DecodeErrors = NO_DECODE_ERRORS
 
 
-def project_job(job: spec.TrainingJob, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang) -> JobProjection:
+def project_job(
+    job: spec.TrainingJob, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang
+) -> JobProjection:
     """The job now; `gang` is what `to_gang` made of it."""
     status = job.status
     hold = _nomination(job, gang, now)
@@ -68,7 +72,7 @@ def project_job(job: spec.TrainingJob, pods: Sequence[PodView], now: float, cont
     if any(pod.phase in ACTIVE_POD_PHASES for pod in pods):
         gang, left = _remaining_pods(pods, gang, context.flavor_of)
         admitted_at = status.admitted_at if status.admitted_at is not None else now
-        leaving = RunningGang(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="leaving")
+        leaving = RunningGang(gang, left, admitted_at=admitted_at, started_at=status.started_at, state="terminating")
         return JobProjection(running=leaving if left else None, nomination=hold, changes_at=hold_until)
     if deleted or is_finished(status) or is_condition_true(status, SUSPENDED) or job.spec.suspend or job.spec.cancel:
         return JobProjection()
@@ -81,7 +85,9 @@ def project_job(job: spec.TrainingJob, pods: Sequence[PodView], now: float, cont
     return JobProjection(pending=gang, nomination=hold, changes_at=min([*expiries, hold_until]))
 
 
-def to_gang(job: spec.TrainingJob, now: float, priority_classes: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
+def to_gang(
+    job: spec.TrainingJob, now: float, priority_classes: Mapping[str, int], roles: tuple[model.Role, ...]
+) -> Gang:
     """The gang of a job; `roles` is what `to_roles` made of its spec."""
     meta, wanted, status = job.metadata, job.spec, job.status
     priority = priority_of(wanted, priority_classes)
@@ -212,7 +218,9 @@ def _nomination(job: spec.TrainingJob, gang: Gang, now: float) -> Nomination | N
     hold = job.status.nomination
     if hold is None or now >= hold.expires_at or job.metadata.deletion_timestamp is not None:
         return None
-    return Nomination(job.metadata.uid, from_status(hold.placement), tuple(hold.victims), hold.expires_at, nominated_gang=gang)
+    return Nomination(
+        job.metadata.uid, from_status(hold.placement), tuple(hold.victims), hold.expires_at, nominated_gang=gang
+    )
 
 
 def _rejection(job: spec.TrainingJob, context: JobContext) -> Wait | None:

@@ -62,7 +62,9 @@ def flavor_overlaps(views: Sequence[NodeView], flavors: Sequence[spec.Flavor]) -
         for name in names if len(names) > 1 else ():
             others = ", ".join(other for other in names if other != name)
             found.setdefault(name, {}).setdefault(others, []).append(view.name)
-    return {name: "; ".join(_overlap_message(others, nodes) for others, nodes in by.items()) for name, by in found.items()}
+    return {
+        name: "; ".join(_overlap_message(others, nodes) for others, nodes in by.items()) for name, by in found.items()
+    }
 
 
 def _overlap_message(others: str, nodes: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from muster.model import MAX_AMOUNT, MatchExpression, Resources, NodeToleration
+from muster.model import MAX_AMOUNT, MatchExpression, NodeToleration, Resources
 
 _MATCHES_NO_NODE = (MatchExpression("kubernetes.io/hostname", "In", ()),)
 

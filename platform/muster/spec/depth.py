@@ -28,13 +28,18 @@ def check_depth(value: Any, parent_levels: int, path: Path = ()) -> None:
     if found is not None:
         told = f"nested more than {MAX_DEPTH} levels deep; no object of ours is: write at most {MAX_DEPTH}"
         detail = InitErrorDetails(
-            type=PydanticCustomError("too_deep", "{told}", {"told": told}), loc=_truncate_path((*path, *found)), input=None
+            type=PydanticCustomError("too_deep", "{told}", {"told": told}),
+            loc=_truncate_path((*path, *found)),
+            input=None,
         )
         raise ValidationError.from_exception_data("depth", [detail])
 
 
 def _truncate_path(path: Path) -> Path:
-    return tuple(f"{part[:_MAX_PART_LENGTH]}..." if isinstance(part, str) and len(part) > _MAX_PART_LENGTH else part for part in path[:_MAX_PATH_PARTS])
+    return tuple(
+        f"{part[:_MAX_PART_LENGTH]}..." if isinstance(part, str) and len(part) > _MAX_PART_LENGTH else part
+        for part in path[:_MAX_PATH_PARTS]
+    )
 
 
 def check_spec_depth(document: Any) -> Any:

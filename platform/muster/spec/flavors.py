@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from muster.spec.fields import ListMapKey, LabelKey, Labels, Name
+from muster.spec.fields import LabelKey, Labels, ListMapKey, Name
 from muster.spec.meta import Condition, ObjectMeta, StatusModel, StrictModel
 from muster.spec.pods import Tolerations
 
@@ -40,10 +40,10 @@ class FlavorSpec(StrictModel):
 
 
 class FlavorStatus(StatusModel):
-    """Conditions: Overlapping, a node that matches two flavors belongs to neither; Readable, if it ever was not."""
+    """Conditions: Overlapping, a node that matches two flavors belongs to neither; Valid, if it ever was not."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
-    """Overlapping: True while some nodes match this flavor and another; they are used for neither. Readable: False
+    """Overlapping: True while some nodes match this flavor and another; they are used for neither. Valid: False
     while the operator cannot read the flavor, which takes nothing then."""
 
 

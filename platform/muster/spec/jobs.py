@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from muster.model import MAX_AMOUNT
 from muster.quantity import format_quantity, parse_quantity
-from muster.spec.limits import check_roles_size
 from muster.spec.depth import check_spec_depth
 from muster.spec.fields import MAX_JOB_NAME, MAX_REPLICAS, MAX_SECONDS, ListMapKey, Name, ObjectName, Seconds
 from muster.spec.job_status import TrainingJobStatus
+from muster.spec.limits import check_roles_size
 from muster.spec.meta import ObjectMeta, StrictModel
-from muster.spec.pods import PodTemplate
 from muster.spec.pod_request import pod_request
+from muster.spec.pods import PodTemplate
 
 MAX_POD_NAME = 63  # it is a host's name too
 POD_NAME_SUFFIX_LENGTH = len("---") + 5  # of <job>-<role>-<index>-<hash5>

@@ -111,5 +111,7 @@ class LabelSelector(StrictModel):
 
     match_labels: Labels = {}
     """Labels and the values they must have."""
-    match_expressions: Annotated[list[Annotated[dict[str, Any], ValidatedAs(LabelSelectorRequirement)]], Field(max_length=64)] = []
+    match_expressions: Annotated[
+        list[Annotated[dict[str, Any], ValidatedAs(LabelSelectorRequirement)]], Field(max_length=64)
+    ] = []
     """Requirements on labels, all of which must hold."""

@@ -38,7 +38,9 @@ def pod_request(pod: PodSpec, parse: ParseAmount = parse_quantity) -> Resources:
     return Resources.of({**total, "pods": 1})
 
 
-def _with_pod_level_resources(of_containers: dict[str, int], pod: ContainerResources | None, parse: ParseAmount) -> dict[str, int]:
+def _with_pod_level_resources(
+    of_containers: dict[str, int], pod: ContainerResources | None, parse: ParseAmount
+) -> dict[str, int]:
     """What the containers and the pod itself ask for. A limit of the pod is its request where neither the pod nor a
     container requests that resource; of huge pages, which cannot be overcommitted, whatever containers request.
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from muster.spec.depth import check_depth
 from muster.spec.fields import LABEL_KEY, MAX_LABEL_KEY, LabelKey, Labels, LabelValue, Quantities
-from muster.spec.meta import ValidatedAs, ExtensibleModel
+from muster.spec.meta import ExtensibleModel, ValidatedAs
 
 RESOURCE_CLAIMS_NOT_ALLOWED = (
     "resourceClaims is not allowed: devices that a ResourceClaim allocates are not charged to a queue; request an "
@@ -36,7 +36,9 @@ def _check_tolerations_depth(tolerations: Any) -> Any:
 
 
 Tolerations: TypeAlias = Annotated[
-    list[Annotated[dict[str, Any], ValidatedAs(PodToleration)]], Field(max_length=64), BeforeValidator(_check_tolerations_depth)
+    list[Annotated[dict[str, Any], ValidatedAs(PodToleration)]],
+    Field(max_length=64),
+    BeforeValidator(_check_tolerations_depth),
 ]
 """As in Kubernetes: key, operator, value, effect."""
 

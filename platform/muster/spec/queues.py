@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from muster.quantity import parse_quantity
-from muster.spec.fields import ListMapKey, ObjectName, Quantities, Seconds, Time, InvalidField, raise_invalid_fields
+from muster.spec.fields import InvalidField, ListMapKey, ObjectName, Quantities, Seconds, Time, raise_invalid_fields
 from muster.spec.meta import Condition, LabelSelector, ObjectMeta, StatusModel, StrictModel
 
 

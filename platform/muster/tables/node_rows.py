@@ -9,7 +9,7 @@ from muster import model
 from muster.cluster import NodeView
 from muster.quantity import format_quantity
 
-VIRTUAL_NODE_LABEL = "muster.dev/pretended"
+VIRTUAL_NODE_LABEL = "muster.dev/virtual"
 """The label of a node that is a slot of one host."""
 
 
@@ -23,7 +23,7 @@ def node_rows(
         {
             "name": node.name,
             "flavor": flavors.get(node.name),
-            "pretended": VIRTUAL_NODE_LABEL in node.labels,
+            "virtual": VIRTUAL_NODE_LABEL in node.labels,
             "ready": node.ready,
             "cordoned": node.cordoned,
             "draining": node.draining,

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 from muster import model, spec
+from muster.quantity import format_quantity
+from muster.quota import QuotaUsage
 from muster.validation import queue_readiness
 from muster.validation.queue_readiness import path_to_root
 from muster.validation.quota_tree import quota_tree
-from muster.quantity import format_quantity
-from muster.quota import QuotaUsage
 
 FlavorResource = tuple[str, str]
 """(flavor, resource)"""
@@ -78,7 +78,7 @@ class _QueueTable:
                     self._charge_path(gang.queue, (part.flavor, resource), amount * part.replicas)
         for one in snapshot.running:
             for above in self.paths.get(one.gang.queue, ()):
-                self.admitted[above] += one.state != "leaving"
+                self.admitted[above] += one.state != "terminating"
         for usage in snapshot.usage:
             for above in self.paths.get(usage.queue, ()):
                 cells = self.decayed_usage[above]

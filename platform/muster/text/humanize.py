@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from muster.errors import InvalidSpec
 from muster.duration import read_duration, read_step_range
+from muster.errors import InvalidSpec
 
 T = TypeVar("T")
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 
 _SGR_SEQUENCE = r"\x1b\[[0-9;:]*m"  # SGR: how what follows looks
-_STRING_SEQUENCE = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n]*?(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC, to their ends
+_STRING_SEQUENCE = (
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n]*?(?:\x07|\x1b\\|\x9c)"  # OSC, DCS, SOS, PM, APC, to their ends
+)
 _CSI_SEQUENCE = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
 _OTHER_ESCAPE = r"\x1b[ -/]*[0-Z\\^-~]"  # all others that are whole
 _CONTROL_CHARACTER = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-_UNSAFE = re.compile(rf"(?P<colour>{_SGR_SEQUENCE})|{_STRING_SEQUENCE}|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}")
+_UNSAFE = re.compile(
+    rf"(?P<colour>{_SGR_SEQUENCE})|{_STRING_SEQUENCE}|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}"
+)
 
 
 def sanitize(text: str) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount, macros
 
+from muster.spec import API_VERSION, TrainingJob
+from muster.torchx.errors import SubmissionRefused
+from muster.torchx.option_parsers import to_kubernetes_name
+from muster.torchx.settings import resolve_settings
 from muster.yaml_input.field_errors import to_field_error
 from muster.yaml_input.source_map import SourceMap
-from muster.spec import API_VERSION, TrainingJob
-from muster.torchx.option_parsers import to_kubernetes_name
-from muster.torchx.errors import SubmissionRefused
-from muster.torchx.settings import resolve_settings
 
 RANK0_HOST = "MUSTER_RANK0_HOST"
 REPLICA = "MUSTER_REPLICA"
@@ -43,12 +43,12 @@ def to_training_job(
     roles = [values.apply(role) for role in app.roles]
     spec = {field: value for field, value in settings.items() if not field.startswith(".")}
     spec["roles"] = [_role_manifest(role, settings.get(".grace")) for role in roles]
-    if ".least" in settings:
-        _make_elastic(spec["roles"], settings[".least"])
+    if ".min_replicas" in settings:
+        _make_elastic(spec["roles"], settings[".min_replicas"])
     spec["failurePolicy"] = {"maxRestarts": max(role.max_retries for role in roles)}
     if ".rules" in settings:
         spec["failurePolicy"]["rules"] = settings[".rules"]
-    if (window := settings.get(".window")) is not None:
+    if (window := settings.get(".trace_window")) is not None:
         if cfg.get(TRACE_STEPS):
             _check_traceable(roles, cfg[TRACE_STEPS])
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
@@ -97,13 +97,14 @@ def _make_elastic(roles: list[dict[str, Any]], min_replicas: int) -> None:
 
 
 def _check_traceable(roles: list[Role], steps: object) -> None:
-    """Traces are recorded by Muster's trainer, or beside a script by its `attach`. A component that asks for traces in
-    its own metadata knows what it starts; whoever adds the option to any component must be told when nothing would be
-    recorded. Raises SubmissionRefused."""
+    """Traces are recorded by Muster's trainer, or beside a script by its `instrument`. A component that asks for
+    traces in its own metadata knows what it starts; whoever adds the option to any component must be told when
+    nothing would be recorded. Raises SubmissionRefused."""
     if any(_TRACING_MODULE.search(text) for role in roles for text in (role.entrypoint, *role.args)):
         return
     raise SubmissionRefused(
-        f"trace_steps: {steps!r} would record nothing: {_entrypoints(roles)}; use the component muster.train.script, or "
+        f"trace_steps: {steps!r} would record nothing: {_entrypoints(roles)}; use the component "
+        f"muster.train.script, or "
         "start the script through `python -m muster_components.trainer.instrument SCRIPT args...` "
         "(dist.ddp -m muster_components.trainer.instrument -- SCRIPT args...)"
     )
@@ -144,7 +145,9 @@ def _node_selector(role: Role) -> dict[str, str]:
     return {key: str(value) for key, value in capabilities.items() if "/" in key and _LABEL_VALUE.fullmatch(str(value))}
 
 
-def _volumes_and_mounts(mounts: list[BindMount | VolumeMount | DeviceMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes_and_mounts(
+    mounts: list[BindMount | VolumeMount | DeviceMount],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(volumes, volumeMounts) as TorchX's own Kubernetes scheduler writes them."""
     volumes: list[dict[str, Any]] = []
     mounted: list[dict[str, Any]] = []

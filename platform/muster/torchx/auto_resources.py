@@ -36,7 +36,9 @@ def needs_node_capacity(app: AppDef) -> bool:
     return any(_is_auto(role, key) for role in app.roles for key in (ACCELERATOR, CORES))
 
 
-def resolve_auto_resources(app: AppDef, nodes: Sequence[NodeCapacity], oversubscribe: bool = False) -> tuple[AppDef, list[str]]:
+def resolve_auto_resources(
+    app: AppDef, nodes: Sequence[NodeCapacity], oversubscribe: bool = False
+) -> tuple[AppDef, list[str]]:
     """The app with every number filled in, and what a person should know about it. Raises SubmissionRefused, also for
     more processes than the largest node has GPUs or CPU cores unless `oversubscribe`."""
     app = copy.deepcopy(app)
@@ -59,7 +61,9 @@ def _fill_in_gpus(role: Role, nproc: int, nodes: Sequence[NodeCapacity], oversub
     if not 0 < most < nproc:
         return []
     if not oversubscribe:
-        raise _too_many_processes(nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU")
+        raise _too_many_processes(
+            nproc, f"the largest node has {most} GPUs; write at most {most}, or --gpu 0 to run on CPU"
+        )
     return [f"{nproc} processes a node, but no node has more than {most} GPUs: they run on CPU"]
 
 

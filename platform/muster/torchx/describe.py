@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
 
+from muster.env_vars import redact
 from muster.lifecycle import has_terminated, is_finished
 from muster.lifecycle.placement import index_range
 from muster.quantity import parse_quantity
@@ -16,7 +17,6 @@ from muster.spec import LastFailure, RoleSpec, TrainingJob
 from muster.text.sanitize import sanitize
 from muster.torchx.appdef import REPLICA, app_id
 from muster.torchx.status_message import status_message
-from muster.env_vars import redact
 
 _STATES = {
     "Pending": AppState.PENDING,
@@ -95,7 +95,9 @@ def _role(role: RoleSpec, max_restarts: int, context: str) -> Role:
         min_replicas=role.min_replicas,
         entrypoint=_unescape_dollars(container.command[0]) if container.command else "",
         args=[_unescape_dollars(arg) for arg in (*container.command[1:], *container.args)],
-        env={variable.name: redact(variable.name, _unescape_dollars(variable.value or "")) for variable in container.env},
+        env={
+            variable.name: redact(variable.name, _unescape_dollars(variable.value or "")) for variable in container.env
+        },
         num_replicas=role.replicas,
         max_retries=max_restarts,
         metadata={"context": context} if context else {},

@@ -41,7 +41,9 @@ def print_errors_without_traceback() -> Iterator[None]:
         yield
     except MusterError as error:
         if is_torchx_command():
-            threading.excepthook = _ignore_command_errors  # `torchx log` reads in threads, and raises what they did once more
+            threading.excepthook = (
+                _ignore_command_errors  # `torchx log` reads in threads, and raises what they did once more
+            )
             raise TorchxCommandError(str(error)) from None
         raise
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from muster.errors import ClusterError, NotFound
-from muster.log_options import LogOptions
 from muster.kubernetes.run_location import report_command
+from muster.log_options import LogOptions
 from muster.spec import TERMINAL_PHASES, TrainingJob
-from muster.torchx.status_message import status_message, change_key
+from muster.torchx.status_message import change_key, status_message
 
 if TYPE_CHECKING:
     from muster.torchx.scheduler import JobClient
@@ -52,7 +52,9 @@ class StatusReporter:
         return status_message(job)
 
 
-def follow(client: JobClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter) -> Iterator[str]:
+def follow(
+    client: JobClient, pod: FollowedPod, first_attempt: int | None, app_id: str, reporter: StatusReporter
+) -> Iterator[str]:
     """Lines of every attempt from `first_attempt` (None: the one at hand) to the job's end, with the story between."""
     attempt = first_attempt
     job: TrainingJob | None = None
@@ -64,8 +66,8 @@ def follow(client: JobClient, pod: FollowedPod, first_attempt: int | None, app_i
             at_hand = job.status.attempt
             attempt = at_hand if attempt is None else attempt
             while attempt < at_hand or (attempt == at_hand and job.status.phase in _PHASES_WITH_LOG):
-                excerpt = LogOptions(attempt=attempt, follow=attempt == at_hand)
-                yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, excerpt)
+                options = LogOptions(attempt=attempt, follow=attempt == at_hand)
+                yield from client.log_lines(pod.name, pod.namespace, pod.role, pod.index, options)
                 attempt += 1
         if job is not None and pod.is_primary:
             yield from _end_lines(client, pod, job)
@@ -80,7 +82,7 @@ def _end_lines(client: JobClient, pod: FollowedPod, job: TrainingJob) -> Iterato
     yield f"muster: {job.status.phase.lower()}: {status_message(job)}"
     run_dir = client.run_dir(pod.name, pod.namespace)
     if run_dir is None:  # inside a cluster
-        command = report_command(job, getattr(client, "context", ""))
+        command = report_command(job, getattr(client, "context_name", ""))
         if command is not None:
             yield f"muster: for the report: {command}"
         return

@@ -13,15 +13,15 @@ from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
 from muster.errors import ClusterError, NotFound, Refused
-from muster.kubernetes.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.kubernetes.cluster_client import KubernetesClusterClient
+from muster.kubernetes.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.spec import TrainingJob
-from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.appdef import to_training_job
-from muster.torchx.in_cluster import with_cluster_settings
+from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import as_submission_refused
+from muster.torchx.in_cluster import with_cluster_settings
 from muster.torchx.run_options import run_options
-from muster.torchx.scheduler import MusterScheduler, cfg_mapping, unique_job_name, to_yaml
+from muster.torchx.scheduler import MusterScheduler, cfg_mapping, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings
 
 BACKEND = "muster"
@@ -71,7 +71,10 @@ class KubernetesScheduler(MusterScheduler):
         self._context_by_app[submitted] = submission.context
         if submission.context != self._default_context:
             logger.info(
-                "%s is in context %s; elsewhere: %s", submitted, self._context_name(submitted), _export_command(submission.context)
+                "%s is in context %s; elsewhere: %s",
+                submitted,
+                self._context_name(submitted),
+                _export_command(submission.context),
             )
         return submitted
 

@@ -11,22 +11,22 @@ from dataclasses import replace
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, runopts
 from torchx.version import TORCHX_IMAGE
 
+from muster.env_vars import not_passed_message
 from muster.errors import DaemonError, MusterError
 from muster.local.capacity import measure_capacity
 from muster.local.client import LocalClient
 from muster.local.oversubscription import allow_oversubscription, check_processes
 from muster.local.restrictions import check_local_support
+from muster.local.submission import annotate_submitter, pass_variables, submitter_environment
 from muster.local.virtual_nodes import host_node
-from muster.local.submission import submitter_environment, annotate_submitter, pass_variables
 from muster.quantity import parse_quantity
 from muster.spec import TrainingJob
-from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.appdef import to_training_job
+from muster.torchx.auto_resources import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.run_options import run_options
-from muster.torchx.scheduler import MusterScheduler, unique_job_name, to_yaml
+from muster.torchx.scheduler import MusterScheduler, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings
-from muster.env_vars import not_passed_message
 
 BACKEND = "muster_local"
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 
-from muster.spec import MAX_JOB_NAME
 from muster.env_vars import is_valid_name
+from muster.spec import MAX_JOB_NAME
 
 MAX_NAME_LENGTH = MAX_JOB_NAME
 

@@ -42,7 +42,9 @@ class ProgressReporter:
             if told.started_attempt != status.attempt:
                 told.started_attempt = status.attempt
                 yield status_message(job)
-            line = told.progress_lines.next_line(current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock())
+            line = told.progress_lines.next_line(
+                current_heartbeat(client.heartbeats(name, namespace), status.attempt), self.clock()
+            )
             if line is not None:
                 yield line
         elif has_terminated(status) and not told.ended:

@@ -23,18 +23,18 @@ import yaml
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 from torchx.specs import AppDef, AppDryRunInfo
 
+from muster.env_vars import redact, redact_secrets
 from muster.errors import ClusterError, DaemonError, NotFound
-from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.kubernetes.kube_client import UNREACHABLE_TIMEOUT_S
+from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.spec import TrainingJob, max_job_name_length
 from muster.text.sanitize import sanitize_keep_colors
 from muster.torchx.appdef import app_id, split_app_id
-from muster.torchx.follow import FollowedPod, StatusReporter, follow
-from muster.torchx.option_parsers import to_kubernetes_name, with_suffix
 from muster.torchx.describe import app_state, describe_response
 from muster.torchx.errors import WatchInterrupted, is_torchx_command, print_errors_without_traceback
+from muster.torchx.follow import FollowedPod, StatusReporter, follow
+from muster.torchx.option_parsers import to_kubernetes_name, with_suffix
 from muster.torchx.progress import ProgressReporter
-from muster.env_vars import redact, redact_secrets
 
 logger = logging.getLogger(__name__)
 _PAUSE_S = 1.0
@@ -105,7 +105,9 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
                 return self._describe_once(app_id, client)
             except NotFound as error:
                 elsewhere = "; a handle does not name its cluster: MUSTER_CONTEXT chooses another one"
-                logger.warning("%s%s", error, elsewhere if self._context_name(app_id) else "")  # `torchx cancel` is silent
+                logger.warning(
+                    "%s%s", error, elsewhere if self._context_name(app_id) else ""
+                )  # `torchx cancel` is silent
                 return None
             except ClusterError as error:
                 if app_id not in self._submitted:
@@ -169,9 +171,9 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
             first_attempt = 0 if app_id in self._submitted else None
             lines = follow(client, pod, first_attempt, app_id, self._status_reporter)
         else:
-            excerpt = LogOptions(since=_unix_seconds(since), until=_unix_seconds(until), follow=should_tail)
+            options = LogOptions(since=_unix_seconds(since), until=_unix_seconds(until), follow=should_tail)
             with print_errors_without_traceback():
-                lines = client.log_lines(name, namespace, role, k, excerpt)
+                lines = client.log_lines(name, namespace, role, k, options)
         ended = _with_newlines(lines)
         return filter_regex(regex, ended) if regex else ended
 

@@ -12,8 +12,17 @@ from typing import Any, List  # noqa: UP035  (TorchX 0.7.0 compares with typing.
 
 from muster.duration import read_duration, read_step_range
 from muster.text.suggest import did_you_mean
-from muster.torchx.option_parsers import parse_bool, parse_json_list, parse_list, parse_env_names, parse_replica_count, parse_ranks, parse_topology, parse_int
 from muster.torchx.errors import SubmissionRefused
+from muster.torchx.option_parsers import (
+    parse_bool,
+    parse_env_names,
+    parse_int,
+    parse_json_list,
+    parse_list,
+    parse_ranks,
+    parse_replica_count,
+    parse_topology,
+)
 
 PREFIX = "muster.dev/"
 _KUBERNETES_BACKEND, _LOCAL_BACKEND = "muster", "muster_local"
@@ -54,7 +63,13 @@ SETTINGS = (
     ),
     Setting("flavors", "flavors", parse_list, "kinds of node, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
     Setting("topology", "topology", parse_topology, "REQUIRED[:PREFERRED] level in common, such as block:rack", str),
-    Setting("trace_steps", ".window", read_step_range, "FIRST:END steps to profile, such as 20:25 (default: none)", str),
+    Setting(
+        "trace_steps",
+        ".trace_window",
+        read_step_range,
+        "FIRST:END steps to profile, such as 20:25 (default: none)",
+        str,
+    ),
     Setting(
         "namespace",
         ".namespace",
@@ -62,7 +77,13 @@ SETTINGS = (
         "namespace of the job (default: default, in a cluster that of the context)",
         str,
     ),
-    Setting("min_replicas", ".least", parse_replica_count, "fewest pods of the role; makes it elastic (default: as -j)", int),
+    Setting(
+        "min_replicas",
+        ".min_replicas",
+        parse_replica_count,
+        "fewest pods of the role; makes it elastic (default: as -j)",
+        int,
+    ),
     Setting(
         "oversubscribe",
         ".oversubscribe",
@@ -78,7 +99,14 @@ SETTINGS = (
         List[str],  # noqa: UP006
         _LOCAL_BACKEND,
     ),
-    Setting("priority_class", ".priority_class", str.strip, "PriorityClass whose value is the priority", str, _KUBERNETES_BACKEND),
+    Setting(
+        "priority_class",
+        ".priority_class",
+        str.strip,
+        "PriorityClass whose value is the priority",
+        str,
+        _KUBERNETES_BACKEND,
+    ),
     Setting("service_account", ".service_account", str.strip, "service account of the pods", str, _KUBERNETES_BACKEND),
     Setting(
         "image_pull_secrets",
@@ -96,7 +124,14 @@ SETTINGS = (
         str,
         _KUBERNETES_BACKEND,
     ),
-    Setting("context", ".context", str.strip, "context of the kubeconfig (default: $MUSTER_CONTEXT)", str, _KUBERNETES_BACKEND),
+    Setting(
+        "context",
+        ".context",
+        str.strip,
+        "context of the kubeconfig (default: $MUSTER_CONTEXT)",
+        str,
+        _KUBERNETES_BACKEND,
+    ),
     Setting("kubeconfig", ".kubeconfig", str.strip, "kubeconfig (default: $KUBECONFIG)", str, _KUBERNETES_BACKEND),
     Setting("trace_ranks", ".ranks", parse_ranks, "ranks to profile, such as 0,3; all when empty"),
     Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),

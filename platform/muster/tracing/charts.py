@@ -108,7 +108,11 @@ def line_chart(curves: Sequence[LineSeries], plot: LinePlot) -> str:
     wide, high = plot.width - left - right, plot.height - top - bottom
 
     def x(value: float) -> float:
-        return left + AXIS_PADDING_PX + (wide - 2 * AXIS_PADDING_PX) * ((value - x_lo) / (x_hi - x_lo) if x_hi > x_lo else 0.5)
+        return (
+            left
+            + AXIS_PADDING_PX
+            + (wide - 2 * AXIS_PADDING_PX) * ((value - x_lo) / (x_hi - x_lo) if x_hi > x_lo else 0.5)
+        )
 
     def y(value: float) -> float:
         return top + high * (1 - (min(value, y_hi) - y_lo) / (y_hi - y_lo))

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import FrameType
 
 from muster.quantity import parse_quantity
+from muster.tracing.credentials import disable_process_inspection, load_store_credentials, read_token
+from muster.tracing.heartbeat_server import MIN_TOKEN_LENGTH, HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.run_sync import RunSync
 from muster.tracing.spool_claims import LOCK_TIMEOUT_S, SPOOL, TRACES, collector_lock
 from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
-from muster.tracing.credentials import load_store_credentials, read_token, disable_process_inspection
 from muster.tracing.termination_message import readable_trace_count, write_termination_message
-from muster.tracing.heartbeat_server import MIN_TOKEN_LENGTH, ListenAddress, HeartbeatServer, HeartbeatSource
-from muster.tracing.run_sync import RunSync
 
 
 @dataclass(slots=True)
@@ -72,7 +72,9 @@ def run_collector(options: CollectorOptions, state: CollectorState, *, follow: b
         return _collect_until_stopped(state, collector, stop, follow=follow, poll_s=poll_s)
 
 
-def _collect_until_stopped(state: CollectorState, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float) -> int:
+def _collect_until_stopped(
+    state: CollectorState, collector: Collector, stop: threading.Event, *, follow: bool, poll_s: float
+) -> int:
     duty, keeping = collector.options, None
     if duty.store and duty.sync_metrics:
         keeping = RunSync(duty.run_folder, collector.upload, lambda message: log(duty, message))
@@ -112,9 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _create_spool(duty)
     with suppress(OSError):
         os.nice(10)  # the job's own processes come first
-    watch = CollectorState(termination_message_path=args.ending)
+    watch = CollectorState(termination_message_path=args.termination_message_path)
     try:
-        with _heartbeat_server(duty, watch, None if args.port is None else ListenAddress(args.address, args.port), token):
+        with _heartbeat_server(
+            duty, watch, None if args.port is None else ListenAddress(args.address, args.port), token
+        ):
             return run_collector(duty, watch, follow=not args.until_idle, poll_s=args.poll_seconds)
     finally:
         watch.write_message(duty)
@@ -142,12 +146,19 @@ def _load_secrets(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 @contextmanager
-def _heartbeat_server(options: CollectorOptions, state: CollectorState, address: ListenAddress | None, token: str) -> Iterator[None]:
+def _heartbeat_server(
+    options: CollectorOptions, state: CollectorState, address: ListenAddress | None, token: str
+) -> Iterator[None]:
     """Say over HTTP how far the job is, if an address is given."""
     if address is None:
         yield
         return
-    subject = HeartbeatSource(options.run_folder, os.environ.get("MUSTER_JOB_UID", ""), os.environ.get("MUSTER_POD", ""), state.collected_count)
+    subject = HeartbeatSource(
+        options.run_folder,
+        os.environ.get("MUSTER_JOB_UID", ""),
+        os.environ.get("MUSTER_POD", ""),
+        state.collected_count,
+    )
     endpoint = HeartbeatServer(address, token, subject, lambda message: log(options, message))
     endpoint.start()
     try:
@@ -186,13 +197,19 @@ def _argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--role", required=True, help="the pod's role (MUSTER_ROLE)")
     parser.add_argument("--index", type=int, required=True, help="the pod's index in its role (MUSTER_REPLICA)")
-    parser.add_argument("--ranks", type=parse_ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all")
+    parser.add_argument(
+        "--ranks", type=parse_ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all"
+    )
     parser.add_argument("--store", default=None, metavar="URL", help="also keep traces there, such as s3://bucket/run")
     parser.add_argument(
         "--store-metrics", action="store_true", help="metrics, beats and events there too, now and then and at the end"
     )
     parser.add_argument(
-        "--ending", type=Path, default=None, metavar="FILE", help="at the end say there what was collected"
+        "--termination-message-path",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="at the end say there what was collected",
     )
     parser.add_argument(
         "--max-trace-bytes",
@@ -202,7 +219,9 @@ def _argument_parser() -> argparse.ArgumentParser:
         help="set traces aside that unpack to more; default 16Gi",
     )
     parser.add_argument("--poll-seconds", type=float, default=1.0, help="seconds between two looks; default 1")
-    parser.add_argument("--port", type=_parse_port, default=None, help="answer GET /beat there; needs --token-file")
+    parser.add_argument(
+        "--port", type=_parse_port, default=None, help="answer GET /heartbeat there; needs --token-file"
+    )
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="the token that requests are signed with")
     parser.add_argument(
         "--store-credentials", type=Path, metavar="DIR", help="files whose names and contents become variables"

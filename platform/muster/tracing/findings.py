@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from muster.tracing.analysis import TraceSummary
-from muster.tracing.formatting import format_number, format_list, format_percent, format_seconds
+from muster.tracing.formatting import format_list, format_number, format_percent, format_seconds
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.missing_traces import missing_trace_reasons
 from muster.tracing.operator_stats import OperatorStats, merge_operators, short_name
 from muster.tracing.profiler_overhead import ProfilerOverhead, overhead_sentences, steady_median
-from muster.tracing.labelled_traces import LabelledTrace
 from muster.tracing.run_folder import RunFolder, SkippedFile, finite_values
 from muster.tracing.steps import StepSkew
-from muster.tracing.missing_traces import missing_trace_reasons
 from muster.tracing.time_breakdown import TimeCategory
 
 # A difference between ranks worth a sentence: this part of the step. Smaller ones change from run to run.
@@ -40,7 +40,12 @@ def derive_findings(
 ) -> tuple[str, ...]:
     """All sentences, the most general first."""
     traces = [row.trace for row in rows]
-    sentences = [*_loss(folder), *_slow_steps(folder, overheads), *_profiler_overhead(folder, overheads), *_slow_rank(folder, overheads)]
+    sentences = [
+        *_loss(folder),
+        *_slow_steps(folder, overheads),
+        *_profiler_overhead(folder, overheads),
+        *_slow_rank(folder, overheads),
+    ]
     sentences += missing_trace_reasons(folder)
     if is_single_job(folder, traces):
         sentences += [
@@ -72,7 +77,9 @@ def _loss(folder: RunFolder) -> list[str]:
         told = []
         if len(known) > 1:
             verb = "fell" if last < first else "rose" if last > first else "went"
-            told.append(f"The loss {verb} from {format_number(first)} to {format_number(last)} over {len(metrics):,} steps.")
+            told.append(
+                f"The loss {verb} from {format_number(first)} to {format_number(last)} over {len(metrics):,} steps."
+            )
         # The trainer writes null for nan; before the first and after the last number nothing may have been written.
         holes = np.flatnonzero(~np.isfinite(metrics.loss[known[0] : known[-1] + 1])) + known[0]
         if len(holes):
@@ -95,7 +102,9 @@ def _slow_steps(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> lis
         if len(slow):
             named = format_list([str(int(metrics.step[i])) for i in slow], max_items=5)
             extra = float((metrics.step_time_s[slow] - median).sum())
-            several = f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {format_seconds(median)}"
+            several = (
+                f"{len(slow)} of {len(metrics):,} steps took more than twice the median of {format_seconds(median)}"
+            )
             return [f"{several}: steps {named}, together {format_seconds(extra)} longer."]
         return []
     return []
@@ -128,7 +137,11 @@ def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
     if running <= 0 or whole <= 0:
         return []
     hidden = sum(t.overlapped_s for t in traces) / running
-    how = f"computation hides {format_percent(hidden)} of it" if hidden >= NEGLIGIBLE_SHARE else "computation hides none of it"
+    how = (
+        f"computation hides {format_percent(hidden)} of it"
+        if hidden >= NEGLIGIBLE_SHARE
+        else "computation hides none of it"
+    )
     return [f"Communication runs {format_percent(running / whole)} of the time; {how}."]
 
 
@@ -180,7 +193,11 @@ def _idle_devices(rows: Sequence[LabelledTrace]) -> list[str]:
 def _data_waits(rows: Sequence[LabelledTrace]) -> list[str]:
     worst = max(rows, key=lambda row: (row.trace.share(TimeCategory.DATA), row.label))
     share = worst.trace.share(TimeCategory.DATA)
-    return [f"{_capitalize(worst.label)} waits {format_percent(share)} of the time for data."] if share >= NOTABLE_SHARE else []
+    return (
+        [f"{_capitalize(worst.label)} waits {format_percent(share)} of the time for data."]
+        if share >= NOTABLE_SHARE
+        else []
+    )
 
 
 def _top_operator(traces: Sequence[TraceSummary]) -> list[str]:
@@ -203,7 +220,11 @@ def _describe_trace(row: LabelledTrace) -> str:
     trace = row.trace
     spent = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if trace.on_device else CATEGORY_PHRASES
     ordered = sorted(TimeCategory, key=lambda kind: (-trace.share(kind), kind))
-    parts = [f"{format_percent(trace.share(kind))} {spent[kind]}" for kind in ordered if trace.share(kind) >= NEGLIGIBLE_SHARE]
+    parts = [
+        f"{format_percent(trace.share(kind))} {spent[kind]}"
+        for kind in ordered
+        if trace.share(kind) >= NEGLIGIBLE_SHARE
+    ]
     ratio = trace.overlap_ratio
     hidden = "" if ratio is None else f"; computation hides {format_percent(ratio)} of the communication"
     return f"{_capitalize(row.label)}: {format_list(parts)}{hidden}."

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from muster.heartbeat import NUMERIC_FIELDS, PHASES, finite_number
-from muster.heartbeat_auth import SIGNATURE_HEADER, SCHEME, HeartbeatSigner
+from muster.heartbeat_auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
 from muster.tracing.shared_folder import SharedFolder
 
 MIN_TOKEN_LENGTH = 16
@@ -53,15 +53,17 @@ class HeartbeatSource:
     def response(self, now: float) -> dict[str, Any]:
         """All that is told. `unreadable` names files that are there and cannot be read, with the reason."""
         unreadable: list[str] = []
-        beat = read_json_object(self.run_folder, "beats/rank-0.json", unreadable)
+        beat = read_json_object(self.run_folder, "heartbeats/rank-0.json", unreadable)
         latest = read_json_object(self.run_folder, "checkpoints/latest", unreadable)
         return {
             "now": now,
             "job_uid": self.job_uid,
             "pod": self.pod,
             "traces": self.trace_count(),
-            "beat": None if beat is None else _known_fields(beat),
-            "checkpoint": None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")},
+            "heartbeat": None if beat is None else _known_fields(beat),
+            "checkpoint": None
+            if latest is None
+            else {name: finite_number(latest.get(name)) for name in ("step", "at")},
             "unreadable": unreadable,
         }
 
@@ -78,7 +80,9 @@ class HeartbeatServer:
         self._stopping = asyncio.Event()
         self._port = 0
         self._listening = threading.Event()
-        self._pending: dict[asyncio.StreamWriter, str] = {}  # connections that are not answered yet, oldest first; by whom
+        self._pending: dict[
+            asyncio.StreamWriter, str
+        ] = {}  # connections that are not answered yet, oldest first; by whom
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -106,7 +110,11 @@ class HeartbeatServer:
         while not self._stopping.is_set():
             try:
                 server = await asyncio.start_server(
-                    self._handle_connection, self._address.host, self._address.port, limit=MAX_REQUEST_BYTES, backlog=128
+                    self._handle_connection,
+                    self._address.host,
+                    self._address.port,
+                    limit=MAX_REQUEST_BYTES,
+                    backlog=128,
                 )
             except OSError as error:
                 if str(error) != said:
@@ -160,10 +168,14 @@ class HeartbeatServer:
         if path == "/healthz":
             return _http_response(200, {"ok": True})
         if not self._signer.verify_request(path, signed, time.time()):
-            return _http_response(401, {"error": f"must have Authorization: {SCHEME} with a signature of now and for this pod"})
-        if path != "/beat":
-            return _http_response(404, {"error": "must be /beat or /healthz"})
-        return _http_response(200, self._source.response(time.time()), lambda body: self._signer.sign_response(signed, body))
+            return _http_response(
+                401, {"error": f"must have Authorization: {SCHEME} with a signature of now and for this pod"}
+            )
+        if path != "/heartbeat":
+            return _http_response(404, {"error": "must be /heartbeat or /healthz"})
+        return _http_response(
+            200, self._source.response(time.time()), lambda body: self._signer.sign_response(signed, body)
+        )
 
 
 def _http_response(code: int, content: Mapping[str, Any], sign: Callable[[bytes], str] | None = None) -> bytes:

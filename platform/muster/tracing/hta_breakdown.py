@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import DEVICE_WORK, Events, EventKind, Mask, Trace
+from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
 from muster.tracing.spans import Coverage, Spans, coverage, total_ns, union
 from muster.tracing.steps import profiled_steps
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from importlib.resources import files
 
-from muster.tracing.formatting import format_count, format_number, format_percent, format_seconds, format_bytes
+from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.run_analysis import Report
 from muster.tracing.sections import metric_charts, time_breakdown_section, timeline_section
 from muster.tracing.tables import hta_table, operator_tables

@@ -118,7 +118,9 @@ class TraceLimits:
 DEFAULT_LIMITS = TraceLimits()
 
 
-def stream_events(path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES) -> TraceHeader:
+def stream_events(
+    path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int = MAX_TEXT_BYTES
+) -> TraceHeader:
     """Give every event of the file to `take`, block by block; plain and gzip files alike.
 
     Raises InvalidTrace, naming the file and the byte (of the uncompressed text), for a truncated or damaged one;
@@ -128,7 +130,9 @@ def stream_events(path: Path, on_events: EventCallback, *, block_bytes: int = BL
         return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes)
 
 
-def stream_file(file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int) -> TraceHeader:
+def stream_file(
+    file: IO[bytes], path: Path, on_events: EventCallback, *, block_bytes: int = BLOCK_BYTES, max_bytes: int
+) -> TraceHeader:
     """The same of an open file, from its beginning; `path` is its name in messages."""
     try:
         file.seek(0)
@@ -147,7 +151,9 @@ def stream_file(file: IO[bytes], path: Path, on_events: EventCallback, *, block_
 class _EventStream:
     """One pass over one file: `buffer` is text not yet decoded, `base` the file offset at which it begins."""
 
-    def __init__(self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self, path: Path, source: IO[bytes], on_events: EventCallback, block_bytes: int, max_bytes: int
+    ) -> None:
         self.max_bytes = max_bytes
         self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
         self.buffer, self.offset, self.at_end = b"", 0, False
@@ -295,7 +301,9 @@ def _header_from(document: dict[str, Any]) -> TraceHeader:
 
 def _merge_headers(head: TraceHeader, tail: TraceHeader) -> TraceHeader:
     """Fields may stand before or behind the events, by the profiler's version."""
-    return TraceHeader(**{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__})
+    return TraceHeader(
+        **{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__}
+    )
 
 
 def _first_known(a: Any, b: Any) -> Any:

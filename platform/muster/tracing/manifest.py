@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.tracing.spool_claims import TRACES
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
+from muster.tracing.spool_claims import TRACES
 
 MANIFEST_NAME = re.compile(r"manifest-(?P<role>.+)-(?P<index>\d+)\.json")
 MAX_MANIFEST_BYTES = 16 << 20

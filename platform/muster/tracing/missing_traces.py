@@ -18,7 +18,10 @@ def missing_trace_reasons(folder: RunFolder) -> list[str]:
         return [_sentence(event) for event in found["trace_failed"]]
     if found["trace_missed"]:
         return [_sentence(found["trace_missed"][-1])]
-    return [f"No trace yet: {event.message[:_MAX_MESSAGE_LENGTH]}, and {_newest_step_phrase(folder)}." for event in newest[-1:]]
+    return [
+        f"No trace yet: {event.message[:_MAX_MESSAGE_LENGTH]}, and {_newest_step_phrase(folder)}."
+        for event in newest[-1:]
+    ]
 
 
 def _sentence(event: RunEvent) -> str:

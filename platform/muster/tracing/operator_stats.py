@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import Events, EventKind, Trace
 from muster.tracing.call_tree import build_call_tree
+from muster.tracing.events import EventKind, Events, Trace
 from muster.tracing.spans import Int64
 from muster.tracing.time_breakdown import COMPILED_GRAPH, FRAME_NAME
 
@@ -117,4 +117,8 @@ def _template_arguments(name: str) -> str:
 
 
 def _truncate(name: str, max_length: int) -> str:
-    return name if len(name) <= max_length else name[: max_length // 2 - 1] + "…" + name[len(name) - (max_length - max_length // 2) :]
+    return (
+        name
+        if len(name) <= max_length
+        else name[: max_length // 2 - 1] + "…" + name[len(name) - (max_length - max_length // 2) :]
+    )

@@ -35,7 +35,9 @@ def profiler_overheads(metrics: Sequence[RankMetrics]) -> tuple[ProfilerOverhead
 def _overheads_at(metrics: RankMetrics, step: int) -> list[ProfilerOverhead]:
     """The rank's own at this step, if it got there."""
     return [
-        ProfilerOverhead(step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s)))
+        ProfilerOverhead(
+            step, metrics.rank, *(float(np.nan_to_num(t[i])) for t in (metrics.trace_start_s, metrics.trace_write_s))
+        )
         for i in np.flatnonzero(metrics.step == step)
     ]
 
@@ -79,7 +81,10 @@ def overhead_sentences(overheads: Sequence[ProfilerOverhead], min_s: float) -> l
 def _describe(duration_s: float, overhead: ProfilerOverhead) -> str:
     if round(overhead.spread_s, 3) == 0:
         return format_seconds(duration_s)
-    return f"{format_seconds(duration_s)} on rank {overhead.rank}, {format_seconds(overhead.spread_s)} more than on the fastest"
+    return (
+        f"{format_seconds(duration_s)} on rank {overhead.rank}, {format_seconds(overhead.spread_s)} more "
+        f"than on the fastest"
+    )
 
 
 def slow_step_cause(step: int, overheads: Sequence[ProfilerOverhead]) -> str:

@@ -9,8 +9,17 @@ from typing import IO, Any
 import numpy as np
 
 from muster.errors import InvalidTrace
-from muster.tracing.events import Events, Int32, EventKind, TraceThread, Trace
-from muster.tracing.json_stream import DEFAULT_LIMITS, MAX_TEXT_BYTES, TOO_LARGE, TraceHeader, TraceLimits, RawEvent, stream_events, stream_file
+from muster.tracing.events import EventKind, Events, Int32, Trace, TraceThread
+from muster.tracing.json_stream import (
+    DEFAULT_LIMITS,
+    MAX_TEXT_BYTES,
+    TOO_LARGE,
+    RawEvent,
+    TraceHeader,
+    TraceLimits,
+    stream_events,
+    stream_file,
+)
 
 # Newer profilers write the left-hand names, those before torch 1.12 the capitalised ones.
 EVENT_KINDS = {

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from muster.errors import InvalidTrace
 from muster.tracing.html import render_page
-from muster.tracing.run_analysis import Report, analyse_run
-from muster.tracing.publish import write_atomically
-from muster.tracing.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.publish import write_atomically
+from muster.tracing.run_analysis import Report, analyse_run
+from muster.tracing.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.terminal_report import render_report
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
@@ -88,7 +88,9 @@ def _page_name(traces: Sequence[Path]) -> str:
     if len(traces) == 1 and len(first) <= _MAX_STEM_LENGTH:
         return f"report-of-{first}"
     mark = hashlib.sha256("\0".join(sorted(str(path.absolute()) for path in traces)).encode()).hexdigest()[:8]
-    return f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_MAX_STEM_LENGTH]}-{mark}"
+    return (
+        f"report-of-{len(traces)}-traces-{mark}" if len(traces) > 1 else f"report-of-{first[:_MAX_STEM_LENGTH]}-{mark}"
+    )
 
 
 def json_path(page_path: str | os.PathLike[str]) -> Path:

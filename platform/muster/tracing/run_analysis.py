@@ -10,16 +10,16 @@ import numpy as np
 
 from muster.errors import InvalidTrace
 from muster.tracing.analysis import TraceSummary, UnreadableTrace, summarise_trace_files
-from muster.tracing.summary import RunSummary, summarise_run
 from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings
+from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.labelled_traces import LabelledTrace, choose_timeline_step, label_traces
+from muster.tracing.missing_traces import missing_trace_reasons
 from muster.tracing.operator_stats import OperatorStats, merge_operators
 from muster.tracing.profiler_overhead import ProfilerOverhead, profiler_overheads, steady_median
 from muster.tracing.recording import HOW_TO_TRACE
-from muster.tracing.labelled_traces import LabelledTrace, label_traces, choose_timeline_step
 from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.steps import StepSkew, step_skews
-from muster.tracing.missing_traces import missing_trace_reasons
+from muster.tracing.summary import RunSummary, summarise_run
 
 MAX_LOSS_POINTS = 1200
 MAX_STEP_TIME_POINTS = 300
@@ -70,7 +70,9 @@ class Report:
     page: str | None = None
 
 
-def analyse_run(folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS) -> Report:
+def analyse_run(
+    folder: RunFolder, *, name: str | None = None, workers: int = 1, limits: TraceLimits = DEFAULT_LIMITS
+) -> Report:
     """The report without writing it."""
     window, summaries, unreadable = _newest_readable(folder, workers, limits)
     if not summaries and not folder.metrics:
@@ -84,7 +86,9 @@ def analyse_run(folder: RunFolder, *, name: str | None = None, workers: int = 1,
         summary=facts,
         findings=(),
         loss=_loss_series(folder.metrics),
-        step_times=tuple(_downsample_medians(m, m.step_time_s) for m in folder.metrics if np.isfinite(m.step_time_s).any()),
+        step_times=tuple(
+            _downsample_medians(m, m.step_time_s) for m in folder.metrics if np.isfinite(m.step_time_s).any()
+        ),
         slow_steps=_slow_steps(folder.metrics, pauses),
         traced_steps=window.steps if window is not None else None,
         traces=rows,
@@ -118,7 +122,9 @@ def _nothing_to_report(folder: RunFolder, unreadable: Sequence[UnreadableTrace])
         f"{s.file} ({s.reason})" for s in folder.skipped
     ]
     why = f"; unreadable: {', '.join(broken[:5])}" if broken else ""
-    untold = "".join(f"; {sentence[:1].lower()}{sentence[1:].removesuffix('.')}" for sentence in missing_trace_reasons(folder))
+    untold = "".join(
+        f"; {sentence[:1].lower()}{sentence[1:].removesuffix('.')}" for sentence in missing_trace_reasons(folder)
+    )
     told = f"{folder.path}: nothing to report on: neither metrics nor a readable trace (.json, .json.gz){why}{untold}"
     return told if why or untold else f"{told}; {HOW_TO_TRACE}"
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from muster.errors import ClusterError, InvalidSpec, Refused
+from muster.tracing.recording import HOW_TO_TRACE
 from muster.tracing.run_sync import EVENTS_FILE
 from muster.tracing.trace_name import parse_trace_name
-from muster.tracing.recording import HOW_TO_TRACE
 from muster.tracing.trace_store import TraceStore
 
-_RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|beats/rank-\d+\.json|{re.escape(EVENTS_FILE)}")
+_RECORD_NAME = re.compile(rf"metrics/rank-\d+\.jsonl|heartbeats/rank-\d+\.json|{re.escape(EVENTS_FILE)}")
 _MANIFEST_NAME = re.compile(r"traces/manifest-[A-Za-z0-9.-]+-\d+\.json")
 MAX_FETCH_BYTES = 16 << 30
 _MAX_FILES = 20_000
@@ -39,8 +39,8 @@ def fetch_run(location: str, folder: Path, *, max_bytes: int = MAX_FETCH_BYTES) 
     """Copy a run's newest window from its folder in a store; what is here already, of the same size, is not copied
     again.
 
-    Raises `Refused` where there is nothing yet (NothingCollected), the store's package is missing (NoPackage), or there
-    is more than `most_bytes`, before anything is written (TooLarge),
+    Raises `Refused` where there is nothing yet (NothingCollected), the store's package is missing (MissingPackage),
+    or there is more than `most_bytes`, before anything is written (TooLarge),
     `InvalidSpec` for what is no store, `ClusterError` where the store is out of reach, OSError if it cannot be written.
     """
     with _store_errors(location):
@@ -96,9 +96,9 @@ def _store_errors(location: str) -> Iterator[None]:
             if scheme == "s3"
             else f"install the package that fsspec wants: {error}"
         )
-        raise Refused(f"{location} cannot be read here: {how}", reason="NoPackage") from error
+        raise Refused(f"{location} cannot be read here: {how}", reason="MissingPackage") from error
     except ValueError as error:
-        raise InvalidSpec(f"{location}: {error}", reason="NoStore") from error
+        raise InvalidSpec(f"{location}: {error}", reason="InvalidStoreURL") from error
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None and str(error.filename).startswith("/"):
             raise
@@ -109,4 +109,4 @@ def _store_errors(location: str) -> Iterator[None]:
                 " AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
             )
         told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ClusterError(f"the store {location} cannot be read: {told}{hint}", reason="StoreOutOfReach") from error
+        raise ClusterError(f"the store {location} cannot be read: {told}{hint}", reason="StoreUnreachable") from error

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
-from muster.tracing.spool_claims import CLAIMED
 from muster.tracing.manifest import manifest_names, read_manifest
-from muster.tracing.trace_name import TraceName, parse_trace_name
 from muster.tracing.shared_folder import SharedFolder, open_regular
 from muster.tracing.spans import Int64
+from muster.tracing.spool_claims import CLAIMED
+from muster.tracing.trace_name import TraceName, parse_trace_name
 
 Float64 = NDArray[np.float64]
 MAX_FILES = 1024
@@ -126,7 +126,7 @@ def read_run_folder(path: Path) -> RunFolder:
         return RunFolder(path, False, (), (), (), _plain_folder_windows(path), ())
     skipped: list[SkippedFile] = []
     metrics = [_read_metrics(file, skipped) for file in _rank_files(path / "metrics")]
-    beats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "beats")]
+    beats = [_read_heartbeat(file, skipped) for file in _rank_files(path / "heartbeats")]
     events = path / "events.jsonl"
     happenings = _read_records(events, RunEvent, skipped) if events.exists() else []
     return RunFolder(
@@ -154,7 +154,7 @@ def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
 
 def _is_muster_run(path: Path) -> bool:
     traces = path / "traces"
-    return any((path / name).is_dir() for name in ("metrics", "beats")) or (
+    return any((path / name).is_dir() for name in ("metrics", "heartbeats")) or (
         traces.is_dir() and ((traces / "spool").is_dir() or any(traces.glob("manifest-*.json")))
     )
 
@@ -176,7 +176,7 @@ def _read_heartbeat(path: Path, skipped: list[SkippedFile]) -> HeartbeatRecord |
         return None
 
 
-Record = TypeVar("Line", MetricsRecord, RunEvent)
+Record = TypeVar("Record", MetricsRecord, RunEvent)
 
 
 def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) -> list[Record]:
@@ -196,7 +196,9 @@ def _read_records(path: Path, kind: type[Record], skipped: list[SkippedFile]) ->
                         broken.append(number)
             if file.read(1):
                 limit = f"only the first {MAX_LINES_BYTES} bytes are read"
-                skipped.append(SkippedFile(_display_name(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}"))
+                skipped.append(
+                    SkippedFile(_display_name(path), f"has {os.fstat(file.fileno()).st_size} bytes; {limit}")
+                )
     except OSError as error:
         skipped.append(SkippedFile(_display_name(path), str(error)))
     if broken:
@@ -282,7 +284,7 @@ def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
 
 
 def _display_name(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "beats") else path.name
+    return f"{path.parent.name}/{path.name}" if path.parent.name in ("metrics", "heartbeats") else path.name
 
 
 def finite_values(values: Sequence[float] | NDArray[Any]) -> Float64:

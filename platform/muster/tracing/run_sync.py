@@ -24,7 +24,7 @@ MAX_RETRY_S = 600.0
 """A store that is out of reach takes long to say so; it is tried again after so long at the latest."""
 MAX_FILE_BYTES = 16 << 20
 EVENTS_FILE = "events.jsonl"
-SYNCED_FOLDERS = {"metrics": ".jsonl", "beats": ".json"}
+SYNCED_FOLDERS = {"metrics": ".jsonl", "heartbeats": ".json"}
 
 _FileVersion: TypeAlias = tuple[int, int, int]  # modification time in ns, bytes, inode
 

@@ -7,14 +7,25 @@ from html import escape
 
 import numpy as np
 
-from muster.tracing.charts import StackedBar, Outlier, LineSeries, TimelineLane, LinePlot, BarSegment, TimelineTrack, line_chart, stacked_bar_chart, timeline_chart
+from muster.tracing.charts import (
+    BarSegment,
+    LinePlot,
+    LineSeries,
+    Outlier,
+    StackedBar,
+    TimelineLane,
+    TimelineTrack,
+    line_chart,
+    stacked_bar_chart,
+    timeline_chart,
+)
 from muster.tracing.formatting import format_percent, format_seconds
-from muster.tracing.run_analysis import Report, MetricSeries, SlowStep
-from muster.tracing.profiler_overhead import ProfilerOverhead, slow_step_cause
 from muster.tracing.labelled_traces import LabelledTrace
-from muster.tracing.tables import category_names, breakdown_table, time_and_share
-from muster.tracing.timeline import StepTimeline
+from muster.tracing.profiler_overhead import ProfilerOverhead, slow_step_cause
+from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
+from muster.tracing.tables import breakdown_table, category_names, time_and_share
 from muster.tracing.time_breakdown import TimeCategory
+from muster.tracing.timeline import StepTimeline
 
 MAX_CURVES = 4
 MAX_ROWS = 64
@@ -47,9 +58,13 @@ def _step_times(report: Report) -> str:
         y_is_time=True,
         y_limit=top,
         outliers=tuple(
-            Outlier(s.step, s.seconds, styles[s.rank], _slow_step_label(s, report.profiler_overheads)) for s in slow if s.seconds > top
+            Outlier(s.step, s.seconds, styles[s.rank], _slow_step_label(s, report.profiler_overheads))
+            for s in slow
+            if s.seconds > top
         ),
-        shaded_range=None if report.traced_steps is None else _traced_range(report.traced_steps, report.profiler_overheads),
+        shaded_range=None
+        if report.traced_steps is None
+        else _traced_range(report.traced_steps, report.profiler_overheads),
     )
     legend = _legend([(f"key {c.style}", c.label) for c in curves_]) if len(curves_) > 1 else ""
     title = "Step time per rank" if len(shown) > 1 else f"Step time of rank {shown[0][0].rank}"
@@ -110,7 +125,8 @@ def time_breakdown_section(report: Report) -> str:
     picture = f'<div class="scroll">{stacked_bar_chart(bars, "Time per kind of work, per rank")}</div>'
     return (
         f'<section><h2>Time per kind of work</h2><p class="hint">{what} Communication that runs while something '
-        f"computes counts as computing here.{more}</p>{legend}{picture}{breakdown_table(rows, present, names)}</section>"
+        f"computes counts as computing "
+        f"here.{more}</p>{legend}{picture}{breakdown_table(rows, present, names)}</section>"
     )
 
 
@@ -146,7 +162,11 @@ def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
 
 def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool) -> TimelineTrack:
     def layers(*kinds: TimeCategory) -> tuple[tuple[str, str], ...]:
-        return tuple((k.name.lower(), timeline.busy_levels[k.name.lower()]) for k in kinds if k.name.lower() in timeline.busy_levels)
+        return tuple(
+            (k.name.lower(), timeline.busy_levels[k.name.lower()])
+            for k in kinds
+            if k.name.lower() in timeline.busy_levels
+        )
 
     lanes = [TimelineLane("compute", layers(TimeCategory.COMPUTE, TimeCategory.OPTIMIZER))]
     if communication := layers(TimeCategory.COMMUNICATION):
@@ -163,7 +183,10 @@ def _overlap_note(timeline: StepTimeline) -> str:
         return told
     part = timeline.overlapped_s / timeline.communication_s
     how = f"{format_percent(part)} of it" if part >= 0.005 else "none of it"
-    return f"{told}, of which communication runs {format_seconds(timeline.communication_s)}; {how} hidden behind computation"
+    return (
+        f"{told}, of which communication runs {format_seconds(timeline.communication_s)}; {how} hidden "
+        f"behind computation"
+    )
 
 
 def _legend(items: Sequence[tuple[str, str]]) -> str:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from muster.tracing.trace_name import TraceName, parse_trace_name
 from muster.tracing.shared_folder import SharedFolder, is_temporary_of
+from muster.tracing.trace_name import TraceName, parse_trace_name
 
 TRACES = "traces"
 SPOOL = f"{TRACES}/spool"
@@ -39,7 +39,9 @@ class SpoolClaims:
         self._run.make_folder(SPOOL)
         self._run.make_folder(self.folder)
         here = {_attempts_file(self.path(name)) for name in self.claimed()}
-        found = (f"{self.folder}/{name}" for name in self._run.file_names(self.folder) if name.endswith(_ATTEMPTS_SUFFIX))
+        found = (
+            f"{self.folder}/{name}" for name in self._run.file_names(self.folder) if name.endswith(_ATTEMPTS_SUFFIX)
+        )
         for tried in set(found) - here:
             self._run.remove(tried)
 
@@ -102,7 +104,9 @@ class SpoolClaims:
             with collector_lock(self._run, owner) as locked:
                 if locked:  # a living collector holds it; without locks nobody can tell who is dead
                     remove_temporary_files(self._run, owner)
-                    taken += [name for name in names if self._take_claim(f"{folder}/{name.spool_name}", self.path(name))]
+                    taken += [
+                        name for name in names if self._take_claim(f"{folder}/{name.spool_name}", self.path(name))
+                    ]
         return taken
 
     def _take_claim(self, source: str, target: str) -> bool:

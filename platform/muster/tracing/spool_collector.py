@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import IO
 
 from muster.errors import InvalidTrace
-from muster.tracing.spool_claims import TRACES, SpoolClaims, collector_lock, claim_owners, remove_temporary_files
 from muster.tracing.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     TraceEntry,
     WaitingTrace,
     encode_manifest,
-    read_manifests,
     parse_manifest,
     read_manifest,
+    read_manifests,
     write_manifest,
 )
-from muster.tracing.trace_name import TraceName, parse_trace_name
 from muster.tracing.publish import ContentDigest, compress, content_digest
 from muster.tracing.reader import validate_trace
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
+from muster.tracing.spool_claims import TRACES, SpoolClaims, claim_owners, collector_lock, remove_temporary_files
+from muster.tracing.trace_name import TraceName, parse_trace_name
 from muster.tracing.trace_store import TraceStore
 
 MAX_BACKOFF_S = 30.0
@@ -318,7 +318,11 @@ def _rebuild_manifest(options: CollectorOptions, manifest: Manifest, now: float)
     run = options.run_folder
     for file_name in run.file_names(TRACES):
         name = parse_trace_name(file_name)
-        if name is None or file_name != name.archive_name or (options.ranks is not None and name.rank not in options.ranks):
+        if (
+            name is None
+            or file_name != name.archive_name
+            or (options.ranks is not None and name.rank not in options.ranks)
+        ):
             continue
         with suppress(OSError), run.open(f"{TRACES}/{file_name}") as file:
             found, unpacked = content_digest(file, os.fstat(file.fileno()).st_size), _unpacked_bytes(file)

@@ -14,7 +14,9 @@ from muster.tracing.profiler_overhead import ProfilerOverhead, steady_median
 from muster.tracing.run_folder import RankMetrics, RunFolder, finite_values
 
 _RUN_FOLDER_NAME = re.compile(r"default-(.+)-[0-9a-f]{8}")
-_GENERIC_NAMES = frozenset({"traces", "trace", "profile", "profiler", "profiles", "logs", "log", "out", "output", "tmp"})
+_GENERIC_NAMES = frozenset(
+    {"traces", "trace", "profile", "profiler", "profiles", "logs", "log", "out", "output", "tmp"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class RunSummary:
     backend: str | None
 
 
-def summarise_run(folder: RunFolder, traces: Sequence[TraceSummary], overheads: Sequence[ProfilerOverhead], *, name: str | None) -> RunSummary:
+def summarise_run(
+    folder: RunFolder, traces: Sequence[TraceSummary], overheads: Sequence[ProfilerOverhead], *, name: str | None
+) -> RunSummary:
     """Facts from metrics and beats first, from traces where those are silent."""
     reference = next((m for m in folder.metrics if np.isfinite(m.loss).any()), None) or next(iter(folder.metrics), None)
     loss = finite_values(reference.loss) if reference is not None else np.empty(0)
@@ -86,7 +90,9 @@ def _name_of_folder(folder: Path) -> str:
     what is in it also its parent's."""
     if job := _RUN_FOLDER_NAME.fullmatch(folder.name):
         return job[1]
-    return f"{folder.parent.name}/{folder.name}" if folder.name in _GENERIC_NAMES and folder.parent.name else folder.name
+    return (
+        f"{folder.parent.name}/{folder.name}" if folder.name in _GENERIC_NAMES and folder.parent.name else folder.name
+    )
 
 
 def _device(traces: Sequence[TraceSummary]) -> str | None:

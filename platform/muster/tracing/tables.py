@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 from muster.tracing.formatting import format_percent, format_seconds
-from muster.tracing.run_analysis import Report
-from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.labelled_traces import LabelledTrace
 from muster.tracing.hta_breakdown import KernelType, kernel_type
+from muster.tracing.labelled_traces import LabelledTrace
+from muster.tracing.operator_stats import OperatorStats, short_name
+from muster.tracing.run_analysis import Report
 from muster.tracing.time_breakdown import COMMUNICATION_NAME, FRAME_NAME, TimeCategory
 
 CATEGORY_NAMES = {
@@ -28,7 +28,9 @@ def category_names(*, device: bool) -> Mapping[TimeCategory, str]:
     return {**CATEGORY_NAMES, TimeCategory.OTHER: "idle"} if device else CATEGORY_NAMES
 
 
-def breakdown_table(rows: Sequence[LabelledTrace], categories: Sequence[TimeCategory], names: Mapping[TimeCategory, str]) -> str:
+def breakdown_table(
+    rows: Sequence[LabelledTrace], categories: Sequence[TimeCategory], names: Mapping[TimeCategory, str]
+) -> str:
     """The picture as a table, to read aloud or to copy."""
     heads = "".join(f'<th class="n">{escape(names[kind].split(",")[0].split(" (")[0])}</th>' for kind in categories)
     cells = "".join(
@@ -47,7 +49,10 @@ def breakdown_table(rows: Sequence[LabelledTrace], categories: Sequence[TimeCate
 
 def time_and_share(row: LabelledTrace, category: TimeCategory) -> str:
     """Such as `260 ms (32.1%)`."""
-    return f"{format_seconds(row.trace.time_by_category_s[category.name.lower()])} ({format_percent(row.trace.share(category))})"
+    return (
+        f"{format_seconds(row.trace.time_by_category_s[category.name.lower()])} "
+        f"({format_percent(row.trace.share(category))})"
+    )
 
 
 def operator_tables(report: Report) -> str:
@@ -73,7 +78,9 @@ def operator_style(name: str) -> str:
     return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
 
 
-def _table(title: str, hint: str, operators: Sequence[OperatorStats], total_s: float, style: Callable[[str], str]) -> str:
+def _table(
+    title: str, hint: str, operators: Sequence[OperatorStats], total_s: float, style: Callable[[str], str]
+) -> str:
     longest = max((op.total_ns for op in operators), default=0) or 1
     rows = "".join(_row(op, op.total_ns / longest, total_s, style(op.name)) for op in operators[:MAX_TABLE_ROWS])
     heads = "".join(f'<th class="n">{name}</th>' for name in ("share", "total", "calls", "mean"))
@@ -89,7 +96,8 @@ def _row(op: OperatorStats, length: float, total_s: float, style: str) -> str:
     return (
         f'<tr><td><code title="{escape(op.name)}">{escape(short_name(op.name, 56))}</code></td>'
         f'<td class="bars"><span class="bar {style}" style="width:{100 * length:.1f}%"></span></td>'
-        f'<td class="n">{share}</td><td class="n">{format_seconds(op.total_ns / 1e9)}</td><td class="n">{op.calls:,}</td>'
+        f'<td class="n">{share}</td><td class="n">{format_seconds(op.total_ns / 1e9)}</td>'
+        f'<td class="n">{op.calls:,}</td>'
         f'<td class="n">{format_seconds(op.mean_ns / 1e9)}</td></tr>'
     )
 

@@ -10,11 +10,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from muster.tracing.formatting import format_count, format_number, format_percent, format_seconds, format_bytes
-from muster.tracing.run_analysis import Report
-from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.time_breakdown import TimeCategory
 from muster.text.wrap import wrap_parts
+from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
+from muster.tracing.operator_stats import OperatorStats, short_name
+from muster.tracing.run_analysis import Report
+from muster.tracing.time_breakdown import TimeCategory
 
 SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
 # Letters tell kinds apart where there is no colour.

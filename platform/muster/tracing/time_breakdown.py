@@ -15,12 +15,12 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import Events, EventKind, Mask, Trace
-from muster.tracing.idle import launch_times
 from muster.tracing.call_tree import build_call_tree
-from muster.tracing.spans import EMPTY, Spans, clip, coverage, concatenate, union
-from muster.tracing.steps import ProfiledStep
+from muster.tracing.events import EventKind, Events, Mask, Trace
 from muster.tracing.hta_breakdown import KernelType, kernel_types
+from muster.tracing.idle import launch_times
+from muster.tracing.spans import EMPTY, Spans, clip, concatenate, coverage, union
+from muster.tracing.steps import ProfiledStep
 
 
 class TimeCategory(IntEnum):
@@ -203,14 +203,17 @@ def _cpu_category_spans(trace: Trace) -> CategorySpans:
         at_work = np.where(tree.innermost >= 0, kinds[tree.innermost], NO_CATEGORY) if len(kinds) else tree.innermost
         for kind in TimeCategory:
             parts[kind].append(tree.segments[at_work == kind])
-    return CategorySpans({kind: union(concatenate(found)) for kind, found in parts.items() if kind is not TimeCategory.OTHER})
+    return CategorySpans(
+        {kind: union(concatenate(found)) for kind, found in parts.items() if kind is not TimeCategory.OTHER}
+    )
 
 
 def _name_categories(trace: Trace) -> NDArray[np.int64]:
     """What each name says about itself."""
     annotation_names = set(np.unique(trace.annotations.name).tolist())
     return np.array(
-        [_name_category(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)], dtype=np.int64
+        [_name_category(name, annotation=code in annotation_names) for code, name in enumerate(trace.names)],
+        dtype=np.int64,
     )
 
 

@@ -32,9 +32,13 @@ class StepTimeline:
     busy_levels: dict[str, str]
 
 
-def step_timelines(trace: Trace, work: Events, lanes: CategorySpans, steps: tuple[ProfiledStep, ...]) -> tuple[StepTimeline, ...]:
+def step_timelines(
+    trace: Trace, work: Events, lanes: CategorySpans, steps: tuple[ProfiledStep, ...]
+) -> tuple[StepTimeline, ...]:
     """A picture of every step with work in it."""
-    return tuple(_step_timeline(step, lanes, window) for step in steps if (window := _window(trace, work, step)) is not None)
+    return tuple(
+        _step_timeline(step, lanes, window) for step in steps if (window := _window(trace, work, step)) is not None
+    )
 
 
 def _window(trace: Trace, work: Events, step: ProfiledStep) -> tuple[int, int] | None:
@@ -50,7 +54,11 @@ def _window(trace: Trace, work: Events, step: ProfiledStep) -> tuple[int, int] |
 def _step_timeline(step: ProfiledStep, lanes: CategorySpans, window: tuple[int, int]) -> StepTimeline:
     start, end = window
     both = overlap(clip(lanes[TimeCategory.COMMUNICATION], start, end), lanes.computing)
-    rows = {kind.name.lower(): slot_levels(lanes[kind], start, end) for kind in TimeCategory if kind is not TimeCategory.OTHER}
+    rows = {
+        kind.name.lower(): slot_levels(lanes[kind], start, end)
+        for kind in TimeCategory
+        if kind is not TimeCategory.OTHER
+    }
     return StepTimeline(
         step=step.number,
         duration_s=(end - start) / 1e9,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from muster.validation.queue_readiness import QueueReadiness, queue_readiness
-from muster.validation.submit import name_hint
 from muster.errors import Conflict, NotFound, Refused
 from muster.spec import Flavor, Queue, TrainingJob
+from muster.validation.queue_readiness import QueueReadiness, queue_readiness
+from muster.validation.submit import name_hint
 
 _Object = TrainingJob | Queue | Flavor
 _REASONS = {"Cycle": "QueueCycle", "ParentNotFound": "ParentNotFound", "Overcommitted": "Overcommitted"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from muster.validation.queue_readiness import path_to_root, usable_flavors
 from muster.errors import Refused
 from muster.spec import Queue, TrainingJob
+from muster.validation.queue_readiness import path_to_root, usable_flavors
 
 DependencyError = tuple[Literal["QueueInactive", "UnknownFlavor"], str]
 """A reason and a sentence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.errors import Conflict, InvalidSpec, Refused
-from muster.lifecycle import is_admitted, is_finished, is_condition_true
+from muster.lifecycle import is_admitted, is_condition_true, is_finished
 from muster.lifecycle.conditions import CANCELLED
 from muster.spec import TrainingJob
 

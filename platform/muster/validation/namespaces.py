@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from muster.validation.queue_readiness import path_to_root
 from muster.spec import LabelSelector, Queue
+from muster.validation.queue_readiness import path_to_root
 
 
 def namespace_allowed(queue_name: str, queues: Iterable[Queue], namespace_labels: Mapping[str, str]) -> bool:

@@ -91,7 +91,9 @@ def _evaluate(name: str, by_name: Mapping[str, Queue], readiness: dict[str, Queu
         readiness[member] = _evaluate_below_parent(by_name[member], by_name, readiness)
 
 
-def _evaluate_below_parent(queue: Queue, by_name: Mapping[str, Queue], readiness: Mapping[str, QueueReadiness]) -> QueueReadiness:
+def _evaluate_below_parent(
+    queue: Queue, by_name: Mapping[str, Queue], readiness: Mapping[str, QueueReadiness]
+) -> QueueReadiness:
     parent = queue.spec.parent
     if queue.metadata.deletion_timestamp is not None:
         return QueueReadiness(False, "Deleting", "it is being deleted and waits for its unfinished jobs")
@@ -100,7 +102,9 @@ def _evaluate_below_parent(queue: Queue, by_name: Mapping[str, Queue], readiness
             False, "ParentNotFound", f"its parent {parent!r} does not exist; create it or remove spec.parent"
         )
     if parent is not None and not readiness[parent].active:
-        return QueueReadiness(False, "ParentInactive", f"its parent {parent!r} is inactive: {readiness[parent].message}")
+        return QueueReadiness(
+            False, "ParentInactive", f"its parent {parent!r} is inactive: {readiness[parent].message}"
+        )
     return QueueReadiness(True, "Ready", "admits jobs")
 
 

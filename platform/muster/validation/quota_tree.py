@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from muster import model
 from muster.quantity import parse_quantity
 from muster.quota import QueueTree, queue_tree
-from muster.spec import Queue, FlavorQuota
+from muster.spec import FlavorQuota, Queue
 
 
 def quota_tree(queues: Iterable[Queue]) -> QueueTree:

@@ -12,12 +12,12 @@ from muster.spec import TrainingJob
 
 def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
     """The job with other numbers of pods, by role; for the elastic role they count instead of `elasticReplicas`. Raises
-    `NotFound` NoSuchRole, `InvalidSpec` that names the number and what would be right."""
+    `NotFound` RoleNotFound, `InvalidSpec` that names the number and what would be right."""
     names = [role.name for role in job.spec.roles]
     for name in replicas:
         if name not in names:
             told = f"job {job.metadata.name!r} has no role {name!r}; it has {', '.join(names)}"
-            raise NotFound(told, field="role", reason="NoSuchRole")
+            raise NotFound(told, field="role", reason="RoleNotFound")
     written = job.model_dump(by_alias=True, exclude_unset=True)
     for place, role in enumerate(job.spec.roles):
         if role.name in replicas:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from muster.validation.warnings import has_no_guarantee
-from muster.validation.quota_tree import quota_tree
 from muster.errors import Refused, together
 from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, Topology
 from muster.quantity import format_quantity
-from muster.quota import QuotaUsage, QueueTree
+from muster.quota import QueueTree, QuotaUsage
 from muster.spec import Queue
+from muster.validation.quota_tree import quota_tree
+from muster.validation.warnings import has_no_guarantee
 
 
 def check_size(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster.model import NodeInfo
+from muster.quantity import format_quantity, parse_quantity
+from muster.quota import QueueTree, QuotaUsage
+from muster.spec import Flavor, Queue, TrainingJob
 from muster.validation.namespaces import nearest_selector
 from muster.validation.queue_readiness import NO_FLAVOR_MESSAGE
 from muster.validation.quota_tree import quota_tree
-from muster.model import NodeInfo
-from muster.quantity import format_quantity, parse_quantity
-from muster.quota import QuotaUsage, QueueTree
-from muster.spec import Flavor, Queue, TrainingJob
 
 _Object = TrainingJob | Queue | Flavor
 

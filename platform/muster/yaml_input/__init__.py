@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from muster.yaml_input.field_errors import FieldError, to_field_error, parse_field_path, format_value
-from muster.yaml_input.unknown_fields import unknown_fields
-from muster.yaml_input.source_map import SourceMap, parse_yaml, shorten_message
-from muster.yaml_input.pod_fields import unknown_to_kubernetes
-from muster.errors import InvalidSpec
-from muster.text.suggest import did_you_mean
-from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
 from muster.env_vars import is_redacted
+from muster.errors import InvalidSpec
+from muster.spec import API_VERSION, Flavor, Queue, TrainingJob
+from muster.text.suggest import did_you_mean
+from muster.yaml_input.field_errors import FieldError, format_value, parse_field_path, to_field_error
+from muster.yaml_input.pod_fields import unknown_to_kubernetes
+from muster.yaml_input.source_map import SourceMap, parse_yaml, shorten_message
+from muster.yaml_input.unknown_fields import unknown_fields
 
 __all__ = ["KINDS", "AnyObject", "ParsedObject", "load_objects", "parse_objects"]
 
@@ -55,7 +55,9 @@ def load_objects(text: str | bytes, source: str = "input") -> list[AnyObject]:
     return [placed.item for placed in parse_objects(text, source)]
 
 
-def parse_objects(text: str | bytes, source: str = "input", *, allow_unknown_pod_fields: bool = False) -> list[ParsedObject]:
+def parse_objects(
+    text: str | bytes, source: str = "input", *, allow_unknown_pod_fields: bool = False
+) -> list[ParsedObject]:
     """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
 
     A field of a pod template that Kubernetes does not know, as far as this Muster knows Kubernetes, is an error; with
@@ -95,7 +97,11 @@ def parse_objects(text: str | bytes, source: str = "input", *, allow_unknown_pod
             told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
             complaints.append(FieldError(("metadata", "name"), line, told))
         first_lines.setdefault(key, line)
-        found.append(ParsedObject(item, source, document, tuple(_error_lines(doubts, source)) if allow_unknown_pod_fields else ()))
+        found.append(
+            ParsedObject(
+                item, source, document, tuple(_error_lines(doubts, source)) if allow_unknown_pod_fields else ()
+            )
+        )
     if complaints:
         raise _invalid_spec(complaints, source)
     if not found:
@@ -107,7 +113,9 @@ def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[Fiel
     """The class that the document claims to be, and what the names of its fields show wrong."""
     value, line = document.value, document.line
     if not isinstance(value, dict):
-        return None, [FieldError((), line(()), f"{format_value(value)} is no object; write apiVersion, kind, metadata, spec")]
+        return None, [
+            FieldError((), line(()), f"{format_value(value)} is no object; write apiVersion, kind, metadata, spec")
+        ]
     wrong = []
     version, kind = value.get("apiVersion"), value.get("kind")
     if version != API_VERSION:

@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from muster.yaml_input.source_map import SourceMap, Path
-from muster.spec.fields import LABEL_SYNTAX, LABEL_KEY, LABEL_VALUE
+from muster.spec.fields import LABEL_KEY, LABEL_SYNTAX, LABEL_VALUE
+from muster.yaml_input.source_map import Path, SourceMap
 
-_TYPE_NAMES = {"string": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
-          "dict": "a mapping", "model": "a mapping"}  # fmt: skip
+_TYPE_NAMES = {
+    "string": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+    "dict": "a mapping", "model": "a mapping",
+}  # fmt: skip
 _NAME_SYNTAX = "write lower-case letters, digits and '-', a letter or digit first and last"
 
 _EXAMPLES: dict[str | int, str] = {"trace": "{startStep: 20, steps: 5}", "env": "[{name: A, value: b}]"}

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from muster import spec
 from muster.yaml_input.field_errors import to_field_error
-from muster.yaml_input.unknown_fields import unknown_fields
 from muster.yaml_input.source_map import SourceMap
+from muster.yaml_input.unknown_fields import unknown_fields
 
 _MODELS: Mapping[str, type[spec.TrainingJob | spec.Queue | spec.Flavor]] = {
     "TrainingJob": spec.TrainingJob,

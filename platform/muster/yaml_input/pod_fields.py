@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from muster.yaml_input.unknown_fields import UnknownField, suggest_field
 from muster.yaml_input.source_map import Path
+from muster.yaml_input.unknown_fields import UnknownField, suggest_field
 
 _OF_PODS = ("labels", "annotations")
 
@@ -54,7 +54,9 @@ def unknown_in(kind: str, value: Any, path: Path = ()) -> Iterator[UnknownField]
             yield from unknown_in(known[key], item, (*path, key))
         elif key not in known:
             guess = suggest_field(key, known)
-            right = f"did you mean {guess!r}?" if guess else f"Kubernetes {_pod_fields()['kubernetes']} has no such field"
+            right = (
+                f"did you mean {guess!r}?" if guess else f"Kubernetes {_pod_fields()['kubernetes']} has no such field"
+            )
             yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field of {kind}; {right}")
 
 

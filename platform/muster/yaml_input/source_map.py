@@ -204,4 +204,6 @@ class _Builder:
 
     def error(self, node: yaml.Node, message: str, reason: str = "MalformedYaml") -> InvalidSpec:
         mark = node.start_mark
-        return InvalidSpec(f"{self.source}:{mark.line + 1}:{mark.column + 1}: {shorten_message(message)}", reason=reason)
+        return InvalidSpec(
+            f"{self.source}:{mark.line + 1}:{mark.column + 1}: {shorten_message(message)}", reason=reason
+        )

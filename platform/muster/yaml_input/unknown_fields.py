@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from muster.yaml_input.source_map import Path
-from muster.text.suggest import closest_match
 from muster.spec.pods import ContainerResources
+from muster.text.suggest import closest_match
+from muster.yaml_input.source_map import Path
 
 _GPU_MISSPELLINGS = ("gpu", "gpus", "nvidia.com/gpus", "nvidia/gpu", "nvidia/gpus", "nvidia-gpu")
 _SIMILARITY = 0.6  # for a guess, once the field is known to be wrong

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-QUICK = ("--lease-seconds", "10", "--renew-deadline-seconds", "7", "--renew-every-seconds", "1")
+QUICK = ("--lease-duration-seconds", "10", "--renew-deadline-seconds", "7", "--retry-period-seconds", "1")
 """Another operator takes over soon, and none loses its Lease because the machine had something else to do."""
 
 

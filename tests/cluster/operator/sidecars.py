@@ -19,8 +19,8 @@ from typing import Any
 from tests.cluster.operator.pools import Pool
 
 Json = dict[str, Any]
-COLLECTORS = ("--collector-image", "registry.example.com/trainer:1", "--beats-every-seconds", "0.3",
-              "--progress-seconds", "1")  # fmt: skip
+COLLECTORS = ("--collector-image", "registry.example.com/trainer:1", "--heartbeat-interval-seconds", "0.3",
+              "--progress-interval-seconds", "1")  # fmt: skip
 SIDECAR = "muster-collector"
 LAST_WORDS = "termination-log"
 
@@ -69,7 +69,7 @@ def collecting(pool: Pool, pod: Json, run_dir: Path) -> Iterator[subprocess.Pope
     assert container is not None, "the pod has no collector"
     variables = {**environment(pool, pod, container), "MUSTER_RUN_DIR": str(run_dir)}
     replaced = {  # by what a kubelet would mount
-        "--ending": run_dir / LAST_WORDS,
+        "--termination-message-path": run_dir / LAST_WORDS,
         "--mount": run_dir,
         "--token-file": mount_token(pool, pod, run_dir),
     }
@@ -103,7 +103,7 @@ def tell_last_words(pool: Pool, pod: Json, words: str) -> None:
 def beat(run_dir: Path, step: int, **more: Any) -> None:
     """What rank 0 would write."""
     said = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "at": time.time(), "phase": "train", **more}
-    replaced(run_dir / "beats" / "rank-0.json", said)
+    replaced(run_dir / "heartbeats" / "rank-0.json", said)
 
 
 def checkpoint(run_dir: Path, step: int, at: float) -> None:

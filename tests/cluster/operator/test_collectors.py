@@ -12,11 +12,11 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import any_address, beat, checkpoint, collecting, sidecar
 
-from muster.kubernetes.config import KubeContext
 from muster.kubernetes.cluster_client import KubernetesClusterClient
+from muster.kubernetes.config import KubeContext
 from muster_operator.collectors.tokens import derive_token
 
-ANSWERS = 'muster_beats_total{outcome="ok"}'
+ANSWERS = 'muster_heartbeats_total{outcome="ok"}'
 KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
 
 
@@ -55,7 +55,7 @@ def test_a_job_that_makes_steps_or_cannot_be_asked_does_not_stall(
     pool.submit("busy", pods=1, stallTimeoutSeconds=10, **steered(any_address()))
     pool.submit("mute", pods=1, stallTimeoutSeconds=10, **steered(any_address()))
     the_pod(pool, "mute")
-    silent = 'muster_beats_total{outcome="silent"}'
+    silent = 'muster_heartbeats_total{outcome="unreachable"}'
     before = operator.metric(silent)
     with collecting(pool, the_pod(pool, "busy"), tmp_path):
 
@@ -80,7 +80,9 @@ def test_how_far_a_job_is_and_its_checkpoint_are_in_its_status(pool: Pool, tmp_p
         pool.wait("it is told", lambda: pool.status("told").get("progress", {}).get("step") == 40)
         progress = pool.status("told")["progress"]
         assert (progress["steps"], progress["loss"], progress["tokensPerSecond"]) == (60, 2.5, 1234.5)
-        (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats("told", pool.namespace)
+        (seen,) = KubernetesClusterClient.connect(KubeContext(str(pool.plane.kubeconfig()))).heartbeats(
+            "told", pool.namespace
+        )
         assert (seen["step"], seen["loss"]) == (40, 2.5)
         pool.wait("its checkpoint is known", lambda: pool.status("told").get("lastCheckpoint", {}).get("step") == 30)
 

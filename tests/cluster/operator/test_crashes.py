@@ -128,7 +128,7 @@ def test_an_operator_that_is_killed_again_and_again_finishes_every_job_once(pool
 
 
 def at_work(operator: Operator) -> None:
-    operator.wait("it works", lambda: operator.metric("muster_rounds_total") > 0)
+    operator.wait("it works", lambda: operator.metric("muster_scheduling_cycles_total") > 0)
 
 
 def watch_rules(pool: Pool, ended: threading.Event, wrong: list[str]) -> None:
@@ -309,7 +309,7 @@ def test_two_operators_take_turns(pool: Pool, start: Start) -> None:
     second.wait("the second is ready to lead", lambda: second.get("/readyz")[0] == 200)
     pool.submit("one")
     pool.wait_for_phase("one", "Running")
-    assert second.metric("muster_rounds_total") == 0
+    assert second.metric("muster_scheduling_cycles_total") == 0
     first.kill()
     pool.submit("two")
     pool.wait_for_phase("two", "Running")
@@ -317,9 +317,13 @@ def test_two_operators_take_turns(pool: Pool, start: Start) -> None:
 
 
 def test_an_operator_that_ends_hands_over_at_once(pool: Pool, start: Start) -> None:
-    first = start("first", "--lease-seconds", "60", "--renew-deadline-seconds", "40", "--renew-every-seconds", "1")
+    first = start(
+        "first", "--lease-duration-seconds", "60", "--renew-deadline-seconds", "40", "--retry-period-seconds", "1"
+    )
     first.wait("the first leads", lambda: first.leads)
-    second = start("second", "--lease-seconds", "60", "--renew-deadline-seconds", "40", "--renew-every-seconds", "1")
+    second = start(
+        "second", "--lease-duration-seconds", "60", "--renew-deadline-seconds", "40", "--retry-period-seconds", "1"
+    )
     second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
     assert first.stop() == 0
     second.wait("the second leads, long before the lease is over", lambda: second.leads, 45)
@@ -349,7 +353,9 @@ def test_an_operator_that_could_not_renew_in_time_stands_by_and_leads_again(
     pool: Pool, start: Start, plane: ControlPlane, frozen: str
 ) -> None:
     """Nobody else took the Lease meanwhile, so nothing is listed anew: a busy API server has enough to do."""
-    operator = start("a", "--lease-seconds", "3", "--renew-deadline-seconds", "2", "--renew-every-seconds", "0.4")
+    operator = start(
+        "a", "--lease-duration-seconds", "3", "--renew-deadline-seconds", "2", "--retry-period-seconds", "0.4"
+    )
     pool.submit("before")
     pool.wait_for_phase("before", "Running")
     lists = 'muster_api_calls_total{verb="GET",resource="pods",code="200"}'

@@ -29,7 +29,7 @@ def test_a_rule_ends_the_job_at_an_exit_code(pool: Pool) -> None:
     rules = [{"onExitCodes": [42], "action": "FailJob"}]
     pool.submit("ruled", does={"exit_code": 42}, failurePolicy={"maxRestarts": 9, "rules": rules})
     pool.wait_for_phase("ruled", "Failed")
-    assert pool.condition("ruled", "Failed")["reason"] == "FailedByRule"
+    assert pool.condition("ruled", "Failed")["reason"] == "FailurePolicy"
     assert pool.status("ruled").get("restarts", 0) == 0
 
 

@@ -51,7 +51,7 @@ def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has(pool: Pool) -> 
     assert set(pool.nodes_of("here")) == {pool.node(1)}
     pool.plane.kubectl("cordon", pool.node(1))
     pool.submit("later", pods=4)
-    pool.wait_for_reason("later", "NoRoom")
+    pool.wait_for_reason("later", "InsufficientResources")
     assert pool.phase("here") == "Running"
     pool.plane.kubectl("uncordon", pool.node(0))
     pool.wait_for_phase("later", "Running")
@@ -70,7 +70,7 @@ def test_a_node_that_is_not_ready_takes_nothing_until_it_is(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
     pool.plane.set_ready(pool.node(0), "False")
     pool.submit("patient", pods=4)
-    pool.wait_for_reason("patient", "NoRoom")
+    pool.wait_for_reason("patient", "InsufficientResources")
     pool.plane.set_ready(pool.node(0), "True")
     pool.wait_for_phase("patient", "Running")
 
@@ -94,7 +94,7 @@ def test_pods_of_others_take_up_room_until_they_end(pool: Pool) -> None:
     pool.delete("small")
     pool.wait("its pods are gone", lambda: not pool.pods("small"))
     pool.submit("whole", pods=4)
-    pool.wait_for_reason("whole", "NoRoom", "pods that are not Muster's take room")
+    pool.wait_for_reason("whole", "InsufficientResources", "pods that are not Muster's take room")
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/squatter", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")
 
@@ -143,7 +143,7 @@ def test_a_gang_that_is_not_bound_leaves_a_node_that_is_tainted_meanwhile_long_b
     pool.api.patch(f"/api/v1/nodes/{tainted}", {"spec": {"taints": [taint]}})
     pool.wait_until_seen()
     open_gates(pool)
-    pool.wait("it lost its place", lambda: pool.condition("gang", "Evicted").get("reason") == "NoLongerFits")
+    pool.wait("it lost its place", lambda: pool.condition("gang", "Evicted").get("reason") == "PlacementInvalidated")
     pool.wait("it runs elsewhere", lambda: runs_without_gates(pool, "gang"))
     assert tainted not in pool.nodes_of("gang")
     assert pool.status("gang").get("startRetries", 0) == 0

@@ -46,14 +46,14 @@ def test_pods_that_ask_for_cores_as_a_whole_are_not_placed_where_others_took_the
         submit(cores, name, **CORES)
         cores.wait_for_phase(name, "Running")
     submit(cores, "c", limits={"cpu": "1"})
-    cores.wait("no core is left", lambda: cores.waits_for("c") == "NoRoom")
+    cores.wait("no core is left", lambda: cores.waits_for("c") == "InsufficientResources")
     cores.delete("a")
     cores.wait_for_phase("c", "Running")
     bare = {"metadata": {"name": "bare"}, "spec": {"containers": [{"name": "c", "image": "none"}], "resources": CORES}}
     cores.api.create(f"/api/v1/namespaces/{cores.namespace}/pods", bare)
     cores.wait("the pod of somebody else runs", lambda: cores.pods()[0]["status"]["phase"] == "Running")
     submit(cores, "d", **CORES)
-    cores.wait("none again", lambda: cores.waits_for("d") == "NoRoom")
+    cores.wait("none again", lambda: cores.waits_for("d") == "InsufficientResources")
 
 
 def test_a_claim_of_a_device_is_refused_at_once(pool: Pool) -> None:

@@ -132,7 +132,7 @@ def test_a_pod_made_by_hand_in_a_jobs_name_uses_its_nodes_room(pool: Pool, other
     meta = says_it_belongs_to("mine", (pool.get("mine") or {})["metadata"]["uid"], 0)
     create_pod(pool, pool.namespace, pod("by-hand", {GPU: "4"}, node=other, **meta))
     pool.submit("whole", pods=1, gpus=4)
-    pool.wait_for_reason("whole", "NoRoom")
+    pool.wait_for_reason("whole", "InsufficientResources")
     assert pool.phase("mine") == "Running"
     pool.api.delete(f"/api/v1/namespaces/{pool.namespace}/pods/by-hand", gracePeriodSeconds=0)
     pool.wait_for_phase("whole", "Running")

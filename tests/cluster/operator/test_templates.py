@@ -20,7 +20,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     with ControlPlane.start(folder / "plane") as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "old"}})
-        flags = ("--no-lease", "--learn-again-seconds", "0.5", "--namespace-templates-mib", "1")
+        flags = ("--no-lease", "--dry-run-interval-seconds", "0.5", "--namespace-templates-mib", "1")
         operator = Operator(plane.kubeconfig(), folder / "log", *flags)
         try:
             one = Pool(plane, "old", lambda: operator)
@@ -63,13 +63,13 @@ def test_jobs_that_wait_learn_of_an_edited_limit_range_and_those_that_run_stay_a
     pool.submit("first", pods=3, pod=LIMITED)  # 6 of 8 cores
     pool.wait_for_phase("first", "Running")
     pool.submit("second", pods=2, pod=LIMITED)
-    assert "cores for 1 of 2 pods only" in pool.wait_for_reason("second", "NoRoom")
+    assert "cores for 1 of 2 pods only" in pool.wait_for_reason("second", "InsufficientResources")
     pool.api.patch(f"{path}/cores", {"spec": {"limits": [cores("1")]}})
     pool.wait_for_phase("second", "Running")
     requests = [pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] for pod in pool.pods("second")]
     assert requests == ["1", "1"]
     pool.submit("third", pods=1, pod=LIMITED)
-    pool.wait("the first still counts as its pods are", lambda: pool.waits_for("third") == "NoRoom")
+    pool.wait("the first still counts as its pods are", lambda: pool.waits_for("third") == "InsufficientResources")
     pool.delete("second")
     pool.wait_for_phase("third", "Running")
 

@@ -16,7 +16,7 @@ def test_a_gang_starts_whole_or_not_at_all(pool: Pool) -> None:
     pool.submit("first", pods=6)
     pool.wait_for_phase("first", "Running")
     pool.submit("second", pods=3)
-    assert "3" in pool.wait_for_reason("second", "NoRoom")
+    assert "3" in pool.wait_for_reason("second", "InsufficientResources")
     assert pool.pods("second") == []
     pool.delete("first")
     pool.wait_for_phase("second", "Running")
@@ -179,7 +179,7 @@ def test_what_the_api_server_adds_to_a_pod_takes_up_room(pool: Pool) -> None:
     pool.submit("two", pods=2)
     pool.wait_for_phase("two", "Running")
     pool.submit("third", pods=1)
-    assert "core" in pool.wait_for_reason("third", "NoRoom")
+    assert "core" in pool.wait_for_reason("third", "InsufficientResources")
 
 
 def test_a_suspended_job_that_is_resumed_in_a_deleted_queue_fails_and_the_queue_goes(pool: Pool) -> None:

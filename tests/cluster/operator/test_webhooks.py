@@ -70,7 +70,7 @@ def test_others_start_while_a_pod_cannot_be_deleted(pool: Pool) -> None:
     with silent_webhook(pool, "bad", "DELETE"):
         pool.wait("the webhook is asked", lambda: _is_kept(pool, "bad"))
         pool.edit("bad", suspend=True)
-        pool.wait("an Event tells why", lambda: "PodNotDeleted" in pool.events("bad"))
+        pool.wait("an Event tells why", lambda: "FailedDelete" in pool.events("bad"))
         pool.submit("good", pods=1, gpus=2)  # another template: that of "bad" counts as refused here
         pool.wait_for_phase("good", "Running")
     pool.wait("its pod is gone", lambda: not pool.pods("bad"))

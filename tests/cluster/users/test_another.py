@@ -9,7 +9,7 @@ from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import kubeconfig
 
 from muster.errors import Conflict
-from muster.kubernetes import queries, apply
+from muster.kubernetes import apply, queries
 from muster.kubernetes.config import KubeContext, load_config
 from muster.kubernetes.kube_client import KubeClient
 from muster.spec import TrainingJob

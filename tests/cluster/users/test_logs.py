@@ -14,9 +14,9 @@ from tests.cluster.operator.installing import install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
-from muster.log_options import LogOptions
-from muster.kubernetes.config import KubeContext
 from muster.kubernetes.cluster_client import KubernetesClusterClient
+from muster.kubernetes.config import KubeContext
+from muster.log_options import LogOptions
 
 LINES = ("step 1 loss 4.0", "step 2 loss 3.5", "saved")
 
@@ -84,7 +84,7 @@ def test_of_a_job_without_pods_the_log_says_why(pool: Pool, muster: Muster) -> N
     pool.wait_for_phase("late", "Suspended")
     pool.wait("its pods are gone", lambda: not pool.pods("late"))
     gone = muster("logs", "late", "--attempt", "0", "--json")
-    assert (gone.code, json.loads(gone.err)["error"]["reason"]) == (3, "LogGone")
+    assert (gone.code, json.loads(gone.err)["error"]["reason"]) == (3, "LogUnavailable")
 
 
 def test_a_followed_log_begins_before_the_pod_does_and_ends_with_the_attempt(pool: Pool) -> None:

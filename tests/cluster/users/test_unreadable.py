@@ -177,7 +177,7 @@ def test_a_flavor_that_cannot_be_read_takes_nothing_and_says_why_until_it_is_men
     twice = [{"name": name, "nodeLabel": "same"} for name in ("a", "b")]
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": twice}})
     told = "spec.topology: the nodeLabel 'same' is used twice; give every level its own"
-    pool.wait("the flavor says so", lambda: condition(pool, path, "Readable") == ("False", "InvalidSpec", told))
+    pool.wait("the flavor says so", lambda: condition(pool, path, "Valid") == ("False", "InvalidSpec", told))
     assert "False" in pool.plane.kubectl("get", "mf", pool.namespace)
     pool.wait("an Event tells", lambda: bool(told_by_events(pool, "Flavor", pool.namespace)))
     assert told_by_events(pool, "Flavor", pool.namespace) == [f"InvalidSpec: {told}"]
@@ -186,7 +186,7 @@ def test_a_flavor_that_cannot_be_read_takes_nothing_and_says_why_until_it_is_men
     assert (pool.phase("runs"), pool.attempt("runs")) == ("Running", 0)
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": topology}})
     pool.wait_for_phase("waits", "Running")
-    pool.wait("the flavor is mended", lambda: condition(pool, path, "Readable")[:2] == ("True", "Mended"))
+    pool.wait("the flavor is mended", lambda: condition(pool, path, "Valid")[:2] == ("True", "Valid"))
     for name in ("runs", "waits"):
         pool.delete(name)
 

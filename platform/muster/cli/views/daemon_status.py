@@ -26,7 +26,7 @@ def node_label_lines(shape: str) -> list[str]:
 def daemon_status_view(status: Mapping[str, Any], now: float) -> RenderableType:
     """Three lines: who it is, what it shows and does, where it lives."""
     up_for = format_duration(now - float(status["startedAt"]))
-    nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["pretended"] else "")
+    nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["virtual"] else "")
     counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
     if status.get("suspended"):  # a daemon of an earlier version does not say
         counts += f", {status['suspended']} suspended"
@@ -35,6 +35,6 @@ def daemon_status_view(status: Mapping[str, Any], now: float) -> RenderableType:
         Text(f"  {nodes}, {counts}"),
         Text(f"  {status['home']}", style="dim"),
     ]
-    if status["pretended"]:
+    if status["virtual"]:
         lines.append(Text(f"  {status['note']}", style="yellow"))
     return Group(*lines)

@@ -12,13 +12,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.text.humanize import format_resource, format_duration, format_time, pluralize, short_resource_name
 from muster.cli.views import job_text
 from muster.lifecycle import has_terminated
 from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition
-from muster.progress import final_heartbeat, progress_line, leading_heartbeat
+from muster.progress import final_heartbeat, leading_heartbeat, progress_line
 from muster.spec import RoleSpec, TrainingJob
 from muster.spec.pod_request import pod_request
+from muster.text.humanize import format_duration, format_resource, format_time, pluralize, short_resource_name
 from muster.text.sanitize import sanitize
 from muster.tracing.recording import RECORDED_BY
 
@@ -52,7 +52,9 @@ def job_details_view(details: JobDetails) -> RenderableType:
 def _headline(job: TrainingJob) -> Text:
     phase = job.status.phase
     style = f"bold {job_text.PHASE_STYLES[phase]}"
-    return Text.assemble((job_text.qualified_name(job), "bold"), "  ", (f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style))
+    return Text.assemble(
+        (job_text.qualified_name(job), "bold"), "  ", (f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style)
+    )
 
 
 def _status_lines(details: JobDetails) -> Iterator[RenderableType]:

@@ -11,13 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.text.humanize import format_duration, format_time
 from muster.cli.views import job_text
-from muster.progress import progress_line, heartbeat_from_status
+from muster.progress import heartbeat_from_status, progress_line
 from muster.spec import TERMINAL_PHASES, TrainingJob
+from muster.text.humanize import format_duration, format_time
 
-_NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RAN")
-_DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RAN", "PODS")  # what goes first in a narrow terminal
+_NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
+_DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # what goes first in a narrow terminal
 _GAP, _MAX_QUEUE_WIDTH, _MIN_WHY_WIDTH = 2, 40, 30  # columns of the terminal
 _MAX_LAST_LINE = 100  # of what a failed pod wrote last, in characters
 _PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended", "Ended")
@@ -52,7 +52,7 @@ def job_table(jobs: Sequence[TrainingJob], now: float, width: int = 160) -> Rend
     whys = [_reason_text(job, now) for job in sorted_for_display(jobs)]
     tables = [_table(shown, widths, width)]
     if beside:
-        tables[0].add_column("WHY", ratio=1, overflow="fold")
+        tables[0].add_column("REASON", ratio=1, overflow="fold")
     parts: list[RenderableType] = [tables[0]]
     for row, why in zip(rows, whys, strict=True):
         tables[-1].add_row(*(row[title] for title in shown), *((why,) if beside else ()))
@@ -80,7 +80,7 @@ def _total_width(widths: Iterable[int]) -> int:
 
 
 def _columns_that_fit(widths: Mapping[str, int], width: int) -> Iterator[str]:
-    """The titles of the columns, all but WHY, for which there is room."""
+    """The titles of the columns, all but REASON, for which there is room."""
     kept = dict(widths)
     for title in _DROP_ORDER:
         if _total_width(kept.values()) <= width:
@@ -99,7 +99,7 @@ def _row(job: TrainingJob, now: float, with_namespace: bool) -> dict[str, Text]:
         "PHASE": Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase]),
         "PODS": Text(job_text.pod_counts(job)),
         "AGE": Text("" if born is None else format_duration(now - born)),
-        "RAN": Text("" if ran is None else format_duration(ran)),
+        "RUNTIME": Text("" if ran is None else format_duration(ran)),
     }
 
 
@@ -118,7 +118,9 @@ def _reason_text(job: TrainingJob, now: float) -> Text:
         text.append(f"{code}: " if code else "", style="red")
         text.append(message)
         words = job_text.last_log_line(job)
-        text.append(f"{'; ' if message else ''}{job_text.truncate(words, _MAX_LAST_LINE)}" if words else "", style="dim")
+        text.append(
+            f"{'; ' if message else ''}{job_text.truncate(words, _MAX_LAST_LINE)}" if words else "", style="dim"
+        )
     elif status.phase in ("Running", "Admitted"):
         if status.progress is not None and status.progress.attempt == status.attempt:
             text.append(f"{progress_line(heartbeat_from_status(status.progress))}  ")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from muster.text.humanize import format_duration
 from muster.cli.views.torchrun_log import EXCEPTION, root_cause_line
 from muster.lifecycle import has_terminated
 from muster.spec import Condition, TrainingJob
+from muster.text.humanize import format_duration
 from muster.text.sanitize import sanitize
 
 PHASE_STYLES = {
@@ -84,7 +84,7 @@ def phase_reason(job: TrainingJob) -> tuple[str, str]:
         if found is not None and (found.message or found.reason):
             return found.reason, sanitize(found.message)
     if job.status.phase == "Pending" and job.status.submitted_at is None:
-        return "NotSeen", "nobody has looked at it yet; where that lasts, no operator acts on this cluster"
+        return "NotReconciled", "nobody has looked at it yet; where that lasts, no operator acts on this cluster"
     return "", ""
 
 
@@ -97,7 +97,10 @@ def no_output_reason(job: TrainingJob) -> str:
         told = f", number {place} in queue {job.spec.queue}" if place else f" in queue {job.spec.queue}"
         return f"{qualified_name(job)} has no pods yet: it waits{told}{why}"
     if phase == "Suspended":
-        return f"{qualified_name(job)} has no pods: it is suspended; let it go on with: muster resume {qualified_name(job)}"
+        return (
+            f"{qualified_name(job)} has no pods: it is suspended; let it go on with: muster resume "
+            f"{qualified_name(job)}"
+        )
     if phase == "Admitted":
         return f"{qualified_name(job)}: its pods are starting"
     if phase == "Running":

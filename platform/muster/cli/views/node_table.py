@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muster.text.humanize import format_resource, short_resource_name
 from muster.cli.views.queue_bar import BarUsage, queue_bar
 from muster.quantity import parse_quantity
+from muster.text.humanize import format_resource, short_resource_name
 
 if TYPE_CHECKING:
     from muster.cli.connect import NodeTableRow
@@ -47,7 +47,7 @@ def _state_text(row: NodeTableRow) -> Text:
         return Text("not ready", style="red")
     if row["draining"] or row["cordoned"]:
         return Text("draining" if row["draining"] else "cordoned", style="yellow")
-    return Text("pretended", style="dim") if row["pretended"] else Text()
+    return Text("virtual", style="dim") if row["virtual"] else Text()
 
 
 def _usage_cell(row: NodeTableRow, resource: str, bar: int) -> Text:

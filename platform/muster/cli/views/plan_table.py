@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.text.humanize import format_time, pluralize
 from muster.lifecycle.placement import to_status
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Snapshot, Wait
+from muster.text.humanize import format_time, pluralize
 
 _STYLES = {"Admit": "green", "Wait": "yellow", "HoldRoom": "cyan", "Evict": "red", "Resize": "magenta"}
 
@@ -29,11 +29,13 @@ def plan_table(snapshot: Snapshot, decisions: Sequence[Decision]) -> RenderableT
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("GANG", "QUEUE", "DECISION"):
         table.add_column(title, no_wrap=True)
-    table.add_column("WHERE OR WHY", overflow="fold")
+    table.add_column("DETAILS", overflow="fold")
     for decision in decisions:
         kind = type(decision).__name__
         name, queue = names.get(decision.gang_uid, decision.gang_uid), queues.get(decision.gang_uid, "")
-        table.add_row(Text(name), Text(queue), Text(kind, style=_STYLES[kind]), _describe_decision(decision, names, snapshot.now))
+        table.add_row(
+            Text(name), Text(queue), Text(kind, style=_STYLES[kind]), _describe_decision(decision, names, snapshot.now)
+        )
     counts = [pluralize(sum(type(d).__name__ == kind for d in decisions), kind.lower()) for kind in _STYLES]
     shape = ", ".join(
         (pluralize(len(snapshot.nodes), "node"), f"{len(snapshot.running)} running", f"{len(snapshot.pending)} waiting")
@@ -71,7 +73,9 @@ def _describe_decision(decision: Decision, names: dict[str, str], now: float) ->
     if isinstance(decision, Wait):
         place = f"#{decision.position} " if decision.position else ""
         start = (
-            f", starts about {format_time(decision.estimated_start, now)}" if decision.estimated_start is not None else ""
+            f", starts about {format_time(decision.estimated_start, now)}"
+            if decision.estimated_start is not None
+            else ""
         )
         return Text.assemble(place, (f"{decision.reason}: ", "yellow"), decision.message, start)
     if isinstance(decision, Evict):

@@ -68,7 +68,11 @@ class QueueBar:
 
 def legend(width: int, *, with_bars: bool) -> list[Text]:
     """What the cells mean, as far as there are bars, and the marks of jobs; in lines of at most `width` columns."""
-    words = ((OWN_CELL, "used"), (BORROWED_CELL, "borrowed"), (IDLE_CELL, "own, idle"), (BORROWABLE_CELL, "may borrow")) if with_bars else ()
+    words = (
+        ((OWN_CELL, "used"), (BORROWED_CELL, "borrowed"), (IDLE_CELL, "own, idle"), (BORROWABLE_CELL, "may borrow"))
+        if with_bars
+        else ()
+    )
     jobs = (("●", "green", "running"), ("○", "yellow", "waiting"))
     parts = [Text.assemble((cell * 2, CELL_STYLES[cell]), " ", (word, "dim")) for cell, word in words]
     parts += [Text.assemble((mark, style), " ", (word, "dim")) for mark, style, word in jobs]

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.text.humanize import format_resource, short_resource_name
 from muster.cli.views.queue_bar import MIN_CELLS, BarUsage, QueueBar, legend
 from muster.quantity import parse_quantity
+from muster.text.humanize import format_resource, short_resource_name
 
 if TYPE_CHECKING:
     from muster.cli.connect import QueueTableRow
@@ -110,12 +110,19 @@ def _warning_lines(branches: Sequence[QueueTreeRow]) -> Iterator[Text]:
                 yield Text.assemble(("! ", f"bold {style}"), (f"{row['name']}: ", style), told)
 
 
-def _resource_cells(key: _FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int) -> list[Text | QueueBar]:
+def _resource_cells(
+    key: _FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int
+) -> list[Text | QueueBar]:
     flavor, resource = key
     borrowed = max(0, level.used - level.guaranteed)
     if not level.has_quota:  # nobody on the path limits it: there is nothing to compare its use with
         name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
-        return [name, Text("not limited", style="dim"), Text(format_resource(level.used, resource), style="bold"), *_EMPTY_CELLS[2:]]
+        return [
+            name,
+            Text("not limited", style="dim"),
+            Text(format_resource(level.used, resource), style="bold"),
+            *_EMPTY_CELLS[2:],
+        ]
     full = level.limit is not None and level.used >= level.limit > 0
     return [
         Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim")),
@@ -147,7 +154,9 @@ def _usage_by_flavor_resource(row: QueueTableRow) -> dict[_FlavorResource, BarUs
     return levels
 
 
-def _bar_totals(branches: Sequence[QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, BarUsage]]) -> dict[tuple[str, _FlavorResource], int]:
+def _bar_totals(
+    branches: Sequence[QueueTreeRow], levels: Mapping[str, Mapping[_FlavorResource, BarUsage]]
+) -> dict[tuple[str, _FlavorResource], int]:
     """The scale of each tree and resource: the most that any of its queues has, uses or is guaranteed."""
     wholes: dict[tuple[str, _FlavorResource], int] = {}
     for branch in branches:

@@ -14,7 +14,7 @@ from muster.text.humanize import format_duration
 if TYPE_CHECKING:
     from muster.simulate import SimulationResult
 
-_Metric = tuple[str, "Callable[[ObjectResult], float]", Callable[[float], str], Literal["low", "high", "any"]]
+_Metric = tuple[str, "Callable[[SimulationResult], float]", Callable[[float], str], Literal["low", "high", "any"]]
 _METRICS: tuple[_Metric | None, ...] = (
     ("jobs", lambda r: r.jobs, lambda v: f"{v:.0f}", "any"),
     ("completed", lambda r: r.completed, lambda v: f"{v:.0f}", "high"),

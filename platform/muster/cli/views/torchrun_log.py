@@ -12,7 +12,9 @@ _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT_CODE = re.compile(r"^exitcode\s*: (?P<code>-?\d+)")
 _RANK_PREFIX = re.compile(r"^\[\w*?(?P<local>\d+)\]: ?")  # of a rank's line, with --tee
-_LAUNCHER_OUTPUT = re.compile(r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable")
+_LAUNCHER_OUTPUT = re.compile(
+    r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable"
+)
 
 
 def root_cause_line(lines: Sequence[str]) -> str | None:

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from muster.text.humanize import format_count, format_duration, format_time, pluralize, format_bytes
 from muster.cli.views import job_text
 from muster.progress import eta_s, startup_message
 from muster.spec import TERMINAL_PHASES, LastFailure, TrainingJob
+from muster.text.humanize import format_bytes, format_count, format_duration, format_time, pluralize
 from muster.text.sanitize import sanitize
 from muster.text.wrap import wrap_parts
 
@@ -56,7 +56,9 @@ class LossCurve:
             means.append(sum(part) / len(part))
         low, high = min(means), max(means)
         top = len(_SPARKLINE_BLOCKS) - 1
-        return "".join(_SPARKLINE_BLOCKS[round((mean - low) / (high - low) * top) if high > low else 0] for mean in means)
+        return "".join(
+            _SPARKLINE_BLOCKS[round((mean - low) / (high - low) * top) if high > low else 0] for mean in means
+        )
 
 
 def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Text]:
@@ -114,7 +116,11 @@ def render_frame(frame: WatchFrame, curve: LossCurve, width: int) -> RenderableT
         return text
     if told := startup_message(frame.heartbeat, frame.now):
         return Text.assemble((f"{_spinner(frame.now)} {told}", job_text.PHASE_STYLES["Running"]))
-    return Group(_progress_bar(frame.heartbeat, width), *_metric_lines(frame.heartbeat, width), *_loss_line(curve, frame.heartbeat, width))
+    return Group(
+        _progress_bar(frame.heartbeat, width),
+        *_metric_lines(frame.heartbeat, width),
+        *_loss_line(curve, frame.heartbeat, width),
+    )
 
 
 def end_summary(frame: WatchFrame) -> RenderableType:
@@ -147,7 +153,9 @@ def _phase_line(frame: WatchFrame) -> Iterator[Text]:
     job, status = frame.job, frame.job.status
     if status.phase in TERMINAL_PHASES:
         return
-    told = Text(f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase.lower()}", style=job_text.PHASE_STYLES[status.phase])
+    told = Text(
+        f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase.lower()}", style=job_text.PHASE_STYLES[status.phase]
+    )
     if status.phase == "Pending":
         code, message = job_text.phase_reason(job)
         told.append(_queue_position_text(frame), style="default")
@@ -220,4 +228,6 @@ def _loss_line(curve: LossCurve, heartbeat: Mapping[str, Any], width: int) -> It
         return
     first = f" from {curve.losses[0][1]:.4g}" if len(curve.losses) > 1 else ""
     spark = curve.sparkline(max(10, min(50, width - 40)))
-    yield Text.assemble((spark, "magenta"), " " if spark else "", (f"loss {heartbeat['loss']:.4g}", "bold"), (first, "dim"))
+    yield Text.assemble(
+        (spark, "magenta"), " " if spark else "", (f"loss {heartbeat['loss']:.4g}", "bold"), (first, "dim")
+    )

@@ -52,8 +52,8 @@ class Operators:
         write_kubeconfig(kubeconfig, server, self._plane.authority, self._plane.token_for(ADMIN))
         command = [
             sys.executable, "-m", "muster_operator", f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}",
-            f"--identity={identity}", f"--lease-seconds={LEASE_S}", f"--renew-deadline-seconds={DEADLINE_S}",
-            f"--renew-every-seconds={EVERY_S}", "--listen=127.0.0.1:0", "--listen-local=127.0.0.1:0", *self._flags,
+            f"--identity={identity}", f"--lease-duration-seconds={LEASE_S}", f"--renew-deadline-seconds={DEADLINE_S}",
+            f"--retry-period-seconds={EVERY_S}", "--listen=127.0.0.1:0", "--listen-local=127.0.0.1:0", *self._flags,
         ]  # fmt: skip
         self._running[slot] = _Running(Supervised(f"operator-{slot}", command, self._folder), identity)
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[4]
 CRDS = ROOT / "helm" / "crds.yaml"
 _ENDS = {
     "succeeds": {("Succeeded", "Completed")},
-    "fails": {("Failed", "TooManyRestarts"), ("Failed", "FailedByRule")},
+    "fails": {("Failed", "TooManyRestarts"), ("Failed", "FailurePolicy")},
     "cancelled": {("Cancelled", "Cancelled")},
 }
 """By a job's fate: the phases and reasons it may end with."""

@@ -205,7 +205,7 @@ def job(document: Json) -> Job:
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     true = {name for name, one in conditions.items() if one["status"] == "True"}
     placement = status.get("placement") or ()
-    hold = status.get("hold")
+    hold = status.get("nomination")
     return Job(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
@@ -219,7 +219,7 @@ def job(document: Json) -> Job:
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         leaving="Admitted" in true and "Evicted" in true,
-        waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "HoldWaiting",
+        waits_for_room=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
         suspended="Suspended" in true,
         finished=bool(true & {"Complete", "Failed", "Cancelled"}),
         ready="PodsReady" in true,
