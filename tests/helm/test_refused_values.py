@@ -135,8 +135,10 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
     [
         (
             "operator.lease.durationSeconds=5",
-            "operator.lease: durationSeconds (5) must be above renewDeadlineSeconds (10), and that above"
-            + " retryPeriodSeconds (2)",
+            (
+                "operator.lease: durationSeconds (5) must be above renewDeadlineSeconds (10), and that above "
+                "retryPeriodSeconds (2)"
+            ),
         ),
         (
             "operator.lease.retryPeriodSeconds=10",
