@@ -24,7 +24,7 @@ RAN = {"startedAt": NOW, "finishedAt": NOW + 9}
 class Distant(MemoryClient):
     """A cluster whose run folders cannot be reached from here."""
 
-    context = "far away"
+    context_name = "far away"
 
     def run_dir(self, name: str, namespace: str = "default") -> Any:
         self.job(name, namespace)

@@ -248,7 +248,7 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
     assert all(len(line) <= columns for line in out.splitlines())
     assert long in out
     below = columns < 80  # then what explains a job has lines of its own, and leaves room for a column
-    assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 104 or columns == 72)
+    assert ("PRIO" in out, "QUEUE" in out) == (columns >= 120, columns >= 112)
     assert ("REASON" in out) != below
     if below:
         words = "  TooManyRestarts: no restart is left; ValueError: [red]bad[/red] loss"

@@ -107,7 +107,7 @@ def test_the_operators_image_holds_what_the_operator_imports_and_nothing_else() 
     modules = {module for name in imported for module in top_level(name)}
     later = {(module, Path(file).name) for file in files for module in imports_of(Path(file))}
     own = {*sys.stdlib_module_names, "muster", "muster_operator"}
-    assert {pair for pair in later if pair[0] not in own | modules} == {("kubernetes", "connect.py")}
+    assert {pair for pair in later if pair[0] not in own | modules} == {("kubernetes", "config.py")}
 
 
 def top_level(distribution: str) -> Iterable[str]:

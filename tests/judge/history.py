@@ -136,7 +136,7 @@ class History:
             "expiresAt": self.time(seconds),
         }
         why = {"type": "Admitted", "status": "False", "reason": "WaitingForPreemption"}
-        self.status(name, hold=hold, conditions=[why] if waits else [])
+        self.status(name, nomination=hold, conditions=[why] if waits else [])
 
     def delete(self, name: str) -> None:
         """A user deletes a job, which stays until its pods are gone."""

@@ -33,7 +33,7 @@ def test_a_hold_of_a_job_that_is_over() -> None:
     history = History()
     history.job("a")
     nodes = [{"role": "w", "flavor": "any", "nodes": [{"node": "n0", "indexes": "0"}]}]
-    history.status("a", "Failed", hold={"placement": nodes, "expiresAt": history.time(60)})
+    history.status("a", "Failed", nomination={"placement": nodes, "expiresAt": history.time(60)})
     history.end()
     assert history.rules == [LEAK]
 

@@ -26,7 +26,7 @@ Write = Callable[[KubernetesClusterClient], Any]
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_RELIST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.01)
 
 
 def kept(server: Server, uid: str, phase: str = "Running", **meta: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_client, "_HEARTBEAT_CACHE_S", 0.0)
     monkeypatch.setattr(watch, "_POLL_S", 0.01)
     monkeypatch.setattr(drain, "_POLL_S", 0.01)
-    monkeypatch.setattr(object_watch, "_RELIST_BACKOFF_S", 0.2)
+    monkeypatch.setattr(object_watch, "_PAUSE_S", 0.2)
 
 
 def keep(server: Server, present: TrainingJobStatus) -> dict[str, Any]:

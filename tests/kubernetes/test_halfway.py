@@ -30,7 +30,7 @@ NAMES = ("a", "b", "c")
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "_RELIST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(submit, "_PAUSE_S", 0.01)
 
 
 def kept(server: Server, collection: str) -> list[str]:

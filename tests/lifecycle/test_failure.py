@@ -242,7 +242,7 @@ def test_an_out_of_service_node_is_given_up_at_once() -> None:
 
 def test_node_losses_have_their_own_bound() -> None:
     one = running()
-    one = with_status(one, one.status.model_copy(update={"max_node_losses": BOUNDS.max_node_losses}))
+    one = with_status(one, one.status.model_copy(update={"node_losses": BOUNDS.max_node_losses}))
     verdict = look(one, pods_of(one)[:2])
     assert condition(verdict.status, "Failed") == ("True", "TooManyNodeLosses")
 

@@ -120,7 +120,7 @@ def test_silence_is_told_once_and_counts_no_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
     monkeypatch.setattr(heartbeat_poller, "_UNREACHABLE_AFTER_S", 0.0)
     stage = Stage("127.0.0.1")
-    stage.until(lambda: stage.count("silent") >= 3)
+    stage.until(lambda: stage.count("unreachable") >= 3)
     (event,) = stage.told
     assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")
     assert f"the collector of {POD} at 127.0.0.1 port 1 does not answer" in event.message
@@ -136,13 +136,13 @@ def test_who_has_no_address_or_does_not_run_is_not_asked(address: str, status: d
     stage = Stage(address)
     stage.pod(address, 2, **status)
     stage.until_swept(3, acts=True)
-    assert (stage.count("ok"), stage.count("silent")) == (0.0, 0.0)
+    assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
 
 
 def test_a_standby_asks_nobody() -> None:
     stage = Stage("127.0.0.1")
     stage.until_swept(3, acts=False)
-    assert (stage.count("ok"), stage.count("silent")) == (0.0, 0.0)
+    assert (stage.count("ok"), stage.count("unreachable")) == (0.0, 0.0)
 
 
 def test_a_sweep_that_fails_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,8 @@ def test_what_is_deleted_or_gone_from_a_list_is_no_longer_told_of() -> None:
         seen, changes = sight()
         sink = getattr(seen, kind)
         for name in ("a", "b"):
-            sink.put(seen_as(name, nodeLabels=7, weight="x"))
-        sink.drop(seen_as("a", 2))
+            sink.on_upsert(seen_as(name, nodeLabels=7, weight="x"))
+        sink.on_delete(seen_as("a", 2))
         assert list(getattr(seen.observe().decode_errors, kind)) == ["b"]
         assert changes.during(lambda sink=sink: relist(sink, [], 9)) > 0  # type: ignore[misc]
         world = seen.observe()

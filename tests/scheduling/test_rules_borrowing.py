@@ -116,10 +116,10 @@ def test_each_resource_is_counted_for_itself() -> None:
 
 def test_a_hold_charges_its_gang_so_that_others_do_not_borrow_it_away() -> None:
     holder = gang("holder", "b", at=9)
-    leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", evicted_for="holder")
+    leaving = run(gang("leaving", "a"), ["r1-1"], state="evicting", preemptor="holder")
     hold = Nomination("holder", on(["r1-1"]), ("leaving",), expires_at=2000.0)
     third = rack("r2", 1)
-    snapshot = world(TWO_NODES + third, two_teams(), [holder, gang("two", "a", pods=2)], [leaving], holds=(hold,))
+    snapshot = world(TWO_NODES + third, two_teams(), [holder, gang("two", "a", pods=2)], [leaving], nominations=(hold,))
     assert refused(plan(snapshot))["two"].reason == "QuotaExceeded"
     assert list(started(plan(replace(snapshot, running=(), nominations=(), pending=snapshot.pending[1:])))) == ["two"]
 

@@ -97,7 +97,7 @@ def test_nobody_is_evicted_for_a_gang_that_would_not_start() -> None:
 
 def test_nobody_is_evicted_for_a_gang_that_its_own_rules_about_nodes_keep_out() -> None:
     running = [run(gang("low"), ["r1-0"])]
-    assert evicted(plan(full(running, urgent(avoid=frozenset({"r1-0"}))))) == {}
+    assert evicted(plan(full(running, urgent(excluded_nodes=frozenset({"r1-0"}))))) == {}
 
 
 def test_nobody_is_evicted_where_there_is_room() -> None:
@@ -147,7 +147,7 @@ def test_two_gangs_never_count_on_the_same_victim() -> None:
 
 
 def test_a_gang_that_leaves_already_is_not_asked_again() -> None:
-    leaving = run(gang("leaving"), ["r1-0"], state="evicting", evicted_for="somebody")
+    leaving = run(gang("leaving"), ["r1-0"], state="evicting", preemptor="somebody")
     result = plan(full([leaving, run(gang("low"), ["r1-1"])], urgent(pods=2)))
     assert evicted(result) == {"low": "urgent"}
 

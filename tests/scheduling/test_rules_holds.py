@@ -33,7 +33,7 @@ def hold(*nodes: str, victims: tuple[str, ...] = (), until: float = 2000.0, uid:
 
 
 def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
-    result = plan(world(rack("r1", 3), QUEUE, [HOLDER, gang("first", at=0)], holds=(hold("r1-2"),)))
+    result = plan(world(rack("r1", 3), QUEUE, [HOLDER, gang("first", at=0)], nominations=(hold("r1-2"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-2": 1}
     assert nodes_of(started(result)["first"]) == {"r1-0": 1}
 
@@ -41,14 +41,14 @@ def test_a_gang_starts_exactly_where_room_is_held_for_it() -> None:
 def test_a_gang_does_not_start_where_room_is_held_on_a_node_that_is_tainted_since() -> None:
     nodes = rack("r1", 2)
     tainted = [nodes[0], replace(nodes[1], taints=(NodeTaint("example.com/upkeep"),))]
-    result = plan(world(tainted, QUEUE, [HOLDER], holds=(hold("r1-1"),)))
+    result = plan(world(tainted, QUEUE, [HOLDER], nominations=(hold("r1-1"),)))
     assert nodes_of(started(result)["holder"]) == {"r1-0": 1}
 
 
 def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() -> None:
-    leaving = run(gang("old", size=4), ["r1-0"], state="evicting", evicted_for="holder")
+    leaving = run(gang("old", size=4), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
-        rack("r1", 1), QUEUE, [HOLDER, gang("small", size=4, at=0)], [leaving], holds=(hold("r1-0", victims=("old",)),)
+        rack("r1", 1), QUEUE, [HOLDER, gang("small", size=4, at=0)], [leaving], nominations=(hold("r1-0", victims=("old",)),)
     )
     result = plan(snapshot)
     assert (started(result), evicted(result)) == ({}, {})
@@ -57,7 +57,7 @@ def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() ->
 
 
 def test_a_hold_ends_at_its_expiry() -> None:
-    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0)], holds=(hold("r1-0", until=1000.0),))
+    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0)], nominations=(hold("r1-0", until=1000.0),))
     assert in_order(plan(snapshot)) == ["first"]
     assert in_order(plan(replace(snapshot, now=999.9))) == ["holder"]
 
@@ -65,29 +65,29 @@ def test_a_hold_ends_at_its_expiry() -> None:
 def test_a_hold_of_a_gang_that_is_gone_or_runs_is_over() -> None:
     for running in ([], [run(HOLDER, ["r1-0"])]):
         nodes = rack("r1", 2)[0 if running else 1 :]
-        result = plan(world(nodes, QUEUE, [gang("other")], running, holds=(hold("r1-1"),)))
+        result = plan(world(nodes, QUEUE, [gang("other")], running, nominations=(hold("r1-1"),)))
         assert nodes_of(started(result)["other"]) == {"r1-1": 1}
 
 
 def test_room_is_kept_for_a_gang_that_backs_off() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     assert (
-        refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], holds=(kept,))))["other"].reason
+        refused(plan(world(rack("r1", 1), QUEUE, [gang("other")], nominations=(kept,))))["other"].reason
         == "InsufficientResources"
     )
 
 
 def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
-    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0, priority=3)], holds=(hold("gone-0"),))
+    snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0, priority=3)], nominations=(hold("gone-0"),))
     assert in_order(plan(snapshot)) == ["holder"]
     cordoned = rack("r1", 1) + rack("r2", 1, schedulable=False)
-    assert nodes_of(started(plan(world(cordoned, QUEUE, [HOLDER], holds=(hold("r2-0"),))))["holder"]) == {"r1-0": 1}
+    assert nodes_of(started(plan(world(cordoned, QUEUE, [HOLDER], nominations=(hold("r2-0"),))))["holder"]) == {"r1-0": 1}
 
 
 def test_a_hold_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
     nodes = rack("r1", 3) + rack("r2", 3)
     wide = gang("holder", pods=2, required="rack")
-    assert set(nodes_of(started(plan(world(nodes, QUEUE, [wide], holds=(hold("r2-1"),))))["holder"])) == {
+    assert set(nodes_of(started(plan(world(nodes, QUEUE, [wide], nominations=(hold("r2-1"),))))["holder"])) == {
         "r2-0",
         "r2-1",
     }
@@ -97,22 +97,22 @@ def test_a_hold_of_a_part_whose_domain_has_no_more_room_is_given_up() -> None:
     nodes = rack("r1", 2) + rack("r2", 2)
     wide = gang("holder", pods=2, required="rack")
     full = run(gang("x"), ["r2-0"])
-    place = started(plan(world(nodes, QUEUE, [wide], [full], holds=(hold("r2-1"),))))["holder"]
+    place = started(plan(world(nodes, QUEUE, [wide], [full], nominations=(hold("r2-1"),))))["holder"]
     assert set(nodes_of(place)) == {"r1-0", "r1-1"}
 
 
 def test_a_higher_priority_of_the_leaf_may_take_a_hold_and_an_equal_one_may_not() -> None:
-    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", evicted_for="holder")
+    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     for priority, takes in ((1, {"holder": "rival"}), (0, {})):
         rival = gang("rival", priority=priority, at=0)
-        snapshot = world(rack("r1", 1), QUEUE, [HOLDER, rival], [leaving], holds=(hold("r1-0", victims=("old",)),))
+        snapshot = world(rack("r1", 1), QUEUE, [HOLDER, rival], [leaving], nominations=(hold("r1-0", victims=("old",)),))
         assert evicted(plan(snapshot)) == takes
 
 
 def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_to() -> None:
-    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", evicted_for="holder")
+    leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
-        rack("r1", 1), QUEUE, [HOLDER, gang("rival", priority=1)], [leaving], holds=(hold("r1-0", victims=("old",)),)
+        rack("r1", 1), QUEUE, [HOLDER, gang("rival", priority=1)], [leaving], nominations=(hold("r1-0", victims=("old",)),)
     )
     result = plan(snapshot)
     assert held(result)["rival"].victims == ("old",)
@@ -121,13 +121,13 @@ def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_
 
 
 def test_another_queue_takes_a_hold_back_only_from_borrowed_quota() -> None:
-    leaving = run(gang("old", "a"), ["r1-1"], state="evicting", evicted_for="holder")
+    leaving = run(gang("old", "a"), ["r1-1"], state="evicting", preemptor="holder")
     own = run(gang("own", "a", priority=9), ["r1-0"])
     kept = hold("r1-1", victims=("old",))
     owner = gang("owner", "b")
-    borrowing = world(rack("r1", 2), two_teams(), [gang("holder", "a"), owner], [own, leaving], holds=(kept,))
+    borrowing = world(rack("r1", 2), two_teams(), [gang("holder", "a"), owner], [own, leaving], nominations=(kept,))
     assert evicted(plan(borrowing)) == {"holder": "owner"}
-    entitled = world(rack("r1", 2), two_teams(16, 8), [gang("holder", "a"), owner], [own, leaving], holds=(kept,))
+    entitled = world(rack("r1", 2), two_teams(16, 8), [gang("holder", "a"), owner], [own, leaving], nominations=(kept,))
     assert evicted(plan(entitled)) == {}
 
 
@@ -144,7 +144,7 @@ def test_holds_are_charged_to_the_queue() -> None:
         rack("r1", 3),
         [queue("q", guaranteed=16)],
         [gang("wide", pods=2)],
-        holds=(replace(hold("r1-0"), nominated_gang=HOLDER),),
+        nominations=(replace(hold("r1-0"), nominated_gang=HOLDER),),
     )
     assert told(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
     assert wait_of(snapshot, "wide").reason == "QuotaExceeded"
@@ -152,7 +152,7 @@ def test_holds_are_charged_to_the_queue() -> None:
 
 def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
     stopping = run(HOLDER, ["r1-0"], state="terminating")
-    wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], holds=(hold("r1-0"),)), "holder")
+    wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], nominations=(hold("r1-0"),)), "holder")
     assert (wait.reason, wait.message) == ("WaitingForPreemption", "its pods of the last attempt are still stopping")
 
 
@@ -162,18 +162,18 @@ def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() ->
     borrower, entitled = gang("holder", queue="b", at=1), gang("entitled", queue="a", at=2)
     holds = (hold("gone-0", uid="blocked"), hold("r1-1"))
     running = [run(gang("old", queue="a", priority=9), ["r1-0"])]
-    result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, holds=holds))
+    result = plan(world(rack("r1", 2), tree, [blocked, borrower, entitled], running, nominations=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
     assert refused(result)["entitled"].reason == "InsufficientResources"
     urgent = gang("urgent", queue="b", priority=5, at=2)
-    result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, holds=holds))
+    result = plan(world(rack("r1", 2), tree, [blocked, borrower, urgent], running, nominations=holds))
     assert (in_order(result), evicted(result)) == (["holder"], {})
 
 
 def test_the_hold_of_a_gang_that_backs_off_can_be_taken_over_too() -> None:
     kept = replace(hold("r1-0"), nominated_gang=HOLDER)
     waiting = [gang("urgent", priority=5), gang("other")]
-    result = plan(world(rack("r1", 1), QUEUE, waiting, holds=(kept,)))
+    result = plan(world(rack("r1", 1), QUEUE, waiting, nominations=(kept,)))
     assert evicted(result) == {"holder": "urgent"}
     assert refused(result).keys() == {"urgent", "other"}
 
@@ -186,7 +186,7 @@ def test_a_gang_that_can_no_longer_start_is_told_why_although_its_hold_is_taken(
         "LargerThanCluster": gang("holder", queue="b", pods=2),
     }
     for code, holder in reasons.items():
-        result = plan(world(rack("r1", 1), tree, [holder, gang("owner", queue="a")], holds=(hold("r1-0"),)))
+        result = plan(world(rack("r1", 1), tree, [holder, gang("owner", queue="a")], nominations=(hold("r1-0"),)))
         assert evicted(result) == {"holder": "owner"}
         assert refused(result)["holder"].reason == code
 
@@ -197,7 +197,7 @@ def test_a_hold_that_its_queue_cannot_pay_any_more_is_charged_until_it_runs_out(
     nodes, teams = rack("r1", 4), [queue("a", "co"), queue("b", "co")]
     place = started(plan(world(nodes, [queue("co", guaranteed=24), *teams], [holder])))["holder"]
     hold = Nomination("holder", place, (), expires_at=2000.0)
-    snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [holder, small], [other], holds=(hold,))
+    snapshot = world(nodes, [queue("co", guaranteed=16), *teams], [holder, small], [other], nominations=(hold,))
     assert refused(plan(snapshot)).keys() == {"holder", "small"}
     assert started(plan(replace(snapshot, now=2000.0))).keys() == {"small"}
 
@@ -209,7 +209,7 @@ def test_a_hold_that_is_replaced_by_another_one_is_charged_no_more() -> None:
     place = started(plan(world(nodes, queues, [holder], [victim, other])))["holder"]
     hold = Nomination("holder", place, (), expires_at=2000.0)
     cordoned = [replace(node, schedulable=node.name not in nodes_of(place)) for node in nodes]
-    result = plan(world(cordoned, queues, [holder, later], [victim, other], holds=(hold,)))
+    result = plan(world(cordoned, queues, [holder, later], [victim, other], nominations=(hold,)))
     assert evicted(result) == {"victim": "holder"}
     assert held(result).keys() == {"holder"}
     assert refused(result)["later"].reason == "InsufficientResources"  # not for quota: 24 GPUs of 32 are charged
@@ -221,7 +221,7 @@ def test_of_two_holds_that_do_not_go_together_the_entitled_one_takes_the_other()
     borrower = gang("borrower", "a", pods=2, priority=5)
     entitled, leaving = gang("entitled", "b", at=9), run(gang("old", "a"), ["r1-0"], state="evicting")
     holds = (hold("r1-0", "r1-1", uid="borrower", victims=("old",)), hold("r1-0", uid="entitled", victims=("old",)))
-    snapshot = world(rack("r1", 2), tree, [borrower, entitled], [leaving], holds=holds)
+    snapshot = world(rack("r1", 2), tree, [borrower, entitled], [leaving], nominations=holds)
     result = plan(snapshot)
     assert evicted(result) == {"borrower": "entitled"}
     assert held(result).keys() == {"entitled"}

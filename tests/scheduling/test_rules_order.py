@@ -34,9 +34,9 @@ def test_a_gang_with_a_hold_goes_before_any_priority_of_its_leaf() -> None:
     place = started(plan(world(ONE_NODE, [queue("q", guaranteed=8)], [holder])))["holder"]
     hold = Nomination("holder", place, (), expires_at=2000.0)
     calm = gang("calm", at=-1.0)  # equal priority, came first: it may not take the hold away
-    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [calm, holder], holds=(hold,))
+    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [calm, holder], nominations=(hold,))
     assert in_order(plan(snapshot)) == ["holder"]
-    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [urgent, holder], holds=(hold,))
+    snapshot = world(ONE_NODE, [queue("q", guaranteed=8)], [urgent, holder], nominations=(hold,))
     assert in_order(plan(snapshot)) == ["holder"]
 
 

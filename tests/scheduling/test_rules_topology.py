@@ -231,7 +231,7 @@ def test_affinity_has_the_operators_of_kubernetes(line: MatchExpression, fits: b
 
 
 def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
-    waiting = [gang("burnt", avoid=frozenset({"r1-0"})), gang("other", at=1)]
+    waiting = [gang("burnt", excluded_nodes=frozenset({"r1-0"})), gang("other", at=1)]
     result = started(plan(world(rack("r1", 2), PLENTY, waiting)))
     assert {uid: set(nodes_of(placement)) for uid, placement in result.items()} == {
         "burnt": {"r1-1"},
@@ -240,7 +240,7 @@ def test_nodes_that_this_job_avoids_are_left_to_others() -> None:
 
 
 def test_nodes_that_everyone_avoids_are_used_by_nobody_and_make_no_job_impossible() -> None:
-    wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], avoid=frozenset({"r1-0"})), "g")
+    wait = wait_of(world(rack("r1", 1), PLENTY, [gang("g")], excluded_nodes=frozenset({"r1-0"})), "g")
     assert wait.reason == "InsufficientResources"
 
 
@@ -252,7 +252,7 @@ def test_a_cordoned_node_takes_nobody_and_keeps_those_it_has() -> None:
 
 
 def test_what_pods_of_others_use_is_not_free() -> None:
-    nodes = rack("r1", 1, foreign=Resources.of({GPU: 4, "pods": 3}))
+    nodes = rack("r1", 1, unmanaged_usage=Resources.of({GPU: 4, "pods": 3}))
     assert place(nodes, gang("g", size=4)) == {"r1-0": 1}
     assert place(nodes, gang("g", size=5)) == {}
 

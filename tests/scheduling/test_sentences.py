@@ -246,7 +246,7 @@ def _listed(before: Snapshot) -> str:
 def test_hold_waiting_for_pods_that_are_not_victims() -> None:
     stopping = run(gang("x"), ["r1-0"], state="terminating")
     held = Nomination("g", on(["r1-0"]), (), expires_at=2000.0)
-    assert told(world(ONE, QUEUE, [gang("g")], [stopping], holds=(held,)), "g") == (
+    assert told(world(ONE, QUEUE, [gang("g")], [stopping], nominations=(held,)), "g") == (
         "1 node is held for it; waits for what is still on them to leave"
     )
 

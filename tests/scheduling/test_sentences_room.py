@@ -40,7 +40,7 @@ def said(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TW
 
 
 def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
-    nodes = rack("r1", 1, foreign=Resources.of({GPU: 6, "pods": 1}))
+    nodes = rack("r1", 1, unmanaged_usage=Resources.of({GPU: 6, "pods": 1}))
     wait = wait_of(world(nodes, QUEUE, [job(1, gpu=8)]), "g")
     assert wait.reason == "InsufficientResources"
     assert wait.message == (
@@ -53,7 +53,7 @@ def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_th
 
 
 def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_those_behind_it() -> None:
-    nodes = rack("r1", 2, foreign=Resources.of({GPU: 4, "pods": 1}))
+    nodes = rack("r1", 2, unmanaged_usage=Resources.of({GPU: 4, "pods": 1}))
     running = run(gang("b", size=4, runtime=1000.0), ["r1-0"], since=500.0)
     kept_out, behind = gang("g", queue="q", size=8), gang("h", queue="q", size=4, pods=2, at=1.0)
     snapshot = world(nodes, QUEUE, [kept_out, behind], [running])

@@ -281,7 +281,7 @@ def rebuilt(before: ObservedState, after: ObservedState) -> tuple[BuildResult, B
 def test_the_same_world_gives_the_same_objects() -> None:
     seen = world(named("a"), admitted("b"))
     first, second = rebuilt(seen, replace(seen, now=NOW + 1))
-    for name in ("nodes", "flavors", "queues", "waiting", "running", "holds"):
+    for name in ("nodes", "flavors", "queues", "pending", "running", "nominations"):
         assert getattr(first.snapshot, name) is getattr(second.snapshot, name), name
 
 

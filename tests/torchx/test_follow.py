@@ -18,7 +18,7 @@ POD = FollowedPod("llama", "team", "trainer", 0, is_primary=True)
 class Cluster:
     """A cluster far away, with one job that has ended."""
 
-    context = "prod"
+    context_name = "prod"
 
     def __init__(self, traces: dict[str, Any] | None) -> None:
         document = {

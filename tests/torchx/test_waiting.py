@@ -146,7 +146,7 @@ class Upgraded(Ranks):
 def test_whoever_waits_for_a_job_goes_on_waiting_while_the_api_server_is_upgraded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "_RELIST_BACKOFF_S", 0.0)
+    monkeypatch.setattr(scheduler, "_PAUSE_S", 0.0)
     told = Watching(Upgraded()).describe("default:a-1")
     assert told is not None
     assert told.state.name == "RUNNING"

@@ -45,7 +45,7 @@ def test_other_processes_may_not_inspect_the_process_and_its_variables_are_not_i
         "import ctypes, sys, pathlib; from muster.tracing.credentials import *;"
         "load_store_credentials(pathlib.Path(sys.argv[1]));"
         "print('MUSTER_TEST_KEY' in open('/proc/self/environ').read());"
-        f"refuse_inspection(); print(ctypes.CDLL(None).prctl({_GET_DUMPABLE}, 0, 0, 0, 0))"
+        f"disable_process_inspection(); print(ctypes.CDLL(None).prctl({_GET_DUMPABLE}, 0, 0, 0, 0))"
     )
     command = [sys.executable, "-c", program, str(secret(tmp_path / "store"))]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["False", "0"]

@@ -125,7 +125,7 @@ def test_trouble_is_said_once_and_what_was_not_sent_is_sent_later(stage: Stage) 
 
 
 def test_a_report_wants_the_newest_window_and_no_name_that_it_does_not_know() -> None:
-    records = ["heartbeats/rank-1.json", "events.jsonl", "metrics/rank-0.jsonl", "traces/manifest-trainer-0.json"]
+    records = ["events.jsonl", "heartbeats/rank-1.json", "metrics/rank-0.jsonl", "traces/manifest-trainer-0.json"]
     newest = [f"traces/rank-{rank}.attempt-1.steps-30-35.json.gz" for rank in (0, 1)]
     others = [
         "traces/rank-0.attempt-0.steps-40-45.json.gz",

@@ -91,7 +91,7 @@ def test_the_report_names_what_it_left_out_and_shows_the_rest(tmp_path: Path, mu
     assert len(report["traces"]) == 1
     (left_out,) = report["skipped"]
     assert "--max-trace-bytes" in left_out["reason"]
-    assert len(json.loads(muster("report", str(folder), "--json").out)[0]["rows"]) == 2
+    assert len(json.loads(muster("report", str(folder), "--json").out)[0]["traces"]) == 2
     for wrong in (("--max-trace-bytes", "lots"), ("--max-trace-bytes", "0"), ("--max-trace-events", "0")):
         ended = muster("report", str(folder), *wrong)
         assert ended.code == 2

@@ -36,9 +36,9 @@ def test_a_run_folder_gives_facts_sentences_page_and_json(tmp_path: Path) -> Non
         "Most operator time goes to aten::mm: 90.2%, in 6 calls of 550 µs.",
     )
     saved = json.loads((tmp_path / "llama-8b/report/report.json").read_text())
-    assert saved["summary"]["loss_to"] == 2.5625
+    assert saved["summary"]["last_loss"] == 2.5625
     assert saved["findings"] == list(report.findings)
-    assert [row["label"] for row in saved["rows"]] == ["rank 0", "rank 1"]
+    assert [row["label"] for row in saved["traces"]] == ["rank 0", "rank 1"]
     for wanted in ("Loss", "Step time per rank", "Time per kind of work", "Computation and communication in step 21"):
         assert wanted in page_of(report)
 
