@@ -31,7 +31,7 @@ class RoleStatusPlacement(Observed):
 
 
 class HoldStatus(Observed):
-    """Room that is this job's: see docs/words.md."""
+    """Room that is this job's: see docs/glossary.md."""
 
     placement: list[RoleStatusPlacement]
     """The room."""
