@@ -1,7 +1,7 @@
 # Every target first makes the environment it needs; when that is there already, it takes no time.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
-#   make test     all tests: unit tests, slow ones, those on a real control plane, TorchX's nightly release
+#   make test     all tests: unit, TorchX's nightly release, slow, cluster, kubelets, each a target of its own too
 #   make check    format, lint, types, who may import whom, what is generated and committed
 #   make fix      let the tools mend what they can
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
@@ -10,7 +10,7 @@
 #   make demo-cluster   two real nodes and the images, as root on Linux: a platform team's first day, step by step
 #   make dist     the wheel and the source distribution in dist/, the same for the same commit
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
-#   make fuzz     the property tests again, with worlds that no run has seen before; MINUTES=5
+#   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane while everything breaks; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks behind the figures in the docs
 #   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
@@ -25,6 +25,7 @@ TORCHX ?= 0.7.0
 MINUTES ?= 5
 JOBS ?= 1000
 NODES ?= 4
+PLANES ?= 3
 GPUS ?= 8
 IMAGE_TORCH ?= $(TORCH)
 VERSION ?= $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
@@ -39,15 +40,16 @@ export TORCHINDUCTOR_CACHE_DIR ?= $(CACHE)/inductor
 export PYTHONDONTWRITEBYTECODE :=
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-PROPERTIES := tests/scheduling tests/engine tests/test_quantity.py tests/test_quota.py tests/test_documents.py
+# Property tests: `make unit` runs them with few examples, `make fuzz` with many.
+PROPERTIES := -m "hypothesis and not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --ignore=tests/cluster tests
 
 section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 # RUNNER=tools.rerun: what fails is run once more, as .ci/run has it.
 RUNNER ?= pytest
-pytest = $(1)/bin/python -m $(RUNNER) $(PYTEST)
+pytest = $(1)/bin/python -m $(RUNNER) --failed-first $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster kubelets cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -58,7 +60,8 @@ setup:
 demo: setup
 	@bash examples/01-first-job/run.sh
 
-test: unit slow cluster matrix-torchx-nightly
+# Quick tests first; within each target, those that failed in the last run.
+test: unit matrix-torchx-nightly slow cluster kubelets
 
 unit: setup
 	$(call section,unit tests)
@@ -68,14 +71,18 @@ unit: setup
 slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
-	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q --timeout=900 -m "hypothesis and not slow and not cluster" \
-	  -n auto --maxprocesses 8 --dist worksteal --ignore=tests/cluster tests
 
-# What is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
+# Each worker has a control plane of its own, and runs whole files, since the tests of some files share another one. What
+# is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.
 cluster: setup
-	$(call section,tests on a real control plane)
+	$(call section,tests on $(PLANES) real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
-	@$(call pytest,.venv) -m cluster --durations=10 tests
+	@$(call pytest,.venv) -n $(PLANES) --dist loadfile --no-loadscope-reorder --durations=10 tests/cluster
+
+# One after the other: a machine has one cluster with real nodes at a time.
+kubelets: setup
+	$(call section,tests of the images and on real nodes)
+	@$(call pytest,.venv) -m cluster --durations=10 tests/images tests/kubelets
 
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)
@@ -119,9 +126,11 @@ pod-fields: setup
 
 # Ends with the first failure, which hypothesis keeps and plays first the next time.
 fuzz: setup
-	$(call section,property tests on new worlds for $(MINUTES) minutes)
+	$(call section,property tests with many examples)
+	@MUSTER_HYPOTHESIS=deep $(call pytest,.venv) -q --timeout=900 $(PROPERTIES)
+	$(call section,property tests with new examples for $(MINUTES) minutes)
 	@end=$$((SECONDS + 60 * $(MINUTES))); while [ $$SECONDS -lt $$end ]; do \
-	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q -n auto --maxprocesses 8 $(PROPERTIES); done
+	  MUSTER_HYPOTHESIS=fuzz $(call pytest,.venv) -q --timeout=900 $(PROPERTIES); done
 
 # What happens follows from the seed, which is printed; the report and everything that was seen stay in a folder.
 chaos: NODES = 200
@@ -150,7 +159,7 @@ matrix-torch-%:
 matrix-torchx-%:
 	$(call section,TorchX $*)
 	@tools/environment.sh .cache/torchx-$* base torchx-$*
-	@PATH=$(CURDIR)/.cache/torchx-$*/bin:$$PATH $(call pytest,.cache/torchx-$*) tests/torchx tests/test_house.py
+	@PATH=$(CURDIR)/.cache/torchx-$*/bin:$$PATH $(call pytest,.cache/torchx-$*) -n 2 --dist worksteal tests/torchx tests/test_house.py
 
 lock: setup
 	@python tools/lock.py .cache/uv/bin/uv $(if $(UPGRADE),--upgrade)

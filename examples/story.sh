@@ -1,11 +1,11 @@
-# What the stories of the examples share; sourced by their run.sh. A cluster of its own, so that nothing of yours is
-# touched, and gone at the end. A story waits for what it is about to show, so it holds on a slow machine, too.
+# Functions for the run.sh of the examples. Each example uses a MUSTER_HOME of its own, which is removed at the end, and
+# waits for conditions instead of fixed times, so that it also works on a slow machine.
 
 MUSTER_HOME=$(mktemp -d)
 export MUSTER_HOME
 trap 'muster local down --force > /dev/null 2>&1; rm -rf "$MUSTER_HOME"' EXIT
 
-PATIENCE_S=600
+TIMEOUT_S=600
 
 bold='' plain=''
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
@@ -13,24 +13,24 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 act() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 
 fail() {
-  printf '\nthe story fails: %s\n' "$*" >&2
+  printf '\nthe example fails: %s\n' "$*" >&2
   muster jobs >&2
   exit 1
 }
 
 await() { # WHAT WANTED COMMAND...: until the command prints what is wanted
-  local what=$1 wanted=$2 found until=$((SECONDS + PATIENCE_S))
+  local what=$1 wanted=$2 found until=$((SECONDS + TIMEOUT_S))
   shift 2
   while found=$("$@") && [ "$found" != "$wanted" ]; do
-    if [ "$SECONDS" -ge "$until" ]; then fail "$what: $found instead of $wanted after $PATIENCE_S s"; fi
+    if [ "$SECONDS" -ge "$until" ]; then fail "$what: $found instead of $wanted after $TIMEOUT_S s"; fi
     sleep 0.3
   done
 }
 
 await_step() { # JOB STEP: until rank 0 has done that step
-  local until=$((SECONDS + PATIENCE_S))
+  local until=$((SECONDS + TIMEOUT_S))
   while [ "$(step "$1")" -lt "$2" ]; do
-    if [ "$SECONDS" -ge "$until" ]; then fail "$1 is at step $(step "$1") instead of $2 after $PATIENCE_S s"; fi
+    if [ "$SECONDS" -ge "$until" ]; then fail "$1 is at step $(step "$1") instead of $2 after $TIMEOUT_S s"; fi
     sleep 0.3
   done
 }

@@ -78,7 +78,14 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "worksteal")], ids=["in one process", "with xdist"])
+WORKERS: dict[str, tuple[str, ...]] = {
+    "in one process": (),
+    "test by test": ("-n", "2", "--dist", "worksteal"),
+    "file by file": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--failed-first"),
+}
+
+
+@pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS.keys())
 def test_a_test_that_fails_once_is_run_again_and_named_as_flaky(project: Project, workers: tuple[str, ...]) -> None:
     project.test("steady", 0)
     project.test("once", 1)
@@ -214,5 +221,5 @@ def test_make_runs_pytest_through_the_module_that_ci_names_and_plainly_otherwise
         return [line for line in made.stdout.splitlines() if " -m pytest " in line or " -m tools.rerun " in line]
 
     plain, again = commands(), commands("RUNNER=tools.rerun")
-    assert len(plain) == 5  # unit, slow, properties, cluster, TorchX's nightly release
+    assert len(plain) == 5  # unit, TorchX's nightly release, slow, cluster, kubelets
     assert again == [line.replace(" -m pytest ", " -m tools.rerun ") for line in plain]

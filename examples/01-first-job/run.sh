@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The main job on one machine: submit through TorchX, wait in a queue, train two ranks with compiled FSDP, trace, report.
-# Needs `torchx`, `muster` and `python` on PATH (`make demo` sees to that). The report's path is the last line.
+# Needs `torchx`, `muster` and `python` on PATH (`make demo` sets it). The report's path is the last line.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# A cluster of its own, so that the demo changes no queue of yours.
+# A MUSTER_HOME of its own, so that the demo does not change your queues.
 export MUSTER_HOME=${MUSTER_HOME:-$(git rev-parse --show-toplevel 2>/dev/null || echo "$HOME")/.cache/muster-demo}
 mkdir -p -m 700 "$MUSTER_HOME"
 

@@ -1,9 +1,9 @@
-"""Counts to a number, a tenth of a second a step, and survives being sent away: all that a job has to do for that.
+"""Counts to a number, 0.1 s a step, and survives evictions: the minimum that a script needs for that.
 
-On SIGTERM it finishes its step, writes down how far it is, and ends. When it starts it goes on from what is written
-down. docs/run-folder.md tells the names of the files; a real trainer writes the same ones.
+On SIGTERM it finishes its step, writes a checkpoint, and ends. When it starts, it resumes from the checkpoint.
+docs/run-folder.md defines the names of the files; a real trainer writes the same ones.
 
-    python count.py STEPS [FILE]     with FILE, the last step waits until there is such a file in the run folder
+    python count.py STEPS [FILE]     with FILE, the last step waits until that file exists in the run folder
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ steps = int(sys.argv[1])
 run_dir = Path(os.environ["MUSTER_RUN_DIR"])
 awaited = run_dir / sys.argv[2] if len(sys.argv) > 2 else None
 attempt = int(os.environ["MUSTER_ATTEMPT"])
-speaks = os.environ["MUSTER_REPLICA"] == "0"  # one pod writes for all
+writes = os.environ["MUSTER_REPLICA"] == "0"  # one pod writes for all
 latest = run_dir / "checkpoints" / "latest"
 
-leaving = threading.Event()
-signal.signal(signal.SIGTERM, lambda signal_number, frame: leaving.set())
+stopping = threading.Event()
+signal.signal(signal.SIGTERM, lambda signal_number, frame: stopping.set())
 
 
 def replace(path: Path, content: dict[str, object]) -> None:
-    """Write a file that is there whole or not at all."""
+    """Replace a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(json.dumps(content))
@@ -36,8 +36,8 @@ def replace(path: Path, content: dict[str, object]) -> None:
 
 
 def save(step: int) -> None:
-    """Write down how far we are."""
-    if speaks:
+    """Write the checkpoint."""
+    if writes:
         replace(latest, {"step": step, "attempt": attempt, "path": "", "at": time.time()})
         print(f"checkpoint at step {step}", flush=True)
 
@@ -47,12 +47,12 @@ print(f"attempt {attempt} begins at step {step}", flush=True)
 metrics = run_dir / "metrics" / "rank-0.jsonl"
 metrics.parent.mkdir(parents=True, exist_ok=True)
 
-while step < steps and not leaving.is_set():
+while step < steps and not stopping.is_set():
     time.sleep(0.1)
     if step == steps - 1 and awaited is not None and not awaited.exists():
         continue
     step += 1
-    if speaks:
+    if writes:
         with metrics.open("a") as file:
             file.write(json.dumps({"step": step, "attempt": attempt, "at": time.time()}) + "\n")
         beat = {"rank": 0, "world_size": 2, "attempt": attempt, "step": step, "steps": steps, "at": time.time()}

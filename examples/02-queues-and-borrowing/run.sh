@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Two teams, 32 virtual GPUs: team a borrows what team b leaves idle, b comes and takes it back, and what was sent
-# away goes on where it stopped. Ends with an error when any of this does not happen.
+# Two teams, 32 GPUs on virtual nodes: team a borrows what team b leaves idle, team b reclaims it, and the evicted job
+# resumes from its checkpoint. Ends with an error if any of this does not happen.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -12,7 +12,7 @@ rows = {row["name"]: row for row in json.load(sys.stdin)}
 print(rows[sys.argv[1]]["resources"][0][sys.argv[2]].get("nvidia.com/gpu", "0"))' "$1" "$2"
 }
 
-finish() { # JOB: it stays until we have looked, see count.py
+finish() { # JOB: allow its last step, see count.py
   for run_dir in "$MUSTER_HOME"/runs/default-"$1"-*/; do touch "$run_dir/finish"; done
 }
 
@@ -25,12 +25,12 @@ muster submit a-one.yaml
 await "a-one" Running phase a-one
 muster submit a-two.yaml
 await "a-two" Running phase a-two
-await_step a-two 10 # there must be something to lose
+await_step a-two 10 # so that there is work to lose
 await "GPUs used by team a" 32 used team-a used
 await "GPUs borrowed by team a" 16 used team-a borrowed
 muster queues
 
-act "Team b comes: its guarantee is taken back from the borrowing job that loses least, which waits again"
+act "Team b reclaims its guarantee: the borrowing job that loses the least work is evicted and waits again"
 muster submit b-one.yaml
 await_step b-one 1
 await "a-two" Pending phase a-two
@@ -40,7 +40,7 @@ await "a-one" Running phase a-one
 muster queues
 muster jobs
 
-act "Team b is done: what was sent away goes on where it stopped"
+act "Team b is done: the evicted job resumes from its checkpoint"
 finish b-one
 muster watch b-one --no-report
 await "a-two" Running phase a-two

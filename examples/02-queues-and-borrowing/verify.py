@@ -1,4 +1,4 @@
-"""Was every step done once, in order, over two attempts? Ends with an error that says what was not."""
+"""Check that every step was done once, in order, over two attempts; end with an error otherwise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ attempts = sorted({line["attempt"] for line in lines})
 if steps != list(range(1, int(sys.argv[2]) + 1)):
     sys.exit(f"steps were repeated, skipped or out of order: {steps}")
 if len(attempts) < 2:
-    sys.exit(f"the job was never sent away: attempts {attempts}")
+    sys.exit(f"the job was never evicted: attempts {attempts}")
 first = [line["step"] for line in lines if line["attempt"] == attempts[0]]
-print(f"all {len(steps)} steps were done once: {len(first)} before it was sent away, {len(steps) - len(first)} after")
+print(f"all {len(steps)} steps were done once: {len(first)} before the eviction, {len(steps) - len(first)} after")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A long training job of low priority makes way for an urgent one, saves a checkpoint, and goes on from that very step.
-# Ends with an error when a step was repeated or left out.
+# A long training job of low priority is preempted by an urgent one, saves a checkpoint, and resumes at the next step.
+# Ends with an error if a step was repeated or left out.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -24,17 +24,17 @@ data=$(python -c 'import json, os; print(os.path.dirname(json.__file__))')
 muster local up > /dev/null
 muster apply queues.yaml
 
-act "A long job of priority 0 trains, for as long as we let it"
+act "A long job of priority 0 trains until it is cancelled"
 low=$(train low 0 100000)
 await_step "$low" 10
 muster jobs
 
-act "An urgent one of priority 10 comes: the long one saves a checkpoint and makes way"
+act "A job of priority 10 preempts it: the long job saves a checkpoint and ends"
 high=$(train high 10 10)
 muster watch "$high" --no-report
 muster describe "$low"
 
-act "The long job goes on from its checkpoint; we have seen enough after 20 more steps"
+act "The long job resumes from its checkpoint; it is cancelled after 20 more steps"
 await "attempts of $low" 2 attempts "$low"
 await_step "$low" $(($(step "$low") + 20))
 muster cancel "$low"

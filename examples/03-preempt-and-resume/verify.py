@@ -17,7 +17,7 @@ if len(attempts) != 2:
     sys.exit(f"two attempts were expected, there are {attempts}")
 before = [line for line in lines if line["attempt"] == attempts[0]]
 after = [line for line in lines if line["attempt"] == attempts[1]]
-print(f"all {len(steps)} steps were done once: {len(before)} before it made way, {len(after)} after")
+print(f"all {len(steps)} steps were done once: {len(before)} before the preemption, {len(after)} after")
 print(
     f"loss {before[0]['loss']:.3f} at the start, {before[-1]['loss']:.3f} -> {after[0]['loss']:.3f} over the break, "
     f"{after[-1]['loss']:.3f} at the end"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A job's life with nothing but kubectl, in a cluster that has Muster (docs/install.md) and a flavor `default`.
-# Everything lies in a namespace and two queues of its own, which are deleted at the end.
+# It uses a namespace and two queues of its own and deletes them at the end.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -17,13 +17,13 @@ kubectl create namespace muster-example
 kubectl apply -f queue.yaml
 kubectl get mq muster-example
 
-act "A job of two pods: it is admitted whole, and runs"
+act "A job of two pods is admitted as a gang and runs"
 kubectl apply -f first.yaml
 job wait tj/first --for=condition=PodsReady --timeout=300s
 job get tj,pods
 job describe tj first | sed -n '/^Events/,$p'
 
-act "Suspended, it gives its room back; then it goes on"
+act "Suspending releases its resources; then it resumes"
 job patch tj first --type=merge -p '{"spec": {"suspend": true}}'
 job wait tj/first --for=condition=Suspended --timeout=120s
 job get tj first
@@ -31,13 +31,13 @@ job patch tj first --type=merge -p '{"spec": {"suspend": false}}'
 job wait tj/first --for=condition=Complete --timeout=300s
 job logs --selector=muster.dev/job=first --container=main --prefix
 
-act "What one object shows wrong, the API server refuses"
+act "The API server refuses an invalid object"
 if kubectl apply -f wrong.yaml; then
   echo "it was accepted" >&2
   exit 1
 fi
 
-act "A queue that is not there heals when it comes"
+act "A job waits for a missing queue and starts when it is created"
 kubectl apply -f second.yaml
 job wait tj/second --for=jsonpath='{.status.reason}'=QueueNotFound --timeout=120s
 job get tj second -o jsonpath='{.status.conditions[?(@.type=="Admitted")].message}{"\n"}'
@@ -45,7 +45,7 @@ kubectl apply -f later.yaml
 job wait tj/second --for=condition=Complete --timeout=300s
 job get tj
 
-act "Deleted, jobs take their pods along"
+act "Deleting jobs deletes their pods"
 job delete tj --all --timeout=120s
 job wait pods --all --for=delete --timeout=120s
 echo "nothing is left"

@@ -48,7 +48,7 @@ def test_a_preempted_job_goes_on_from_its_checkpoint() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("torchx")
     out = run("03-preempt-and-resume", limit_s=1800)
-    assert re.search(r"all \d+ steps were done once: \d+ before it made way, \d+ after", out)
+    assert re.search(r"all \d+ steps were done once: \d+ before the preemption, \d+ after", out)
 
 
 @pytest.mark.slow

@@ -139,7 +139,9 @@ def test_room_on_nodes_that_are_down_hastens_no_estimate() -> None:
     leaves_a_dead_node = run(gang("dead", runtime=3000.0), ["r2-0"], since=0.0)
     soon_free = world([*TWO_NODES, *rack("r2", 1, schedulable=False)], QUEUE, line, [*running, leaves_a_dead_node])
     assert refused(plan(soon_free))["two"].estimated_start == 4060.0
-    blamed = world([*TWO_NODES, *rack("r2", 3)], QUEUE, line, running, excluded_nodes=frozenset({"r2-0", "r2-1", "r2-2"}))
+    blamed = world(
+        [*TWO_NODES, *rack("r2", 3)], QUEUE, line, running, excluded_nodes=frozenset({"r2-0", "r2-1", "r2-2"})
+    )
     assert refused(plan(blamed))["two"].estimated_start == 4060.0
 
 

@@ -48,7 +48,11 @@ def test_a_gang_does_not_start_where_room_is_held_on_a_node_that_is_tainted_sinc
 def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() -> None:
     leaving = run(gang("old", size=4), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
-        rack("r1", 1), QUEUE, [HOLDER, gang("small", size=4, at=0)], [leaving], nominations=(hold("r1-0", victims=("old",)),)
+        rack("r1", 1),
+        QUEUE,
+        [HOLDER, gang("small", size=4, at=0)],
+        [leaving],
+        nominations=(hold("r1-0", victims=("old",)),),
     )
     result = plan(snapshot)
     assert (started(result), evicted(result)) == ({}, {})
@@ -81,7 +85,9 @@ def test_a_hold_whose_node_was_lost_lets_its_gang_go_first_elsewhere() -> None:
     snapshot = world(rack("r1", 1), QUEUE, [HOLDER, gang("first", at=0, priority=3)], nominations=(hold("gone-0"),))
     assert in_order(plan(snapshot)) == ["holder"]
     cordoned = rack("r1", 1) + rack("r2", 1, schedulable=False)
-    assert nodes_of(started(plan(world(cordoned, QUEUE, [HOLDER], nominations=(hold("r2-0"),))))["holder"]) == {"r1-0": 1}
+    assert nodes_of(started(plan(world(cordoned, QUEUE, [HOLDER], nominations=(hold("r2-0"),))))["holder"]) == {
+        "r1-0": 1
+    }
 
 
 def test_a_hold_of_a_part_is_completed_beside_it_in_the_same_domain() -> None:
@@ -105,14 +111,20 @@ def test_a_higher_priority_of_the_leaf_may_take_a_hold_and_an_equal_one_may_not(
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     for priority, takes in ((1, {"holder": "rival"}), (0, {})):
         rival = gang("rival", priority=priority, at=0)
-        snapshot = world(rack("r1", 1), QUEUE, [HOLDER, rival], [leaving], nominations=(hold("r1-0", victims=("old",)),))
+        snapshot = world(
+            rack("r1", 1), QUEUE, [HOLDER, rival], [leaving], nominations=(hold("r1-0", victims=("old",)),)
+        )
         assert evicted(plan(snapshot)) == takes
 
 
 def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_to() -> None:
     leaving = run(gang("old", priority=-1), ["r1-0"], state="evicting", preemptor="holder")
     snapshot = world(
-        rack("r1", 1), QUEUE, [HOLDER, gang("rival", priority=1)], [leaving], nominations=(hold("r1-0", victims=("old",)),)
+        rack("r1", 1),
+        QUEUE,
+        [HOLDER, gang("rival", priority=1)],
+        [leaving],
+        nominations=(hold("r1-0", victims=("old",)),),
     )
     result = plan(snapshot)
     assert held(result)["rival"].victims == ("old",)

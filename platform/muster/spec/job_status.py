@@ -31,7 +31,7 @@ class RolePlacementStatus(StatusModel):
 
 
 class NominationStatus(StatusModel):
-    """Room that is this job's: see docs/words.md."""
+    """Capacity nominated for this job: see docs/glossary.md."""
 
     placement: list[RolePlacementStatus]
     """The room."""
