@@ -99,7 +99,7 @@ def test_the_check_of_what_is_committed_sees_registries_and_paths_of_one_machine
     text = "\n".join(
         ["fine", "see https://" + "pypi" + ".org/x", "pip install --index" + "-url x", "cat /wo" + "rk/x", "a/work/b"]
     )
-    assert [number for number, _ in committed.complaints(text)] == [2, 3, 4]
+    assert [number for number, _ in committed.findings(text)] == [2, 3, 4]
 
 
 def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) -> None:

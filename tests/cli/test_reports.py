@@ -103,14 +103,14 @@ def test_the_report_of_a_job_that_was_not_traced_tells_how_traces_are_recorded(
 ) -> None:
     cluster.kept_jobs["llama"] = job()
     told = muster("report", "llama").err
-    assert all(word in told for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.attach"))
+    assert all(word in told for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.instrument"))
     cluster.kept_jobs["llama"] = job(trace={"startStep": 20, "steps": 5})
     assert muster("report", "llama").err == ""
     for left in run_dir.rglob("*.jsonl"):
         left.unlink()
     ended = muster("report", "llama")
     assert ended.code == 2
-    assert all(word in ended.err for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.attach"))
+    assert all(word in ended.err for word in ("spec.trace", "--trace-steps", "trace_steps", "trainer.instrument"))
 
 
 def test_describe_of_a_traced_job_of_which_nothing_was_recorded_says_what_is_needed(
@@ -120,7 +120,7 @@ def test_describe_of_a_traced_job_of_which_nothing_was_recorded_says_what_is_nee
     over = status("Succeeded", traces={"files": 0, "report": ""})
     cluster.kept_jobs = {"a": job("a", over, trace=traced), "b": job("b", status("Running", traces={}), trace=traced)}
     assert "none was recorded" in muster("describe", "a").out
-    assert "trainer.attach" in muster("describe", "a").out
+    assert "trainer.instrument" in muster("describe", "a").out
     assert "none was recorded" not in muster("describe", "b").out
 
 

@@ -80,13 +80,13 @@ def test_below_a_mebibyte_of_free_disk_jobs_and_queues_are_refused(
 ) -> None:
     submitted(objects, "before")
     queue = spec.Queue(metadata=spec.ObjectMeta(name="new"), spec=spec.QueueSpec())
-    monkeypatch.setattr(disk, "_free", lambda folder: 2**20 - 1)
+    monkeypatch.setattr(disk, "_free_bytes", lambda folder: 2**20 - 1)
     for add in (lambda: submitted(objects, "late"), lambda: objects.apply([queue])):
         with pytest.raises(ClusterError) as refused:
             add()
         assert refused.value.reason == "StoreUnwritable"
     assert (len(store.jobs), "new" in store.queues) == (1, False)
-    monkeypatch.setattr(disk, "_free", lambda folder: 2**20)
+    monkeypatch.setattr(disk, "_free_bytes", lambda folder: 2**20)
     submitted(objects, "late")
     objects.apply([queue])
     assert (len(store.jobs), "new" in store.queues) == (2, True)

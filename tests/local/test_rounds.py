@@ -65,7 +65,7 @@ def test_an_end_found_while_writes_are_carried_out_brings_the_next_round_at_once
         eventually(lambda: end.exists() and phase_after(lambda: parts.cluster.apply(())) == "Succeeded")
         return SimpleNamespace(writes=(), waits={}, wake_at=None)
 
-    daemon._engine = SimpleNamespace(step=step, snapshot=parts.notifier.snapshot)  # type: ignore[assignment]
+    daemon._engine = SimpleNamespace(run_cycle=step, snapshot=parts.notifier.snapshot)  # type: ignore[assignment]
     daemon._run_cycle()
     assert daemon._next_cycle_at is not None
     assert daemon._next_cycle_at <= time.time()
