@@ -1,8 +1,8 @@
 """A rank that is forked from a process which has imported torch already, for the ranks that tests start by the dozen.
 
-`python -m MODULE` spends about five seconds of CPU time on imports. For the rest a forked rank is the same: a process of
-its own, with its own arguments, environment, folder and output, which receives signals, and ends with an exit code after
-its threads have ended.
+`python -m MODULE` spends about five seconds of CPU time on imports. For the rest a forked rank is the same: a process
+of its own, with its own arguments, environment, folder and output, which receives signals, and ends with an exit code
+after its threads have ended.
 """
 
 from __future__ import annotations
