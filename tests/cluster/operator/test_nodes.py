@@ -141,30 +141,10 @@ def test_a_gang_that_is_not_bound_leaves_a_node_that_is_tainted_meanwhile_long_b
     tainted = share["nodes"][1]["node"]
     taint = {"key": "example.com/upkeep", "effect": "NoSchedule"}
     pool.api.patch(f"/api/v1/nodes/{tainted}", {"spec": {"taints": [taint]}})
-    pool.wait_until_seen()
-    pool.wait("kube-scheduler sees the taint", lambda: not scheduled(pool, tainted))
-    open_gates(pool)
-    pool.wait("it lost its place", lambda: pool.condition("gang", "Evicted").get("reason") == "NoLongerFits")
+    pool.wait_for_event("gang", "NoLongerFits")
     pool.wait("it runs elsewhere", lambda: runs_without_gates(pool, "gang"))
     assert tainted not in pool.nodes_of("gang")
     assert pool.status("gang").get("startRetries", 0) == 0
-
-
-def scheduled(pool: Pool, node: str) -> bool:
-    """Whether kube-scheduler binds a pod that only this node can take, and that needs nothing."""
-    pods, name = f"/api/v1/namespaces/{pool.namespace}/pods", "tried"
-    spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [{"name": "c", "image": "none"}]}
-    pool.api.create(pods, {"metadata": {"name": name}, "spec": spec})
-
-    def decision() -> dict[str, Any]:
-        conditions = pool.api.get(f"{pods}/{name}")["status"].get("conditions", [])
-        return next((one for one in conditions if one["type"] == "PodScheduled"), {})
-
-    pool.wait("kube-scheduler has decided", lambda: bool(decision()))
-    bound = decision()["status"] == "True"
-    pool.api.delete(f"{pods}/{name}", gracePeriodSeconds=0)
-    pool.wait("it is gone", lambda: pool.api.gone(f"{pods}/{name}"))
-    return bound
 
 
 def open_gates(pool: Pool) -> None:
