@@ -49,7 +49,7 @@ RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) --failed-first $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow cluster kubelets cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow clusters cluster kubelets cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -61,7 +61,7 @@ demo: setup
 	@bash examples/01-first-job/run.sh
 
 # Quick tests first; within each target, those that failed in the last run.
-test: unit matrix-torchx-nightly slow cluster kubelets
+test: unit matrix-torchx-nightly slow clusters
 
 unit: setup
 	$(call section,unit tests)
@@ -71,6 +71,12 @@ unit: setup
 slow: setup
 	$(call section,slow tests: real processes and compilation)
 	@$(call pytest,.venv) -m "slow and not cluster" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
+
+# Both of what follows in one run, since the tests on real nodes mostly wait: one worker more for them.
+clusters: setup
+	$(call section,tests on $(PLANES) real control planes and on real nodes)
+	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
+	@$(call pytest,.venv) -m cluster -n $$(($(PLANES) + 1)) --dist loadfile --no-loadscope-reorder --durations=10 tests/kubelets tests/images tests/cluster
 
 # Each worker has a control plane of its own, and runs whole files, since the tests of some files share another one. What
 # is missing is built before the tests, so that one sees it: minutes, once. MUSTER_SKIP_CLUSTER=1 leaves it all out.

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # Machines that run tests are shared and slow at times; a deadline per example would fail there for no fault.
-# Two runs of one commit test the same worlds: few with the unit tests, many with the slow ones; `make fuzz` looks for
-# new ones. For that, hypothesis may not draw constants from the modules that happen to be imported: which they are
-# depends on the tests that ran before in the same process.
+# Two runs of one commit test the same examples, few of them; `make fuzz` tests many (deep), and then new ones (fuzz).
+# For that, hypothesis may not draw constants from the modules that happen to be imported: which they are depends on the
+# tests that ran before in the same process.
 settings.register_profile("muster", deadline=None, print_blob=True, derandomize=True, database=None, max_examples=25)
 settings.register_profile("deep", settings.get_profile("muster"), max_examples=200)
 settings.register_profile(
@@ -47,6 +49,21 @@ def home_of_the_tests() -> Iterator[Path]:
     else:
         os.environ["MUSTER_HOME"] = before
     shutil.rmtree(home, ignore_errors=True)
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """`--dist loadfile` that runs all tests of tests/kubelets on one worker: a machine has one cluster of theirs at a
+    time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "tests/kubelets" if file.startswith("tests/kubelets/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    """Called by pytest-xdist; None leaves it to the option --dist."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

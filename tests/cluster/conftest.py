@@ -14,7 +14,7 @@ from tests.cluster.controlplane.binaries import Unavailable, ensure
 from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OLDEST
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import install
+from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import COLLECTORS
@@ -52,7 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all tests of this worker share. Leave it as you found it: use `namespace`, `add_nodes`."""
-    with _start(tmp_path_factory.mktemp("control-plane")) as plane:
+    with _start(tmp_path_factory.mktemp("control-plane"), crds=CRDS) as plane:
         yield plane
 
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import wait_until_served
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
@@ -44,7 +43,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """A control plane of this file's own: no operator answers here. The CRDs come as without Helm."""
     with ControlPlane.start(tmp_path_factory.mktemp("api"), scheduler=False, kwok=False) as plane:
         plane.kubectl("apply", "-f", str(CRDS))
-        wait_until_served(plane)
+        plane.wait_until_served(CRDS)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "muster-example"}})  # of the examples
         yield plane
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.forked import Rank
 
 from muster.local.devices import free_port
 
+TRAINER = "muster_components.trainer"
 TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
 """A run whose steps take some hundredths of a second."""
 
@@ -40,7 +42,7 @@ sys.exit(main(sys.argv[1:]))
 class Ranks:
     """The processes of one attempt, and what they leave behind."""
 
-    processes: list[subprocess.Popen[bytes]]
+    processes: list[subprocess.Popen[bytes] | Rank]
     logs: list[Path]
     run_dir: Path
     attempt: int
@@ -89,7 +91,7 @@ class Starter:
         *arguments: str,
         run_dir: Path | None = None,
         attempt: int = 0,
-        module: str = "muster_components.trainer",
+        module: str = TRAINER,
         environ: Mapping[str, str] | None = None,
         limit_file_bytes: int | None = None,
         held_at: int | None = None,
@@ -103,6 +105,7 @@ class Starter:
             (self._folder / "held.py").write_text(HELD)
             environ = {**(environ or {}), "HELD_AT": str(held_at), "HELD_UNTIL": str(ranks.held_until)}
         limit = [] if limit_file_bytes is None else ["prlimit", f"--fsize={limit_file_bytes}"]
+        forked = module in (TRAINER, "held") and not limit
         for rank in range(world_size):
             of_rank = {
                 "RANK": str(rank),
@@ -115,15 +118,15 @@ class Starter:
                 "MUSTER_ATTEMPT": str(attempt),
             }
             ranks.logs.append(self._folder / f"log-{len(self._started)}-{rank}.txt")
+            env = {**clean_environment(self._folder), **of_rank, **(environ or {})}
+            if forked:
+                ranks.processes.append(Rank(module, arguments, ranks.logs[-1], self._folder, env))
+                continue
             with ranks.logs[-1].open("wb") as output:
-                process = subprocess.Popen(
-                    [*limit, sys.executable, "-m", module, *arguments],
-                    stdout=output,
-                    stderr=output,
-                    cwd=self._folder,
-                    env={**clean_environment(self._folder), **of_rank, **(environ or {})},
+                command = [*limit, sys.executable, "-m", module, *arguments]
+                ranks.processes.append(
+                    subprocess.Popen(command, stdout=output, stderr=output, cwd=self._folder, env=env)
                 )
-            ranks.processes.append(process)
         return ranks
 
     def kill_all(self) -> None:

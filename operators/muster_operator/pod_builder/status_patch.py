@@ -20,6 +20,8 @@ def status_patch(
     changed = changed_fields(old, new)
     if "conditions" in changed:
         changed["phase"] = new.phase
+    if "nomination" in changed:
+        changed["hold"] = None  # where an earlier version wrote it, it would be read as a nomination again
     patch: dict[str, Any] = {"status": changed}
     if resource_version is not None:
         patch["metadata"] = {"resourceVersion": resource_version}

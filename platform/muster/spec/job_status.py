@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from muster.spec.fields import ListMapKey, Time
 from muster.spec.meta import Condition, StatusModel
@@ -153,7 +153,9 @@ class TrainingJobStatus(StatusModel):
     placement: list[RolePlacementStatus] = []
     """Which pods are on which node."""
     nomination: NominationStatus | None = None
-    """Room promised to this job."""
+    """Capacity nominated for this job, until it is admitted or the nomination expires."""
+    hold: Annotated[NominationStatus | None, Field(exclude=True)] = None
+    """Deprecated: read as nomination where an earlier version wrote it; never written. Removed in the next version."""
     eviction: EvictionStatus | None = None
     """Set while the job leaves for another."""
     submitted_at: Time | None = None
@@ -198,3 +200,9 @@ class TrainingJobStatus(StatusModel):
     """How far it is."""
     traces: TraceStatus | None = None
     """Traces and report."""
+
+    @model_validator(mode="after")
+    def _read_hold(self) -> TrainingJobStatus:
+        if self.hold is None:
+            return self
+        return self.model_copy(update={"nomination": self.nomination or self.hold, "hold": None})

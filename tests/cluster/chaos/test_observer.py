@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import StartControlPlane
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import wait_until_served
 
 ROOT = Path(__file__).resolve().parents[3]
 CRDS = ROOT / "helm" / "crds.yaml"
@@ -53,7 +52,7 @@ def test_what_a_bad_operator_does_is_seen(start_control_plane: StartControlPlane
     )
     try:
         plane.kubectl("apply", "-f", str(CRDS))
-        wait_until_served(plane)
+        plane.wait_until_served(CRDS)
         plane.wait_for("the observer has begun", report.exists)
         uid = submit(plane, "early")
         plane.restart_apiserver()  # the observer does not depend on it

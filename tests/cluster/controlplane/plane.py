@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import yaml
 from tests.cluster.controlplane import commands, nodes, stages
 from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
 from tests.cluster.controlplane.api import Api, Refused
@@ -28,6 +29,7 @@ from tests.cluster.controlplane.commands import Layout
 from tests.cluster.controlplane.supervised import Supervised
 
 READY_S = 300  # of what takes seconds on an idle machine
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 # People without any rights, so that a test can give them some without a restart of the API server.
 PEOPLE: Mapping[str, tuple[str, ...]] = {"alice": ("team-a",), "bob": ("team-b",), "carol": ()}
@@ -44,6 +46,7 @@ class Options:
     audited: bool = False  # the API server keeps a log of all changes
     controllers: tuple[str, ...] = ()  # more flags of the controller manager
     service: str = ""  # the API server's address for the pods of real kubelets; this machine has it already
+    crds: Path | None = None  # created before the controller manager starts
 
 
 class ControlPlane:
@@ -71,19 +74,21 @@ class ControlPlane:
         audited: bool = False,
         controllers: Sequence[str] = (),
         service: str = "",
+        crds: Path | None = None,
     ) -> ControlPlane:
         """Start one with its files in `folder`, which is made; returns when pods can be created.
 
         `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. `readable`: objects lie
         in etcd as JSON, so that everything that happens can be read there, in one order. `audited`: see
         `changes`. `controllers`: flags of the controller manager after our own. `service`: the address, port 443,
-        of the API server, for real kubelets (tests/kubelets).
+        of the API server, for real kubelets (tests/kubelets). `crds`: a file of CRDs that are there from the start; the
+        garbage collector looks for new kinds only every 30 s, and deletes no pods of their objects before.
         Raises `binaries.Unavailable` where a program is missing, Died where one ends.
         """
         binaries = ensure()
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options(scheduler, kwok, tuple(gates), readable, audited, tuple(controllers), service)
+        options = Options(scheduler, kwok, tuple(gates), readable, audited, tuple(controllers), service, crds)
         plane = cls(folder, binaries, options)
         try:
             plane._start()
@@ -100,6 +105,8 @@ class ControlPlane:
         self._run("etcd", commands.etcd(layout), leftover=layout.data)
         self._run_apiserver()
         self.wait_for("the API server is ready", self._answers)
+        if self._options.crds is not None:
+            self.create_crds(self._options.crds)
         flags = commands.controller_manager(layout, self.kubeconfig(), self._options.gates)
         self._run("kube-controller-manager", [*flags, *self._options.controllers])
         if self._options.scheduler:
@@ -171,6 +178,29 @@ class ControlPlane:
     def write_log(self, text: str) -> None:
         """Let this be the log of every pod from now on."""
         write_log(self._layout.log, text)
+
+    def create_crds(self, file: Path) -> None:
+        """Create the CRDs of a file that are not there, and wait until they are served."""
+        for crd in yaml.safe_load_all(file.read_text()):
+            if self.api.gone(f"{CRDS}/{crd['metadata']['name']}"):
+                self.api.create(CRDS, crd)
+        self.wait_until_served(file)
+
+    def wait_until_served(self, file: Path) -> None:
+        """Wait until objects of all kinds that a file of CRDs defines can be listed."""
+        for crd in yaml.safe_load_all(file.read_text()):
+            spec = crd["spec"]
+            for version in spec["versions"]:
+                path = f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}"
+                self.wait_for(f"{path} is served", lambda path=path: self._lists(path))  # type: ignore[misc]
+
+    def _lists(self, path: str) -> bool:
+        """Whether a collection can be listed: until a CRD counts the answer is 404, then 429."""
+        try:
+            self.api.get(path)
+        except Refused:
+            return False
+        return True
 
     # Nodes
 

@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import SYSTEM, install
+from tests.cluster.operator.installing import CRDS, SYSTEM, install
 from tests.cluster.operator.pools import Json, Pool
 from tests.cluster.operator.process import QUICK, Operator, stopped
 
@@ -30,7 +30,7 @@ Start = Callable[..., Operator]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane on which no other operator runs."""
-    with ControlPlane.start(tmp_path_factory.mktemp("crashes")) as own:
+    with ControlPlane.start(tmp_path_factory.mktemp("crashes"), crds=CRDS) as own:
         install(own)
         yield own
 

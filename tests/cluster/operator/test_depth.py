@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import install
+from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
@@ -22,7 +22,7 @@ NAME = "deep"
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[Pool]:
     """A cluster, and an operator that can be replaced."""
-    with ControlPlane.start(tmp_path / "plane") as plane:
+    with ControlPlane.start(tmp_path / "plane", crds=CRDS) as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "deep"}})
         operators = [start(plane, tmp_path)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import install
+from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import QUICK, Operator
 
@@ -32,7 +32,7 @@ class Change:
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     """An audited control plane where alice and bob may do everything."""
-    with ControlPlane.start(tmp_path / "plane", audited=True) as own:
+    with ControlPlane.start(tmp_path / "plane", audited=True, crds=CRDS) as own:
         install(own)
         for user in ("alice", "bob"):
             own.kubectl("create", "clusterrolebinding", user, "--clusterrole=cluster-admin", f"--user={user}")

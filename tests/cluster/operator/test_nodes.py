@@ -141,9 +141,7 @@ def test_a_gang_that_is_not_bound_leaves_a_node_that_is_tainted_meanwhile_long_b
     tainted = share["nodes"][1]["node"]
     taint = {"key": "example.com/upkeep", "effect": "NoSchedule"}
     pool.api.patch(f"/api/v1/nodes/{tainted}", {"spec": {"taints": [taint]}})
-    pool.wait_until_seen()
-    open_gates(pool)
-    pool.wait("it lost its place", lambda: pool.condition("gang", "Evicted").get("reason") == "PlacementInvalidated")
+    pool.wait_for_event("gang", "PlacementInvalidated")
     pool.wait("it runs elsewhere", lambda: runs_without_gates(pool, "gang"))
     assert tainted not in pool.nodes_of("gang")
     assert pool.status("gang").get("startRetries", 0) == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import SYSTEM, install
+from tests.cluster.operator.installing import CRDS, SYSTEM, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
@@ -27,7 +27,7 @@ APART = {
 def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A control plane with the gang API, and an operator that uses it with the rights that the chart gives."""
     folder = tmp_path_factory.mktemp("gangs")
-    with ControlPlane.start(folder / "plane", gates=GATES) as plane:
+    with ControlPlane.start(folder / "plane", gates=GATES, crds=CRDS) as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "gangs"}})
         operator = Operator(

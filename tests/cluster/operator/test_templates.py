@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import install
+from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
@@ -17,7 +17,7 @@ from tests.cluster.operator.process import Operator
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A cluster, and an operator that forgets soon what it has learned, and takes little of each namespace."""
     folder = tmp_path_factory.mktemp("templates")
-    with ControlPlane.start(folder / "plane") as plane:
+    with ControlPlane.start(folder / "plane", crds=CRDS) as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "old"}})
         flags = ("--no-lease", "--dry-run-interval-seconds", "0.5", "--namespace-templates-mib", "1")

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 
 from tests.cluster.conftest import StartControlPlane
-from tests.cluster.operator.installing import install
+from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, kubeconfig
 
@@ -115,7 +115,7 @@ def test_a_followed_log_begins_before_the_pod_does_and_ends_with_the_attempt(poo
 
 def test_a_watched_job_survives_a_restart_of_the_api_server(start_control_plane: StartControlPlane) -> None:
     """The watch goes on from what it knows, and nothing is told twice."""
-    plane = start_control_plane(scheduler=False, kwok=False)
+    plane = start_control_plane(scheduler=False, kwok=False, crds=CRDS)
     install(plane)
     client = KubernetesClusterClient.connect(KubeContext(str(plane.kubeconfig())))
     path = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"

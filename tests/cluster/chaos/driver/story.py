@@ -20,7 +20,6 @@ from tests.cluster.chaos.driver.settings import Size
 from tests.cluster.chaos.driver.stage import GROUP, Stage
 from tests.cluster.chaos.driver.wishes import NAMESPACES, Wish, wishes
 from tests.cluster.controlplane.plane import ControlPlane
-from tests.cluster.operator.installing import wait_until_served
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[4]
@@ -74,7 +73,7 @@ def play(size: Size, folder: Path, say: Callable[[str], None]) -> Verdict:
     """Play one run; what it leaves in `folder` are logs and the observer's report."""
     began = time.monotonic()
     with ExitStack() as stack:
-        plane = stack.enter_context(ControlPlane.start(folder / "plane", readable=True))
+        plane = stack.enter_context(ControlPlane.start(folder / "plane", readable=True, crds=CRDS))
         operators = Operators(plane, folder / "operators")
         stack.callback(operators.stop)
         report = folder / "violations.jsonl"
@@ -140,10 +139,8 @@ class _Run:
         self._submitted: list[Wish] = []
 
     def set_up(self) -> None:
-        """CRDs, namespaces, nodes, flavors, queues, and the first operator."""
+        """Namespaces, nodes, flavors, queues, and the first operator."""
         stage, plane = self._stage, self._stage.plane
-        plane.kubectl("apply", "-f", str(CRDS))
-        wait_until_served(plane)
         for name in (NAMESPACE, *NAMESPACES):
             stage.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         for name in NAMESPACES:
