@@ -37,7 +37,7 @@ class HeartbeatTarget:
 
 
 class HeartbeatResponse(msgspec.Struct):
-    """What a collector says (docs/tracing.md)."""
+    """What a collector says (docs/collector.md)."""
 
     now: float
     job_uid: str

@@ -1,4 +1,4 @@
-"""docs/api.md: every field of the three kinds, with its form, its default and what it means."""
+"""docs/api.md: every field of the three kinds, with its type, default and meaning."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _INTRODUCTION = f"""\
 
 <!-- Written by `make manifests` from `platform/muster/spec`. -->
 
-Group `{GROUP}`, version `{VERSION}`. The same documents go to `kubectl apply`, `muster submit` and `muster apply`. The
-API server itself refuses what one object shows wrong, by the forms below and by the rules under each kind; what relates
-objects (a queue that does not exist, a flavor without the level) is accepted and waits with a reason.
+Group `{GROUP}`, version `{VERSION}`. `kubectl apply`, `muster submit` and `muster apply` accept the same documents.
+The API server refuses an object that is invalid by itself, by the types below and by the rules under each kind. An
+invalid relation between objects (a queue that does not exist, a flavor without the level) is accepted, and the job
+waits with a reason.
 
-Quantities are written as in Kubernetes: `8`, `"500m"`, `16Gi`. The API server takes a fraction only as text: `"0.5"` or
-`500m`. Times are RFC 3339. Lists marked *by name* are merged by that key in a server-side apply.
+Quantities are written as in Kubernetes: `8`, `"500m"`, `16Gi`. The API server accepts a fraction only as text: `"0.5"`
+or `500m`. Times are RFC 3339. Lists marked *by name* are merged by that key in a server-side apply.
 """
 
 
@@ -30,24 +31,24 @@ def api_reference() -> str:
 
 def _section(kind: CustomResource) -> str:
     schema = object_schema(kind.model)
-    scope = "In a namespace" if kind.namespaced else "For the whole cluster"
+    scope = "Namespaced" if kind.namespaced else "Cluster-scoped"
     spec, status = schema["properties"]["spec"], schema["properties"]["status"]
     lines = [
         f"## {kind.name}",
         "",
         f"{schema['description']} {scope}; `kubectl get {kind.short_names[0]}`.",
         "",
-        *_table(spec, "spec", ("field", "form", "default", "meaning")),
+        *_table(spec, "spec", ("field", "type", "default", "meaning")),
         "",
-        "Refused, or changed only as said:",
+        "Validation rules:",
         "",
         *(f"- `{place}`: {message}." for place, message in _rules(schema, "")),
         "",
         "### Status",
         "",
-        "Written by Muster alone.",
+        "Written only by Muster.",
         "",
-        *_table(status, "status", ("field", "form", "meaning")),
+        *_table(status, "status", ("field", "type", "meaning")),
         "",
     ]
     return "\n".join(lines)
@@ -60,7 +61,7 @@ def _table(schema: Schema, path: str, columns: tuple[str, ...]) -> Iterator[str]
         default = "required" if required else _default(field)
         cells = {
             "field": f"`{place}`",
-            "form": _format_text(field),
+            "type": _type_text(field),
             "default": default,
             "meaning": field.get("description", "").replace("|", "\\|"),
         }
@@ -81,17 +82,17 @@ def _default(field: Schema) -> str:
     return "" if default == {} else f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def _format_text(field: Schema) -> str:
-    """What may be written there, in a few words."""
+def _type_text(field: Schema) -> str:
+    """The type of a field, with its bounds."""
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"] if value)
     if "items" in field:
         keys = field.get("x-kubernetes-list-map-keys")
         bounds = _range_text(field.get("minItems"), field.get("maxItems"))
-        return f"list of {_format_text(field['items'])}{f' by {keys[0]}' if keys else ''}{bounds}"
+        return f"list of {_type_text(field['items'])}{f' by {keys[0]}' if keys else ''}{bounds}"
     if "additionalProperties" in field:
         inner = field["additionalProperties"]
-        return "quantities by resource" if "x-kubernetes-int-or-string" in inner else "texts by name"
+        return "map of quantity" if "x-kubernetes-int-or-string" in inner else "map of string"
     if field["type"] in ("integer", "number"):
         least = f"above {field['minimum']}" if field.get("exclusiveMinimum") else None
         bounds = (
@@ -103,7 +104,7 @@ def _format_text(field: Schema) -> str:
     if field["type"] == "string":
         if field.get("format") == "date-time":
             return "time"
-        return "name" if "pattern" in field else "text"
+        return "name" if "pattern" in field else "string"
     return str(field["type"])
 
 
@@ -117,7 +118,7 @@ def _range_text(minimum: object, maximum: object) -> str:
 
 def _rules(schema: Schema, path: str) -> Iterator[tuple[str, str]]:
     for rule in schema.get("x-kubernetes-validations", ()):
-        if rule["message"] != QUANTITY_RULES[0].message:  # of every quantity: told once is enough
+        if rule["message"] != QUANTITY_RULES[0].message:  # the same for every quantity: left out
             yield f"{path}{rule.get('fieldPath', '')}".lstrip("."), rule["message"]
     for name, field in schema.get("properties", {}).items():
         place = f"{path}.{name}".lstrip(".")

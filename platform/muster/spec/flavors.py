@@ -1,4 +1,4 @@
-"""Flavor: a kind of node, and how nodes of that kind are wired."""
+"""Flavor: a kind of node, and its topology."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class TopologyLevel(StrictModel):
     name: Name
     """The level's name, e.g. rack."""
     node_label: LabelKey
-    """The node label that tells the domain."""
+    """The node label whose value is the domain."""
 
 
 class FlavorSpec(StrictModel):
-    """Which nodes are of this kind, what pods on them tolerate, how they are wired (widest level first)."""
+    """The nodes of this kind, tolerations of pods on them, and their topology (widest level first)."""
 
     node_labels: Labels = {}
-    """Nodes with all these labels are of this kind; left out: every node."""
+    """Nodes with all these labels belong to the flavor. Default: every node."""
     tolerations: Tolerations = []
-    """What every pod placed here tolerates."""
+    """Tolerations that are added to every pod placed on these nodes."""
     topology: Annotated[list[TopologyLevel], Field(max_length=16), ListMapKey("name", "give every level its own")] = []
-    """Levels, widest first."""
+    """Topology levels, widest first."""
 
     @model_validator(mode="after")
     def _labels_once(self) -> FlavorSpec:
@@ -54,6 +54,6 @@ class Flavor(StrictModel):
     kind: Literal["Flavor"] = "Flavor"
     metadata: ObjectMeta
     spec: FlavorSpec = FlavorSpec()
-    """Which nodes are of this kind."""
+    """The nodes of this kind."""
     status: FlavorStatus = FlavorStatus()
-    """How the flavor stands."""
+    """The observed state."""

@@ -1,4 +1,4 @@
-"""TrainingJob: what became of it. Written by the engine alone."""
+"""TrainingJob: the status. Written only by the engine."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ class NodePods(StatusModel):
     node: str
     """The node."""
     indexes: str
-    """Which pods: "0-7" or "3"."""
+    """Indexes of the pods: "0-7" or "3"."""
 
 
 class RolePlacementStatus(StatusModel):
-    """Where the pods of one role are."""
+    """The nodes of one role's pods."""
 
     role: str
     """The role."""
     flavor: str = ""
-    """The kind of node."""
+    """The flavor."""
     nodes: list[NodePods] = []
-    """Node by node, indexes counting up."""
+    """The nodes, with ascending pod indexes."""
 
 
 class NominationStatus(StatusModel):
     """Capacity nominated for this job: see docs/glossary.md."""
 
     placement: list[RolePlacementStatus]
-    """The room."""
+    """The nominated nodes."""
     victims: list[str] = []
-    """Uids of the jobs that leave for it."""
+    """Uids of the jobs that are evicted for it."""
     expires_at: Time
-    """When the promise ends."""
+    """When the nomination expires."""
 
 
 class EvictionStatus(StatusModel):
-    """For whom this job is leaving, and until when it may take."""
+    """The eviction of this job for another one, and its deadline."""
 
     beneficiary: str = Field(alias="for")
-    """Uid of the job that gets the room."""
+    """Uid of the job that gets the capacity."""
     reason: str = ""
-    """Why."""
+    """The reason."""
     deadline: Time
     """When the pods are killed."""
 
 
 class LastFailure(StatusModel):
-    """The earliest failing container of the attempt that failed last."""
+    """The first failed container of the last failed attempt."""
 
     pod: str
     """The pod."""
     node: str = ""
     """The node it ran on."""
     exit_code: int | None = None
-    """Of the rank that failed first; 128 + signal when a signal ended it."""
+    """Exit code of the rank that failed first; 128 + signal if a signal ended it."""
     reason: str = ""
-    """In one word."""
+    """The reason, in one word."""
     log_tail: str = ""
     """The end of its log, at most 4 KiB."""
     at: Time | None = None
-    """When."""
+    """The time."""
 
 
 class CheckpointStatus(StatusModel):
@@ -75,129 +75,130 @@ class CheckpointStatus(StatusModel):
     step: int
     """The step it was taken after."""
     at: Time
-    """When."""
+    """The time."""
 
 
 class ProgressStatus(StatusModel):
-    """How far the job was when it last said so; at most once a minute, and only where it cannot be read live."""
+    """The last reported progress, updated at most once a minute; empty on one host, where it is read directly."""
 
     step: int
-    """Steps made."""
+    """Steps done."""
     steps: int | None = None
     """The last step."""
     loss: float | None = None
     """The loss at this step."""
     tokens_per_second: float | None = None
-    """Of the whole job."""
+    """Throughput of the whole job."""
     attempt: int = 0
-    """The attempt that said so."""
+    """The attempt that reported it."""
     at: Time
-    """When it said so."""
+    """The time of the report."""
 
 
 class FinishedPods(StatusModel):
-    """Pods of a role whose work is done."""
+    """Pods of a role that have completed."""
 
     role: str
     """The role."""
     indexes: str
-    """Which pods: "0-3,7"."""
+    """Indexes of the pods: "0-3,7"."""
 
 
 class BlamedNode(StatusModel):
-    """A node this job avoids for a time."""
+    """A node that this job avoids temporarily."""
 
     node: str
     """The node."""
     until: Time
-    """Until when."""
+    """The end of that time."""
 
 
 class TraceStatus(StatusModel):
-    """Where the traces and their report lie."""
+    """Location of the traces and their report."""
 
     report: str = ""
-    """The report, where one was built."""
+    """Path of the report, if one was built."""
     files: int = 0
-    """Number of traces that were collected, as far as it is known; once all pods have ended, all."""
+    """Number of collected traces as far as known; complete once all pods have ended."""
     location: str = ""
-    """The run's folder with its traces: of a store, as s3://bucket/muster/NAMESPACE/JOB-UID, or of a volume, as
-    pvc://CLAIM/NAMESPACE/JOB-UID. Empty: they are on this host, or go with their pods."""
+    """The run folder with the traces: in a store, as s3://bucket/muster/NAMESPACE/JOB-UID, or in a volume, as
+    pvc://CLAIM/NAMESPACE/JOB-UID. Empty: on this host, or deleted with the pods."""
 
 
 Phase: TypeAlias = Literal[
     "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
 ]
 TERMINAL_PHASES: tuple[Phase, ...] = ("Succeeded", "Failed", "Cancelled")
-"""Phases that a job never leaves."""
+"""Final phases."""
 
 
 class TrainingJobStatus(StatusModel):
-    """Conditions are the truth, `phase` and `reason` are derived."""
+    """`conditions` is authoritative; `phase` and `reason` are derived from it."""
 
     observed_generation: int = 0
-    """The generation of the spec that this is said of."""
+    """The generation of the spec that this status describes."""
     phase: Phase = "Pending"
-    """The state in one word, derived from the conditions and finishedAt. Terminating: cancelled, while processes of it
-    still run."""
+    """The state in one word, derived from conditions and finishedAt. Terminating: cancelled, and processes still
+    run."""
     reason: str = ""
-    """Why, in one word, derived from the conditions too: what one line of a table has room for."""
+    """The reason in one word, derived from conditions, for tables."""
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
-    """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the end is decided."""
+    """Admitted, PodsReady, Evicted, Suspended, and one of Complete, Failed and Cancelled once the outcome is
+    decided."""
     priority: int | None = None
-    """The priority that counts: that of the spec, or the value of its PriorityClass."""
+    """The effective priority: that of the spec, or the value of its PriorityClass."""
     queue_position: int | None = None
-    """How many gangs go first in the queue, plus one."""
+    """Position in the queue; 1 is the first."""
     estimated_start: Time | None = None
-    """When it may start, as far as the runtimes of others tell."""
+    """Estimated start time, from the declared run times of running jobs."""
     placement: list[RolePlacementStatus] = []
-    """Which pods are on which node."""
+    """The nodes of the pods."""
     nomination: NominationStatus | None = None
     """Capacity nominated for this job, until it is admitted or the nomination expires."""
     hold: Annotated[NominationStatus | None, Field(exclude=True)] = None
-    """Deprecated: read as nomination where an earlier version wrote it; never written. Removed in the next version."""
+    """Deprecated: read as nomination if an earlier version wrote it; never written. Removed in the next version."""
     eviction: EvictionStatus | None = None
-    """Set while the job leaves for another."""
+    """Set while the job is evicted for another one."""
     submitted_at: Time | None = None
-    """First submission; kept across evictions."""
+    """Time of the first submission; kept across evictions."""
     admitted_at: Time | None = None
-    """Start of the current stay."""
+    """Start of the current admission."""
     started_at: Time | None = None
     """When all pods of the attempt were ready."""
     ran_seconds: int = 0
-    """How long earlier attempts ran together; the present one has run since startedAt."""
+    """Total run time of earlier attempts; the current one has run since startedAt."""
     finished_at: Time | None = None
-    """When its last process had ended; since when it was complete, failed or cancelled, its condition tells."""
+    """When the last process ended. The condition has the time at which the outcome was decided."""
     resized_at: Time | None = None
     """When an elastic job last changed its size."""
     requeue_after: Time | None = None
-    """Backoff: not admitted before."""
+    """End of the backoff; the job is not admitted before."""
     attempt: int = 0
-    """Starts of the gang, counted from 0."""
+    """Number of the current attempt, counted from 0."""
     restarts: int = 0
     """Restarts that count against maxRestarts."""
     start_retries: int = 0
-    """Start timeouts in a row; these have their own limit, maxStartRetries."""
+    """Consecutive start timeouts; limited by maxStartRetries."""
     node_losses: int = 0
-    """Restarts because of lost nodes; these have their own bound."""
+    """Restarts because of lost nodes; they have a separate limit."""
     pods_wanted: int = 0
     """Pods of the attempt."""
     pods_ready: int = 0
     """Pods of the attempt that are ready."""
     elastic_replicas: int | None = None
-    """Pods of the attempt of the one elastic role; 0 while the job has none. For the subresource `scale`."""
+    """Pods of the only elastic role in this attempt; 0 without pods. For the subresource `scale`."""
     selector: str | None = None
-    """Selects the pods of the one elastic role by their labels. For the subresource `scale`."""
+    """Label selector of the pods of the only elastic role. For the subresource `scale`."""
     finished_pods: list[FinishedPods] = []
-    """Pods of the attempt that have done their work while others run on; they may be deleted."""
+    """Pods of the attempt that have completed while others still run; they may be deleted."""
     blamed_nodes: list[BlamedNode] = []
-    """Nodes that are avoided."""
+    """Nodes that the job avoids."""
     last_failure: LastFailure | None = None
-    """What failed last."""
+    """The last failure."""
     last_checkpoint: CheckpointStatus | None = None
-    """What the job resumes from."""
+    """The checkpoint from which the job resumes."""
     progress: ProgressStatus | None = None
-    """How far it is."""
+    """Progress of the job."""
     traces: TraceStatus | None = None
     """Traces and report."""
 

@@ -1,4 +1,4 @@
-"""TrainingJob: what the user wants."""
+"""TrainingJob: the spec."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ def max_job_name_length(roles: Iterable[tuple[str, int]]) -> int:
 
 
 class TopologyRequest(StrictModel):
-    """Level names of the flavor: all pods in one domain of `required`, of `preferred` when there is room."""
+    """Topology levels of the flavor: all pods in one domain of `required`, and of `preferred` if it has capacity."""
 
     required: Annotated[str, Field(max_length=MAX_JOB_NAME)] | None = None
-    """The level of which one domain must hold all pods, e.g. block."""
+    """The level at which one domain must contain all pods, e.g. block."""
     preferred: Annotated[str, Field(max_length=MAX_JOB_NAME)] | None = None
-    """A narrower level of which one domain shall hold them when there is room, e.g. rack."""
+    """A narrower level at which one domain should contain all pods if it has capacity, e.g. rack."""
 
 
 class RoleSpec(StrictModel):
-    """Pods that are alike."""
+    """Pods with the same template."""
 
     name: Name
     """The role's name, part of its pods' names."""
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     """Number of pods."""
     min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """Makes the role elastic: it runs with this many pods up to `replicas`. Left out: all of them or none."""
+    """Minimum number of pods. Makes the role elastic: it runs with `minReplicas` to `replicas` pods. Default:
+    `replicas`."""
     essential: bool = True
     """The job is complete when the pods of all essential roles have exited with 0."""
     flavors: FlavorNames = []
-    """Kinds of node, tried in order; left out: the job's."""
+    """Flavors, tried in order. Default: those of the job."""
     topology: TopologyRequest | None = None
-    """Where the role's pods are to lie together; left out: the job's, together with all other roles that leave it
-    out."""
+    """Topology constraint of the role's pods. Default: that of the job, together with all other roles that do not set
+    it."""
     template: PodTemplate
-    """The pods: a PodTemplateSpec. Unknown fields are kept; nodeName, schedulerName, priorityClassName and any
-    restartPolicy but Never are refused."""
+    """A PodTemplateSpec. Unknown fields are preserved; nodeName, schedulerName, priorityClassName and any restartPolicy
+    other than Never are refused."""
 
     @model_validator(mode="after")
     def _min_within_replicas(self) -> RoleSpec:
@@ -95,14 +96,15 @@ class RoleSpec(StrictModel):
 
 
 class FailureRule(StrictModel):
-    """What to do when the first failed container ended with one of these codes, or with this pod condition."""
+    """The action if the first failed container ended with one of these exit codes, or its pod has one of these
+    conditions."""
 
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=255)] = []
-    """Exit codes; 128 + signal when a signal ended it."""
+    """Exit codes; 128 + signal if a signal ended the container."""
     on_pod_conditions: Annotated[list[Annotated[str, Field(max_length=316)]], Field(max_length=64)] = []
-    """Types of pod conditions that are True, e.g. DisruptionTarget."""
+    """Types of pod conditions with status True, e.g. DisruptionTarget."""
     action: Literal["RestartGang", "RestartElsewhere", "FailJob"]
-    """RestartGang: a new attempt. RestartElsewhere: one that avoids the node. FailJob: no further attempt."""
+    """RestartGang: a new attempt. RestartElsewhere: a new attempt that avoids the node. FailJob: no further attempt."""
 
     @model_validator(mode="after")
     def _matches_something(self) -> FailureRule:
@@ -112,63 +114,64 @@ class FailureRule(StrictModel):
 
 
 class FailurePolicy(StrictModel):
-    """Rules are tried in order; without a match the gang is restarted until `maxRestarts` is used up."""
+    """Rules are tried in order. Without a match the gang restarts until `maxRestarts` is reached."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10_000)] = 3
-    """How often a failed gang is started anew. Evictions, resizes, lost nodes and start timeouts do not count."""
+    """Maximum number of restarts of a failed gang. Evictions, resizes, lost nodes and start timeouts do not count."""
     max_start_retries: Annotated[int, Field(ge=0, le=10_000)] | None = None
-    """How often in a row a gang that is not ready within `startTimeoutSeconds` is queued again; absent: without limit.
-    The count ends when all pods are ready."""
+    """Maximum number of consecutive start timeouts (`startTimeoutSeconds`) after which the gang is queued again.
+    Default: unlimited. The count is reset when all pods are ready."""
     rules: Annotated[list[FailureRule], Field(max_length=64)] = []
-    """The rules."""
+    """Failure rules."""
 
 
 class TraceRequest(StrictModel):
-    """Profile `steps` steps from `startStep` (1 is the first) on `ranks`; empty: all."""
+    """Profile `steps` steps from `startStep` (the first step is 1) on `ranks` (empty: all)."""
 
     start_step: Annotated[int, Field(ge=1, le=10**9)]
     """The first step of the trace, counted from 1."""
     steps: Annotated[int, Field(ge=1, le=1000)]
     """Number of steps."""
     ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=4096)] = []
-    """The ranks that write a trace; left out: all."""
+    """The ranks that write a trace. Default: all."""
 
 
 class TrainingJobSpec(StrictModel):
-    """One gang and how it is to be treated."""
+    """One gang and its policies."""
 
     queue: ObjectName = "default"
     """The queue whose quota the job uses."""
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    """Higher goes first, within the queue only."""
+    """Priority within the queue; higher goes first."""
     priority_class_name: ObjectName | None = None
-    """A PriorityClass whose value is the priority; instead of `priority`. The job waits until it exists."""
+    """A PriorityClass whose value is the priority, instead of `priority`. The job waits until it exists."""
     max_runtime_seconds: Seconds | None = None
-    """Bounds each stay, restarts included: then SIGTERM, grace, and the job has failed. Lets others start behind a
-    reservation, and gives estimates."""
+    """Maximum run time of each admission, including restarts. After it: SIGTERM, grace period, and the job fails.
+    Enables backfill and estimated start times."""
     start_timeout_seconds: Seconds = 600
-    """All pods must be ready within this time, or the gang is torn down and queued again."""
+    """All pods must be ready within this time, or the gang is deleted and queued again."""
     stall_timeout_seconds: Seconds | None = None
-    """No step for so long is a failure: a hung collective looks alive. Left out: never."""
+    """Maximum time without a new step, after which the job fails (for example in a hung collective). Default:
+    unlimited."""
     suspend: bool = False
-    """Releases everything; false again queues the job where it was."""
+    """true releases all resources; false queues the job again at its former position."""
     cancel: bool = False
-    """Stops the job for good and keeps its record. One way."""
+    """Stops the job permanently and keeps its record. Cannot be reset to false."""
     flavors: FlavorNames = []
-    """Kinds of node, tried in order; left out: all that the queue names."""
+    """Flavors, tried in order. Default: all flavors of the queue."""
     topology: TopologyRequest | None = None
-    """Where all pods are to lie together."""
+    """Topology constraint of all pods."""
     roles: Annotated[list[RoleSpec], Field(min_length=1, max_length=32), ListMapKey("name", "give every role its own")]
-    """One gang; usually one role."""
+    """The roles of the gang; usually one."""
     elastic_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    """How many pods the one elastic role may have now, from its `minReplicas` to its `replicas`: what `kubectl scale`
-    and a HorizontalPodAutoscaler set. Left out: its `replicas`."""
+    """Number of pods of the only elastic role, from its `minReplicas` to its `replicas`; set by `kubectl scale` and a
+    HorizontalPodAutoscaler. Default: its `replicas`."""
     failure_policy: FailurePolicy = FailurePolicy()
-    """What a failure leads to."""
+    """What happens after a failure."""
     trace: TraceRequest | None = None
-    """Which steps to profile."""
+    """The steps to profile."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
-    """The job is deleted so long after its end; left out: kept."""
+    """The job is deleted this time after its end. Default: never."""
 
     @model_validator(mode="after")
     def _one_priority(self) -> TrainingJobSpec:
@@ -221,15 +224,15 @@ def _was_accepted(document: Any) -> bool:
 
 
 class TrainingJob(StrictModel):
-    """One training job: one gang, whose pods start all together or not at all."""
+    """A training job: one gang, whose pods all start together or not at all."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["TrainingJob"] = "TrainingJob"
     metadata: ObjectMeta
     spec: TrainingJobSpec
-    """What the user wants."""
+    """The desired state."""
     status: TrainingJobStatus = TrainingJobStatus()
-    """What became of it."""
+    """The observed state."""
 
     @model_validator(mode="before")
     @classmethod

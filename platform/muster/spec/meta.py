@@ -1,4 +1,4 @@
-"""What every object has: metadata, conditions, and how strictly its fields are read."""
+"""Metadata, conditions and label selectors, and base classes that refuse or preserve unknown fields."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class Condition(StatusModel):
     """A standard condition of Kubernetes."""
 
     type: Annotated[str, Field(max_length=316)]
-    """What the condition is about."""
+    """The type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """The status of the condition."""
     reason: Annotated[str, Field(max_length=1024)]
-    """Why, in one word that programs can compare."""
+    """The reason in one word, for programs."""
     message: Annotated[str, Field(max_length=32768)] = ""
-    """Why, in a sentence with the numbers."""
+    """The reason in a sentence with numbers."""
     last_transition_time: Time
     """When `status` last changed."""
     observed_generation: int = 0
-    """The generation of the object that this is said of."""
+    """The generation of the object that this condition describes."""
 
 
 class LabelSelectorRequirement(StrictModel):
@@ -94,7 +94,7 @@ class LabelSelectorRequirement(StrictModel):
     key: LabelKey
     """The label's name."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """How the label is compared."""
+    """The comparison."""
     values: Annotated[list[LabelValue], Field(max_length=256)] = []
     """With In and NotIn: the values. With Exists and DoesNotExist: none."""
 
@@ -114,4 +114,4 @@ class LabelSelector(StrictModel):
     match_expressions: Annotated[
         list[Annotated[dict[str, Any], ValidatedAs(LabelSelectorRequirement)]], Field(max_length=64)
     ] = []
-    """Requirements on labels, all of which must hold."""
+    """Requirements on labels, all of which must match."""

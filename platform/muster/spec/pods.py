@@ -1,4 +1,4 @@
-"""A PodTemplateSpec of Kubernetes: every field that is read or refused is declared, all others are kept as they are."""
+"""A PodTemplateSpec of Kubernetes. Fields that Muster reads or refuses are declared; all others are preserved."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class PodToleration(ExtensibleModel):
     """A taint of nodes that the pod accepts."""
 
     key: Annotated[str, Field(pattern=f"^$|{LABEL_KEY}", max_length=MAX_LABEL_KEY)] = ""
-    """The taint's key; empty with operator Exists: every taint."""
+    """The taint's key. Empty with operator Exists: every taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
     """Equal compares `value`, Exists does not."""
     value: LabelValue = ""
     """The taint's value."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """The taint's effect; left out: all three."""
+    """The taint's effect. Default: all three."""
 
 
 def _check_tolerations_depth(tolerations: Any) -> Any:
@@ -47,45 +47,45 @@ class NodeSelectorRequirement(ExtensibleModel):
     """One requirement on a node."""
 
     key: LabelKey
-    """A label of the node, or a field of it."""
+    """A label or field of the node."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    """How it is compared."""
+    """The comparison."""
     values: list[str] = []
-    """What it is compared with."""
+    """The values to compare with."""
 
 
 class NodeSelectorTerm(ExtensibleModel):
-    """Requirements that must all hold."""
+    """Requirements that must all match."""
 
     match_expressions: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = []
-    """On labels of the node."""
+    """Requirements on labels of the node."""
     match_fields: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = []
-    """On fields of the node: metadata.name."""
+    """Requirements on fields of the node: metadata.name."""
 
 
 class NodeSelector(ExtensibleModel):
-    """Terms of which one must hold."""
+    """Terms of which one must match."""
 
     node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
-    """The terms."""
+    """The terms, of which one must match."""
 
 
 class NodeAffinity(ExtensibleModel):
     """Which nodes the pod may run on."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    """What a node must fulfil. The planner obeys it; preferences are kept and not read."""
+    """Required node affinity, respected by the planner. Preferences are preserved and ignored."""
 
 
 class Affinity(ExtensibleModel):
     """Affinity of the pod."""
 
     node_affinity: NodeAffinity | None = None
-    """To nodes."""
+    """Node affinity."""
 
 
 class EnvVar(ExtensibleModel):
-    """A literal variable, or one with `valueFrom` (kept for Kubernetes, refused on this host)."""
+    """A literal variable, or one with `valueFrom` (preserved for Kubernetes, refused on one host)."""
 
     name: str
     """The variable's name."""
@@ -97,42 +97,42 @@ class ContainerResources(ExtensibleModel):
     """Requests and limits; a limit without a request is also the request."""
 
     requests: Quantities = {}
-    """What is set aside."""
+    """Requested resources."""
     limits: Quantities = {}
-    """The most that may be used."""
+    """Maximum resources."""
 
 
 class VolumeMount(ExtensibleModel):
-    """Where a container has a volume."""
+    """The mount of a volume in a container."""
 
     name: str = ""
     """The volume's name."""
     mount_path: str = ""
     """The folder in the container."""
     sub_path: str = ""
-    """A folder of the volume that is mounted instead of all of it."""
+    """The folder of the volume to mount instead of its root."""
     sub_path_expr: str = ""
-    """The same, with variables of the container."""
+    """As subPath, with variables of the container expanded."""
 
 
 class ContainerPort(ExtensibleModel):
-    """A port at which a container listens."""
+    """A port on which a container listens."""
 
     name: str = ""
-    """Its name in the pod."""
+    """The name in the pod."""
     container_port: int | None = None
-    """Its number."""
+    """The port number."""
 
 
 class SecurityContext(ExtensibleModel):
-    """As whom a pod or a container runs; the collector runs as the same."""
+    """User and group of a pod or container; the collector uses the same."""
 
     run_as_user: int | None = None
-    """The user's number."""
+    """The user id."""
     run_as_group: int | None = None
-    """The group's number."""
+    """The group id."""
     se_linux_options: dict[str, Any] | None = None
-    """Labels of SELinux."""
+    """SELinux labels."""
 
 
 class PersistentVolumeClaimSource(ExtensibleModel):
@@ -143,82 +143,83 @@ class PersistentVolumeClaimSource(ExtensibleModel):
 
 
 class Volume(ExtensibleModel):
-    """A volume: what keeps a run folder is looked for among those of the template."""
+    """A volume; the volume of the run folder is determined from those of the template."""
 
     name: str = ""
-    """Its name in the pod."""
+    """The name in the pod."""
     persistent_volume_claim: PersistentVolumeClaimSource | None = None
-    """A claim of the job's namespace."""
+    """A PersistentVolumeClaim of the job's namespace."""
     empty_dir: dict[str, Any] | None = None
-    """A folder that goes with the pod."""
+    """A folder that is deleted with the pod."""
     ephemeral: dict[str, Any] | None = None
-    """A volume that goes with the pod."""
+    """A volume that is deleted with the pod."""
 
 
 class Container(ExtensibleModel):
-    """A container, as far as it is read."""
+    """The fields of a container that Muster reads."""
 
     name: str = "main"
-    """Its name in the pod."""
+    """The name in the pod."""
     image: str | None = None
-    """What it runs; needed on Kubernetes, ignored with a notice on one host."""
+    """The image. Required on Kubernetes, ignored with a warning on one host."""
     command: list[str] = []
-    """The program; left out: the image's."""
+    """The program. Default: that of the image."""
     args: list[str] = []
     """The program's arguments."""
     env: list[EnvVar] = []
-    """Variables beside Muster's `MUSTER_*`, from which `python -m muster_components.launch` makes those of torchrun."""
+    """Variables in addition to Muster's `MUSTER_*`, from which `python -m muster_components.launch` derives those of
+    torchrun."""
     working_dir: str | None = None
-    """The folder it starts in."""
+    """The working directory."""
     resources: ContainerResources = ContainerResources()
-    """What it asks for."""
+    """Requests and limits."""
     restart_policy: str | None = None
-    """Of an init container: Always makes it a sidecar that runs beside the others."""
+    """For init containers: Always makes it a native sidecar."""
     ports: list[Annotated[dict[str, Any], ValidatedAs(ContainerPort)]] = []
-    """Ports; one that the collector needs is refused."""
+    """Ports. The collector's port is refused."""
     volume_mounts: list[Annotated[dict[str, Any], ValidatedAs(VolumeMount)]] = []
-    """Where it has the pod's volumes; one of the run folder is kept."""
+    """Volume mounts. An own mount of the run folder's volume is preserved."""
     security_context: Annotated[dict[str, Any], ValidatedAs(SecurityContext)] = {}
-    """As whom it runs."""
+    """User and group of the container."""
 
 
 class PodSpec(ExtensibleModel):
-    """A pod's spec, as far as it is read."""
+    """The fields of a pod's spec that Muster reads."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=32)]
-    """The first one is the trainer; its exit code is the pod's."""
+    """The first one is the trainer, whose exit code is the pod's."""
     init_containers: Annotated[list[Container], Field(max_length=32)] = []
-    """Run before the others, one after another; with restartPolicy Always beside them."""
+    """Run before the containers, in sequence; with restartPolicy Always they run as sidecars."""
     node_selector: Labels = {}
     """Labels that the node must have."""
     affinity: Annotated[dict[str, Any], ValidatedAs(Affinity)] = {}
-    """Required node affinity is obeyed by the planner; the rest is Kubernetes' matter."""
+    """The planner respects required node affinity; kube-scheduler evaluates the rest."""
     tolerations: Tolerations = []
-    """Taints that the pod accepts, beside those of its flavor."""
+    """Tolerations, in addition to those of the flavor."""
     volumes: list[Annotated[dict[str, Any], ValidatedAs(Volume)]] = []
     """Volumes."""
     security_context: Annotated[dict[str, Any], ValidatedAs(SecurityContext)] = {}
-    """As whom its containers run that say nothing else."""
+    """Default user and group of the containers."""
     host_network: bool | None = None
-    """The pod is on the network of its node: then it meets others at ports of its own."""
+    """The pod uses the network of its node, and gets ports of its own for rendezvous and collector."""
     service_account_name: str | None = None
-    """The account by which the pod may ask the API server; left out: none."""
+    """The pod's service account. Default: the namespace's default, without a token."""
     resources: ContainerResources = ContainerResources()
-    """Requests and limits of the pod as a whole, in place of those of its containers (Kubernetes 1.34 and later)."""
+    """Pod-level requests and limits, instead of those of the containers (Kubernetes 1.34 and later)."""
     resource_claims: list[dict[str, Any]] = []
     """Refused: devices that a ResourceClaim allocates are not charged to a queue."""
     overhead: Quantities = {}
-    """What the pod takes beside its containers."""
+    """Resources of the pod in addition to its containers."""
     termination_grace_period_seconds: Annotated[int, Field(ge=0, le=86_400)] = 30
-    """From SIGTERM to SIGKILL: the time to write a checkpoint."""
+    """Seconds from SIGTERM to SIGKILL: the time to write a checkpoint."""
     restart_policy: Literal["Never"] = "Never"
-    """Never: a pod that ends is Muster's matter."""
+    """Must be Never: Muster restarts gangs."""
     node_name: None = None
     """Refused: Muster chooses the node."""
     scheduler_name: None = None
-    """Refused: Muster chooses the node, and kube-scheduler checks it."""
+    """Refused: Muster chooses the node, and kube-scheduler binds the pod."""
     priority_class_name: None = None
-    """Refused: pods run under Muster's own priority class; the job has `priorityClassName`."""
+    """Refused: pods have Muster's own priority class. Use `spec.priorityClassName` of the job."""
 
     @field_validator("resource_claims")
     @classmethod
@@ -232,7 +233,7 @@ class TemplateMeta(ExtensibleModel):
     """Labels and annotations of the pods."""
 
     labels: Labels = {}
-    """Labels beside those that Muster sets (muster.dev/...)."""
+    """Labels in addition to those that Muster sets (muster.dev/...)."""
     annotations: dict[str, str] = {}
     """Annotations."""
 

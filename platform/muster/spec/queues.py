@@ -1,4 +1,4 @@
-"""Queue: a node of the tree that shares the nodes among groups."""
+"""Queue: a node of the quota tree."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class FlavorQuota(StrictModel):
     """Quota of one flavor; see docs/scheduling.md."""
 
     flavor: ObjectName
-    """The kind of node."""
+    """The flavor."""
     guaranteed: Quantities = {}
-    """The queue's own, by resource. Left out: none; in a queue without a parent: its limit, if there is one."""
+    """The queue's own quota, by resource. Default: none; in a queue without a parent: its limit, if set."""
     limit: Quantities = {}
-    """The most it may use, borrowed included. Left out: no limit."""
+    """The most that the queue may use, including borrowed quota. Default: unlimited."""
     lend: Quantities = {}
-    """How much of its own others may borrow while it is idle. Left out: all."""
+    """How much of its own quota other queues may borrow while it is idle. Default: all."""
 
     @model_validator(mode="after")
     def _guaranteed_within_limit(self) -> FlavorQuota:
@@ -40,28 +40,29 @@ class QueueSpec(StrictModel):
     """A node of the queue tree."""
 
     parent: ObjectName | None = None
-    """The queue above; left out: a root. Roots never borrow from each other."""
+    """The parent queue. Default: none (a root). Roots never borrow from each other."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Share among siblings that both want more."""
+    """Fair-share weight among siblings that need more than their guarantee."""
     max_priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Jobs of a higher priority are not admitted; left out: no bound."""
+    """Jobs of a higher priority are not admitted. Default: unlimited."""
     half_life_seconds: Seconds = 7 * 24 * 3600
-    """After so long, past usage counts half. Read on the root."""
+    """Half-life of past usage in fair share. Used of the root only."""
     namespace_selector: LabelSelector | None = None
-    """Namespaces whose jobs may use the queue; left out: the parent's, and without any: none. {} selects all."""
+    """Namespaces whose jobs may use the queue. Default: that of the parent; without any: no namespace. {} selects
+    all."""
     resources: Annotated[list[FlavorQuota], Field(max_length=64), ListMapKey("flavor", "join the two entries")] = []
-    """Quota, flavor by flavor. A flavor that no queue on the path names cannot be used."""
+    """Quota by flavor. A flavor that no queue on the path to the root names cannot be used."""
 
 
 class FairShareUsage(StatusModel):
     """Decayed resource-seconds of one resource of one flavor."""
 
     flavor: str
-    """The kind of node."""
+    """The flavor."""
     resource: str
     """The resource."""
     resource_seconds: float
-    """The decayed integral; cpu in milli-cores."""
+    """The decayed integral; cpu in millicores."""
 
 
 class FairShareStatus(StatusModel):
@@ -70,26 +71,26 @@ class FairShareStatus(StatusModel):
     usage: list[FairShareUsage] = []
     """By flavor and resource."""
     at: Time
-    """As of when."""
+    """The time of the computation."""
 
 
 class QueueStatus(StatusModel):
     """Conditions (Active, Overcommitted) and fair-share usage."""
 
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
-    """Active: False in a cycle, under a missing parent or where it cannot be read, and admits nothing. Overcommitted:
-    the children's guarantees are more than the queue's, or its own are more than all nodes have."""
+    """Active: False in a cycle, with a missing parent, or if the spec cannot be decoded; the queue then admits nothing.
+    Overcommitted: the children's guarantees exceed the queue's, or its own exceed all nodes."""
     fair_share: FairShareStatus | None = None
-    """What the queue has used, for the order among siblings."""
+    """Past usage, for the order among siblings."""
 
 
 class Queue(StrictModel):
-    """A queue, part of a tree; jobs are submitted to its leaves."""
+    """A node of the queue tree; jobs are submitted to leaf queues."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["Queue"] = "Queue"
     metadata: ObjectMeta
     spec: QueueSpec = QueueSpec()
-    """What the queue may use."""
+    """The quota of the queue."""
     status: QueueStatus = QueueStatus()
-    """How it stands."""
+    """The observed state."""
