@@ -1,5 +1,5 @@
 """Admits gangs of one pod by creating it: the pod tells of the admission, and the job's status follows when there is
-time (docs/decisions/0108).
+time (docs/decisions/0010).
 """
 
 from __future__ import annotations

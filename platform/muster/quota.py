@@ -11,7 +11,7 @@ Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's 
     avail(q)    = min(L - all usage below q, max(0, kept - U) + avail(parent))
 
 and never more than L - all usage below any queue above q: what a queue keeps for itself does not count towards the U
-of those above, but it does count towards their limits (docs/decisions/0011).
+of those above, but it does count towards their limits (docs/scheduling.md).
 
 Absent: G = 0, L unlimited, K = T; but a root with a limit and without a guarantee has G = L: it borrows from nobody, so
 that what it may use is its own. An inner queue's G counts as at least its children's sum. A cell that no queue on

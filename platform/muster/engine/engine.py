@@ -256,7 +256,7 @@ class Engine:
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
     """With whatever is written of a job goes the priority that counts; not with an admission, which a pod may carry
-    (docs/decisions/0108)."""
+    (docs/decisions/0010)."""
     for draft in updater.updates.values():
         priority = priority_of(draft.job.spec, classes)
         if (
