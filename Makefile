@@ -1,9 +1,9 @@
-# Every target first makes the environment it needs; when that is there already, it takes no time.
+# Every target first creates the environment that it needs, once.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
 #   make test     all tests: unit, TorchX's nightly release, slow, cluster, kubelets, each a target of its own too
-#   make check    format, lint, types, who may import whom, what is generated and committed
-#   make fix      let the tools mend what they can
+#   make check    format, lint, types, import rules, generated files, committed content
+#   make fix      apply automatic fixes
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/spec
 #   make pod-fields   write the fields of a pod template again, after a newer Kubernetes was pinned for the tests
 #   make cluster-up   a Kubernetes control plane with virtual nodes, until Ctrl-C; NODES=4 GPUS=8
@@ -11,9 +11,9 @@
 #   make dist     the wheel and the source distribution in dist/, the same for the same commit
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
 #   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
-#   make chaos    1,000 jobs on a real control plane while everything breaks; SEED=, JOBS=, NODES=, MINUTES=
-#   make bench    the benchmarks behind the figures in the docs
-#   make matrix   what matters, against every supported torch and TorchX (20 GB of disk)
+#   make chaos    1,000 jobs on a real control plane with faults of every component; SEED=, JOBS=, NODES=, MINUTES=
+#   make bench    the benchmarks of docs/performance.md
+#   make matrix   the marked tests with every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
 
 SHELL := bash
