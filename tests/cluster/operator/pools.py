@@ -161,13 +161,14 @@ class Pool:
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
         """Wait until it holds; AssertionError that shows the jobs and the operator's log if it does not."""
-        until = time.monotonic() + seconds
+        until, pause = time.monotonic() + seconds, 0.02
         while not holds():
             trouble = self._trouble() if time.monotonic() < until else f"not within {seconds} s"
             assert not trouble, (
                 f"{what}: {trouble}\n{self.plane.kubectl('get', 'tj,pods', '-o', 'wide', '-n', self.namespace)}"
             )
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.25)  # each look costs the API server and the operator some
 
     def wait_until_seen(self, by: Operator | None = None) -> None:
         """Wait until the operator has seen what this part of the cluster is made of: it watches each resource on its

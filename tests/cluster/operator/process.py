@@ -122,11 +122,12 @@ class Operator:
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = 90.0) -> None:
         """Wait until it holds; AssertionError with the end of the log if it does not, or the process ends."""
-        until = time.monotonic() + seconds
+        until, pause = time.monotonic() + seconds, 0.02
         while not holds():
             assert self.running, f"the operator ended while waiting: {what}\n{self.tail()}"
             assert time.monotonic() < until, f"not within {seconds} s: {what}\n{self.tail()}"
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(pause * 1.2, 0.25)
 
 
 @contextmanager
