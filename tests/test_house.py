@@ -127,3 +127,9 @@ def test_the_allowlist_of_imports_names_the_line_that_breaks_it(tmp_path: Path) 
     assert seen["math"].returncode == 1
     assert "room.sums line 3 imports time" in seen["math"].stdout
     assert seen["math\n    time"].returncode == 0
+
+
+def test_no_test_file_imports_another() -> None:
+    found = re.compile(r"^\s*(?:from\s+(?:[\w.]*\.)?test_\w+\s+import|import\s+tests\.[\w.]*test_)", re.MULTILINE)
+    files = (ROOT / "tests").rglob("*.py")
+    assert [str(file.relative_to(ROOT)) for file in files if found.search(file.read_text())] == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
+from tests.engine.troubles import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.watched import Killed, Watched, cluster_of, workloads
 from tests.engine.worlds import flavor, job, nodes, queue
 
@@ -34,16 +34,6 @@ def run(cluster: Watched, kills: list[int]) -> None:
             engine, wake_at = Engine(cluster), cluster.now
             cluster.writes_left = kills.pop(0) if kills else None
     raise AssertionError("never ends")
-
-
-KILLS = st.lists(st.integers(0, 12), max_size=12)
-Arrivals = list[tuple[float, spec.TrainingJob, JobBehavior]]
-
-
-def may_fail(arrivals: Arrivals) -> set[str]:
-    """Jobs whose work fails, or that may run out of time."""
-    bounded = (one for one in arrivals if one[2].exit_codes or one[1].spec.max_runtime_seconds is not None)
-    return {wanted.metadata.name for _, wanted, _ in bounded}
 
 
 def check_killed(arrivals: Arrivals, kills: list[int]) -> None:

@@ -7,8 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.test_crashes import KILLS, Arrivals, may_fail
-from tests.engine.troubles import TROUBLES, Trouble, check_end, plan_trouble
+from tests.engine.troubles import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.watched import Killed, Watched, cluster_of, workloads
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 

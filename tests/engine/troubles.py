@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.watched import Watched
 from tests.engine.worlds import job, queue
 
+from muster import spec
 from muster.lifecycle import is_admitted, is_finished
+from muster.simulate import JobBehavior
 
 Trouble = tuple[float, str, int]
 """When, what, and a number that chooses the pod, node, job or queue."""
@@ -158,3 +160,15 @@ def check_end(cluster: Watched, names: list[str], may_fail: set[str]) -> None:
         assert is_finished(one.status)
         assert one.status.phase == "Succeeded" or name in may_fail or one.spec.cancel, one.status
         assert (one.status.nomination, one.status.eviction) == (None, None)
+
+
+KILLS = st.lists(st.integers(0, 12), max_size=12)
+
+
+Arrivals = list[tuple[float, spec.TrainingJob, JobBehavior]]
+
+
+def may_fail(arrivals: Arrivals) -> set[str]:
+    """Jobs whose work fails, or that may run out of time."""
+    bounded = (one for one in arrivals if one[2].exit_codes or one[1].spec.max_runtime_seconds is not None)
+    return {wanted.metadata.name for _, wanted, _ in bounded}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
+from tests.operator.leading import Cluster, operator, until
 from tests.operator.objects import job
-from tests.operator.serving import Server, serve, serving
+from tests.operator.serving import serve, serving
 
 from muster import spec
 from muster.engine import Engine
-from muster_operator.__main__ import ComponentExited, Operator
+from muster_operator.__main__ import ComponentExited
 from muster_operator.job_metrics import JobMetrics
 from muster_operator.kube.client import ApiRateLimits, ApiServerClient
 from muster_operator.kube.config import ApiServerEndpoint
@@ -22,73 +21,9 @@ from muster_operator.kube.lease import LeaderElector, Lease, LeaseCandidate, Lea
 from muster_operator.kube.resources import PODS
 from muster_operator.leader import LeaderTerm
 from muster_operator.metrics import OperatorMetrics
-from muster_operator.settings import Settings, parse_flags
+from muster_operator.settings import parse_flags
 
 NOBODYS = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
-TIMES = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, retry_s=0.02)
-
-
-class Cluster(Server):
-    """Lists and watches, with nothing in them, and one Lease. Lists of pods wait for `lists`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lease: dict[str, Any] | None = None
-        self.lists = asyncio.Event()
-        self.listed = 0
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if "/leases" in request.path:
-            return await self._lease(request)
-        if request.method != "GET":
-            return await super().answer(request)
-        if "watch" in request.query:
-            watch = web.StreamResponse()
-            await watch.prepare(request)
-            while request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110 - aiohttp tells nobody
-                await asyncio.sleep(0.02)
-            return watch
-        if request.path.endswith("/pods"):
-            self.calls.append("LIST pods")
-            await self.lists.wait()
-            self.listed += 1
-        return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
-
-    async def _lease(self, request: web.Request) -> web.Response:
-        if request.method == "GET":
-            return web.json_response(self.lease or {"code": 404}, status=200 if self.lease else 404)
-        body = await request.json()
-        now = (self.lease or {"metadata": {}})["metadata"].get("resourceVersion", "")
-        if body["metadata"].get("resourceVersion", "") != now:
-            return web.json_response({"code": 409, "reason": "Conflict"}, status=409)
-        self.take(body["spec"])
-        return web.json_response(self.lease)
-
-    def take(self, spec: dict[str, Any]) -> None:
-        """Somebody writes the Lease."""
-        self.version += 1
-        self.lease = {"metadata": {"name": "muster-operator", "resourceVersion": str(self.version)}, "spec": spec}
-
-    @property
-    def holder(self) -> str:
-        return "" if self.lease is None else str(self.lease["spec"].get("holderIdentity", ""))
-
-
-def settings() -> Settings:
-    flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
-    return parse_flags(flags)
-
-
-def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector, LeaseCandidate]:
-    claim = LeaseCandidate("me", TIMES)
-    election = LeaderElector(api, "ns", "muster-operator", claim)
-    return Operator(settings(), api, Fence(election), OperatorMetrics()), election, claim
-
-
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - a condition of the server, not of ours
-            await asyncio.sleep(0.01)
 
 
 def test_an_operator_whose_watch_ends_gives_the_lease_back_and_ends() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.simulate import auditor
+from tests.simulate.recordings import FORMS
 
 from muster import spec
 from muster.simulate import (
@@ -26,11 +27,6 @@ from muster.simulate import (
     write_placements,
 )  # fmt: skip
 
-DATA = Path(__file__).parent / "data"
-FORMS = {
-    "openb": (DATA / "openb_form_nodes.csv", DATA / "openb_form_pods.csv"),
-    "plain": (DATA / "plain_nodes.csv", DATA / "plain_jobs.csv"),
-}
 KEYS = [
     "policy", "jobs", "completed", "refused", "wait_s", "jct_s", "gpu_utilization", "fragmentation", "preemptions",
     "lost_work_s", "makespan_s", "wall_s",

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.simulate.test_replay import FORMS
+from tests.simulate.recordings import FORMS
 
 from muster.errors import InvalidTrace
 from muster.simulate import TraceJob, TraceNode, read_jobs, read_nodes, read_workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.torchx.test_story import ended, job, running
+from tests.torchx.jobs import ended, job, running
 from torchx.specs import AppState
 
 from muster.lifecycle import conditions, transitions

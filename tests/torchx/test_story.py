@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tests.torchx.jobs import PLACE, ended, job, running
 
 from muster.lifecycle import conditions, transitions
-from muster.model import RolePlacement, Wait
-from muster.spec import TrainingJob, TrainingJobStatus
+from muster.model import Wait
+from muster.spec import TrainingJobStatus
 from muster.torchx.follow import StatusReporter
 from muster.torchx.status_message import change_key, status_message
 
 WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
-PLACE = (RolePlacement("main", "local", (("n1", 1), ("n2", 1))),)
-
-
-def job(status: TrainingJobStatus) -> TrainingJob:
-    template = {"spec": {"containers": [{"command": ["true"]}]}}
-    document = {
-        "metadata": {"name": "a-1"},
-        "spec": {"queue": "research", "roles": [{"name": "main", "template": template}]},
-    }
-    return TrainingJob.model_validate(document).model_copy(update={"status": status})
-
-
-def running() -> TrainingJobStatus:
-    admitted = transitions.admit(TrainingJobStatus(), PLACE, 1.0)
-    return conditions.set_condition(admitted, conditions.PODS_READY, True, "Ready", "", 2.0)
-
-
-def ended(status: TrainingJobStatus) -> TrainingJobStatus:
-    """Its last process has ended."""
-    return conditions.with_status_fields(status, {"finished_at": 9.0})
 
 
 @pytest.mark.parametrize(

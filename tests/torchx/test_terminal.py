@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.torchx.test_story import job, running
-from tests.torchx.test_waiting import Ranks, Watching
+from tests.torchx.clients import Ranks, Watching
+from tests.torchx.jobs import job, running
 
 from muster.lifecycle import conditions, transitions
 from muster.log_options import DEFAULT_LOG_OPTIONS, LogOptions

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
-import secrets
 import signal
 import socket
 import subprocess
@@ -14,14 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.local.small import eventually
+from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 
-from muster.heartbeat_auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeat_auth import MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.devices import free_port
 from muster.tracing import heartbeat_server
 from muster.tracing.collector import main
@@ -34,50 +33,13 @@ from muster.tracing.heartbeat_server import (
 )
 from muster.tracing.shared_folder import SharedFolder
 
-TOKEN = "0123456789abcdef-token"
 NOTHING: dict[str, Any] = {"heartbeat": None, "checkpoint": None, "unreadable": []}
-
-
-@contextmanager
-def listening(run_dir: Path) -> Iterator[int]:
-    one = HeartbeatServer(
-        ListenAddress("127.0.0.1", 0), TOKEN, HeartbeatSource(SharedFolder(run_dir), "uid-1", "pod-0"), print
-    )
-    one.start()
-    try:
-        yield one.wait_for_port(60.0)
-    finally:
-        one.stop()
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
     with listening(tmp_path) as number:
         yield number
-
-
-PEER = HeartbeatSigner(TOKEN, "uid-1", "pod-0")
-
-
-def signed(peer: HeartbeatSigner = PEER, path: str = "/heartbeat", ahead_s: float = 0.0) -> str:
-    return peer.authorization(path, time.time() + ahead_s, secrets.token_hex(16))
-
-
-def ask(
-    port: int, path: str = "/heartbeat", authorization: str | None = None, verb: str = "GET", body: str | None = None
-) -> Any:
-    """The status and the body. Signed with the token unless an authorization is given; the answer's signature is looked
-    at."""
-    header = signed(path=path) if authorization is None else authorization
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(verb, path, body, {"Authorization": header} if header else {})
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
-    if answer.status == 200 and path == "/heartbeat":
-        assert PEER.verify_response(header, text, answer.headers[SIGNATURE_HEADER])
-        assert not PEER.verify_response(signed(), text, answer.headers[SIGNATURE_HEADER])
-    return answer.status, json.loads(text) if answer.headers.get_content_type() == "application/json" else text
 
 
 def write(run_dir: Path, name: str, text: str | bytes) -> None:

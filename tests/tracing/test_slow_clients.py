@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tests.tracing.test_endpoint import ask, listening
+from tests.tracing.endpoints import ask, listening
 
 from muster.tracing import heartbeat_server
 
