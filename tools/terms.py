@@ -1,0 +1,83 @@
+"""Looks for names that were given up, and for public classes of the same name.
+
+Names and sentences are those of Kubernetes, Slurm and PyTorch (docs/glossary.md); a term that was replaced must not come back.
+Run by `make check`; prints each place and exits with 1 where there is any.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+PRODUCT = ("platform/", "components/", "operators/")
+EXEMPT = ("CHANGELOG.md", "docs/releases.md", "tools/terms.py", "tests/test_terms.py", "constraints/")
+"""Where old names are listed beside the new ones, and files that are not ours to write."""
+RETIRED = {
+    "InsufficientResources": r"NoRoom",
+    "TopologyUnsatisfiable": r"TopologyNoRoom",
+    "WaitingForPreemption": r"HoldWaiting",
+    "BlockedByQueueHead": r"BehindHead",
+    "Nominated, NominationLost, NominationExpired": r"RoomHeld|HoldLost|HoldExpired",
+    "PlacementInvalidated": r"NoLongerFits",
+    "StatusWriteFailed": r"SetAside",
+    "NotReconciled": r"NotSeen",
+    "ReplicaStatusUnknown": r"ReplicaNotSeen",
+    "CollectorUnreachable": r"CollectorSilent",
+    "MusterNoLeader, MusterMultipleLeaders": r"MusterNobodyActs|MusterTwoAct",
+    "MusterSchedulingSlow": r"MusterPlansSlowly",
+    "MusterComponentFailing": r"MusterPartFails",
+    "MusterQueueStalled": r"MusterQueueStands",
+    "virtual": r"pretended|imagination",
+    "must be ...; got ...": r"is no (?:number|name|object|truth value|time|duration)|lasts no time",
+    "UncertainWrites, EventRecorder, PendingEvent, StatusUpdater": r"Doubts|Outbox|Letter|Desk|Staffing|Shelf",
+    "without effect, without success": r"in vain",
+}
+"""Regular expressions of retired terms, by the term to use."""
+_PATTERNS = {term: re.compile(rf"\b(?:{pattern})\b") for term, pattern in RETIRED.items()}
+
+
+def retired_terms(text: str) -> list[tuple[int, str, str]]:
+    """Return line number from 1, the retired term found there, and the term to use."""
+    return [
+        (number, found.group(), term)
+        for number, line in enumerate(text.splitlines(), start=1)
+        for term, pattern in _PATTERNS.items()
+        for found in pattern.finditer(line)
+    ]
+
+
+def duplicate_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the files of each public class name that is defined more than once. `sources`: path and text of modules."""
+    places = defaultdict(list)
+    for path, text in sources:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def main(root: Path) -> int:
+    """Print what is found; return the exit code."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, stdout=subprocess.PIPE, check=True).stdout
+    texts = {}
+    for name in listed.decode().split("\0"):
+        path = root / name
+        if name and path.is_file() and b"\0" not in (content := path.read_bytes())[:8000]:
+            texts[name] = content.decode(errors="replace")
+    found = 0
+    for name, text in texts.items():
+        for number, old, new in () if name.startswith(EXEMPT) else retired_terms(text):
+            print(f"{name}:{number}: {old!r} is retired; use: {new}")
+            found += 1
+    product = ((name, text) for name, text in texts.items() if name.startswith(PRODUCT) and name.endswith(".py"))
+    for name, paths in duplicate_classes(product).items():
+        print(f"class {name} is defined in {', '.join(paths)}: public class names are unique")
+        found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(__file__).resolve().parent.parent))
