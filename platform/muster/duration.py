@@ -35,6 +35,6 @@ def read_step_range(text: str) -> tuple[int, int]:
     if int(first) < 1:
         raise ValueError("begins before the first step; steps count from 1, as in 1:6")
     if int(end) <= int(first):
-        told = "holds no step: FIRST:END ends before step END, so that END has to be above FIRST"
-        raise ValueError(f"{told}; write for example {int(first)}:{int(first) + 5}")
+        message = "holds no step: FIRST:END ends before step END, so that END has to be above FIRST"
+        raise ValueError(f"{message}; write for example {int(first)}:{int(first) + 5}")
     return int(first), int(end) - int(first)

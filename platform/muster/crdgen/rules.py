@@ -103,8 +103,8 @@ def _amount(place: str) -> str:
 def _total_within_bounds(amounts: str) -> str:
     """All replicas of an amount can be counted: what one of several may ask for is compared, not a product of floats.
     Of CPUs it is a whole number of cores here, so up to one core less than the validator takes."""
-    most = f"quantity('0').add({MAX_AMOUNT} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
-    return f"!has({amounts}) || [{amounts}].all(m, m.all(k, {_amount('m[k]')}.compareTo({most}) <= 0))"
+    limit = f"quantity('0').add({MAX_AMOUNT} / (self.replicas * (k == 'cpu' ? 1000 : 1)))"
+    return f"!has({amounts}) || [{amounts}].all(m, m.all(k, {_amount('m[k]')}.compareTo({limit}) <= 0))"
 
 
 def _is_whole_number(amount: str) -> str:

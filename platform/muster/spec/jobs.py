@@ -192,10 +192,10 @@ class TrainingJobSpec(StrictModel):
     @model_validator(mode="after")
     def _elastic_within_role(self) -> TrainingJobSpec:
         for role in self.roles if self.elastic_replicas is not None else ():
-            least, most = role.min_replicas, role.replicas
-            if least is not None and least < most and not least <= (self.elastic_replicas or 0) <= most:
+            least, limit = role.min_replicas, role.replicas
+            if least is not None and least < limit and not least <= (self.elastic_replicas or 0) <= limit:
                 raise ValueError(
-                    f"elasticReplicas: must be from minReplicas ({least}) to replicas ({most}) of role {role.name}; "
+                    f"elasticReplicas: must be from minReplicas ({least}) to replicas ({limit}) of role {role.name}; "
                     f"got {self.elastic_replicas}"
                 )
         return self
@@ -252,10 +252,10 @@ class TrainingJob(StrictModel):
 
     @model_validator(mode="after")
     def _pod_names_fit_into_host_names(self) -> TrainingJob:
-        most = max_job_name_length((role.name, role.replicas) for role in self.spec.roles)
-        if len(self.metadata.name) > most:
+        limit = max_job_name_length((role.name, role.replicas) for role in self.spec.roles)
+        if len(self.metadata.name) > limit:
             raise ValueError(
                 f"metadata.name: with its role and index, {self.metadata.name!r} makes names of pods of more than "
-                f"{MAX_POD_NAME} characters; write at most {max(most, 0)}, or shorter names of roles"
+                f"{MAX_POD_NAME} characters; write at most {max(limit, 0)}, or shorter names of roles"
             )
         return self

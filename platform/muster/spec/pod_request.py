@@ -49,16 +49,16 @@ def _with_pod_level_resources(
     """
     if pod is None:
         return of_containers
-    asked = dict(pod.requests)
+    requested = dict(pod.requests)
     for name, value in pod.limits.items():
         if name not in of_containers or name.startswith(HUGE_PAGES_PREFIX):
-            asked.setdefault(name, value)
-    return _max(of_containers, {name: parse(value, name) for name, value in asked.items()})
+            requested.setdefault(name, value)
+    return _max(of_containers, {name: parse(value, name) for name, value in requested.items()})
 
 
 def _container_request(container: Container, parse: ParseAmount) -> dict[str, int]:
-    asked = {**container.resources.limits, **container.resources.requests}
-    return {name: parse(value, name) for name, value in asked.items()}
+    requested = {**container.resources.limits, **container.resources.requests}
+    return {name: parse(value, name) for name, value in requested.items()}
 
 
 def _add(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:

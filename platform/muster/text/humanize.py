@@ -47,8 +47,8 @@ def parse_time(text: str, now: float, field: str) -> float:
     try:
         return now - parse_duration(text, field)
     except InvalidSpec as error:
-        told = f"{field}: {text!r} is no time; write how long ago (10m, 2h) or a time (2026-11-20T14:00:00)"
-        raise InvalidSpec(told, field=field) from error
+        message = f"{field}: {text!r} is no time; write how long ago (10m, 2h) or a time (2026-11-20T14:00:00)"
+        raise InvalidSpec(message, field=field) from error
 
 
 def parse_step_range(text: str, field: str) -> tuple[int, int]:

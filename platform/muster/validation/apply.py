@@ -34,10 +34,10 @@ def check_apply(documents: Sequence[_Object], existing: Iterable[_Object]) -> No
         known = name in verdicts_before and _queue_error(verdicts_before[name]) == fault
         if fault is not None and not (known and name not in new):
             field = "spec.resources" if fault[0] == "Overcommitted" else "spec.parent"
-            told = f"queue {name!r}: {field}: {fault[1]}"
+            message = f"queue {name!r}: {field}: {fault[1]}"
             if fault[0] == "ParentNotFound":
-                told = f"{told}; {name_hint(str(after[name].spec.parent), [*after], 'queue')}"
-            raise Refused(told, field=field, reason=_REASONS[fault[0]])
+                message = f"{message}; {name_hint(str(after[name].spec.parent), [*after], 'queue')}"
+            raise Refused(message, field=field, reason=_REASONS[fault[0]])
     for queue in new.values():
         for index, entry in enumerate(queue.spec.resources):
             if flavors and entry.flavor not in flavors:
@@ -58,9 +58,9 @@ def check_no_children(name: str, queues: Iterable[Queue]) -> None:
         if queue.spec.parent == name and queue.metadata.deletion_timestamp is None
     )
     if children:
-        told = f"queue {name!r} has queues below it: {', '.join(children)}; without it they would admit nothing."
+        message = f"queue {name!r} has queues below it: {', '.join(children)}; without it they would admit nothing."
         raise Conflict(
-            f"{told} Delete them first, or together: muster delete queue {' '.join([*children, name])}; or give them"
+            f"{message} Delete them first, or together: muster delete queue {' '.join([*children, name])}; or give them"
             " another spec.parent",
             reason="HasChildren",
         )
@@ -71,8 +71,8 @@ def check_flavor_unused(name: str, users: Iterable[str]) -> None:
     jobs = sorted(users)
     if jobs:
         more = f" and {len(jobs) - _MAX_JOBS_SHOWN} more" if len(jobs) > _MAX_JOBS_SHOWN else ""
-        told = f"flavor {name!r} is in use by {', '.join(jobs[:_MAX_JOBS_SHOWN])}{more}; let them end first"
-        raise Conflict(told, reason="FlavorInUse")
+        message = f"flavor {name!r} is in use by {', '.join(jobs[:_MAX_JOBS_SHOWN])}{more}; let them end first"
+        raise Conflict(message, reason="FlavorInUse")
 
 
 def _queue_error(readiness: QueueReadiness) -> tuple[str, str] | None:

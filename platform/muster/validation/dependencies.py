@@ -28,8 +28,8 @@ def invalid_dependency(
     for role in job.spec.roles:
         names = role.flavors or job.spec.flavors or usable_flavors(queue, queues)
         if names and all(name in invalid_flavors for name in names):
-            told = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
-            return "UnknownFlavor", told
+            message = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
+            return "UnknownFlavor", message
     return None
 
 

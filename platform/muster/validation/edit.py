@@ -48,8 +48,8 @@ def being_deleted_conflict(kind: str, name: str) -> Conflict:
     """Why an object is not applied: it is on its way out, and what is written now would go with it."""
     if kind == "TrainingJob":
         return Conflict(f"job {name!r} is being deleted; apply it again in a moment")
-    told = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
-    return Conflict(f"{told}; apply it again once they are gone")
+    message = f"{kind.lower()} {name!r} is being deleted and waits for its unfinished jobs"
+    return Conflict(f"{message}; apply it again once they are gone")
 
 
 def resumed_in_vain(job: TrainingJob) -> Refused:

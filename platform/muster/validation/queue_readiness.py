@@ -126,10 +126,10 @@ def _overcommitted(by_name: Mapping[str, Queue], readiness: Mapping[str, QueueRe
             for (flavor, resource), total in sorted(sums.items()):
                 bound = bounds.get((flavor, resource))
                 if bound is not None and total > bound and name not in messages:
-                    shown, asked = format_quantity(bound, resource), format_quantity(total, resource)
+                    shown, requested = format_quantity(bound, resource), format_quantity(total, resource)
                     messages[name] = (
-                        f"its children are guaranteed {asked} {resource} of {flavor} together, it {word} {shown}; "
-                        f"raise it to {asked} or lower theirs ({', '.join(sorted(children[name]))})"
+                        f"its children are guaranteed {requested} {resource} of {flavor} together, it {word} {shown}; "
+                        f"raise it to {requested} or lower theirs ({', '.join(sorted(children[name]))})"
                     )
         counted[name] = {key: max(own.get(key, 0), sums.get(key, 0)) for key in {*own, *sums}}
     return messages

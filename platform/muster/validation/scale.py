@@ -16,8 +16,8 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
     names = [role.name for role in job.spec.roles]
     for name in replicas:
         if name not in names:
-            told = f"job {job.metadata.name!r} has no role {name!r}; it has {', '.join(names)}"
-            raise NotFound(told, field="role", reason="RoleNotFound")
+            message = f"job {job.metadata.name!r} has no role {name!r}; it has {', '.join(names)}"
+            raise NotFound(message, field="role", reason="RoleNotFound")
     written = job.model_dump(by_alias=True, exclude_unset=True)
     for place, role in enumerate(job.spec.roles):
         if role.name in replicas:
@@ -28,11 +28,11 @@ def with_replicas(job: TrainingJob, replicas: Mapping[str, int]) -> TrainingJob:
     try:
         return TrainingJob.model_validate(written)
     except ValidationError as error:
-        told = "; ".join(finding["msg"].removeprefix("Value error, ") for finding in error.errors())
-        raise InvalidSpec(f"replicas: {told}", field="replicas") from error
+        message = "; ".join(finding["msg"].removeprefix("Value error, ") for finding in error.errors())
+        raise InvalidSpec(f"replicas: {message}", field="replicas") from error
 
 
 def _check_min_replicas(role: str, replicas: int, min_replicas: int | None) -> None:
     if min_replicas is not None and replicas < min_replicas:
-        told = f"role {role}: {replicas} is below its minReplicas {min_replicas}; write at least {min_replicas}"
-        raise InvalidSpec(told, field="replicas")
+        message = f"role {role}: {replicas} is below its minReplicas {min_replicas}; write at least {min_replicas}"
+        raise InvalidSpec(message, field="replicas")

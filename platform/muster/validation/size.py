@@ -58,23 +58,23 @@ def _too_large_for_quota(
 ) -> tuple[int, Refused] | None:
     """(pods that would fit, refusal) when every candidate flavor has a resource of which the queue can never have
     enough."""
-    told: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
+    message: list[tuple[str, str, int, int]] = []  # flavor, resource, the most, pods that fit it
     for flavor in candidates:
         limits = [(name, amount, max_quota(tree, queue, flavor, name)) for name, amount in role.request]
         short = [(name, limit, limit // amount) for name, amount, limit in limits
                  if limit is not None and amount * role.min_replicas > limit]  # fmt: skip
         if not short:
             return None
-        told.append((flavor, *min(short, key=lambda item: item[2])))
-    if not told:
+        message.append((flavor, *min(short, key=lambda item: item[2])))
+    if not message:
         return None
-    flavor, resource, limit, pods = max(told, key=lambda item: (item[3], item[0]))
+    flavor, resource, limit, pods = max(message, key=lambda item: (item[3], item[0]))
     each, shown = role.request.get(resource), format_quantity(limit, resource)
-    asked = format_quantity(each * role.min_replicas, resource)
+    requested = format_quantity(each * role.min_replicas, resource)
     if has_no_guarantee(tree, tree.index[queue], tree.cell_index[flavor, resource]):
         shown += ", since neither it nor a queue above it guarantees any"
     return pods, Refused(
-        f"role {role.name} needs {asked} {resource} of {flavor} ({_pods_text(role)}); "
+        f"role {role.name} needs {requested} {resource} of {flavor} ({_pods_text(role)}); "
         f"queue {queue} can never have more than {shown}: {_largest_text(pods)}",
         field="spec.roles",
         reason="LargerThanQuota",
@@ -133,9 +133,9 @@ def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Seq
     message = ""
     for name, amount in request:
         largest = min(usable, key=lambda node: (-node.allocatable.get(name), node.name))
-        most = largest.allocatable.get(name)
-        if most < amount:
-            message += f"; the largest node, {largest.name}, has {format_quantity(most, name)} {name}"
+        limit = largest.allocatable.get(name)
+        if limit < amount:
+            message += f"; the largest node, {largest.name}, has {format_quantity(limit, name)} {name}"
     return message
 
 

@@ -61,8 +61,8 @@ def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
         )
     children = sorted(queue.metadata.name for queue in by_name.values() if queue.spec.parent == name)
     if children:
-        told = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
-        raise Refused(told, field="spec.queue", reason="QueueNotLeaf")
+        message = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
+        raise Refused(message, field="spec.queue", reason="QueueNotLeaf")
 
 
 def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Mapping[str, str]) -> None:
@@ -71,12 +71,12 @@ def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Map
         return
     selector = nearest_selector(name, by_name.values())
     if selector is None:
-        right = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
+        hint = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
     else:
         shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
-        right = f"it wants {_selector_text(selector)}; the namespace's labels are {shown}"
+        hint = f"it wants {_selector_text(selector)}; the namespace's labels are {shown}"
     raise Refused(
-        f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {right}",
+        f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {hint}",
         field="spec.queue",
         reason="QueueNotAllowed",
     )
@@ -102,21 +102,21 @@ def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Map
     path = path_to_root(job.spec.queue, by_name)
     caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
     if caps and priority > min(caps)[0]:
-        most, name = min(caps)
+        limit, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
-        right = f"write {most} or less" if named is None else "write a class with a lower value"
-        message = f"{field}: {priority} is above maxPriority {most} of {whose}; {right}"
+        hint = f"write {limit} or less" if named is None else "write a class with a lower value"
+        message = f"{field}: {priority} is above maxPriority {limit} of {whose}; {hint}"
         raise Refused(message, field=field, reason="PriorityTooHigh")
 
 
 def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], TopologyRequest | None]]:
     """(path in the spec, flavors, topology) that count for the job itself and for every role."""
     spec = job.spec
-    wishes: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
+    constraints: list[tuple[str, Sequence[str], TopologyRequest | None]] = [("spec", spec.flavors, spec.topology)]
     for index, role in enumerate(spec.roles):
         if role.flavors or role.topology is not None:
-            wishes.append((f"spec.roles[{index}]", role.flavors or spec.flavors, role.topology or spec.topology))
-    return wishes
+            constraints.append((f"spec.roles[{index}]", role.flavors or spec.flavors, role.topology or spec.topology))
+    return constraints
 
 
 def _check_flavors(
@@ -131,9 +131,9 @@ def _check_flavors(
                 reason="UnknownFlavor",
             )
     if names and not set(names) & set(usable):
-        told = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
+        message = f"{path}.flavors: queue {queue!r} has no quota for {' or '.join(map(repr, names))}"
         raise Refused(
-            f"{told}; {name_hint(names[0], usable, 'flavor with quota')}",
+            f"{message}; {name_hint(names[0], usable, 'flavor with quota')}",
             field=f"{path}.flavors",
             reason="UnknownFlavor",
         )
@@ -144,9 +144,9 @@ def _check_levels(path: str, topology: TopologyRequest, candidates: Sequence[Fla
     for word, level in (("required", topology.required), ("preferred", topology.preferred)):
         if level is not None and level not in known:
             of = ", ".join(flavor.metadata.name for flavor in candidates)
-            told = f"{path}.topology.{word}: {of} has no level {level!r}"
+            message = f"{path}.topology.{word}: {of} has no level {level!r}"
             raise Refused(
-                f"{told}; {name_hint(level, known, 'level')}",
+                f"{message}; {name_hint(level, known, 'level')}",
                 field=f"{path}.topology.{word}",
                 reason="UnknownTopologyLevel",
             )

@@ -32,28 +32,30 @@ def apply_warnings(
     tree = quota_tree(queues)
     unused = QuotaUsage(tree)
     parents_before = {queue.spec.parent for queue in before.values()}
-    told = {name: _limit_warnings(queue, unused) for name, queue in new.items()}
+    message = {name: _limit_warnings(queue, unused) for name, queue in new.items()}
     if nodes is not None:
         capacity = _capacity(nodes)
         for name, queue in new.items():
-            told[name] += _guarantee_warnings(queue, capacity)
+            message[name] += _guarantee_warnings(queue, capacity)
     for name in new:
         number = tree.index[name]
         if tree.children[number]:
             continue
         if not tree.flavors[number]:
-            told[name].append(f"spec.resources: {NO_FLAVOR_MESSAGE}")
+            message[name].append(f"spec.resources: {NO_FLAVOR_MESSAGE}")
         if nearest_selector(name, queues) is None:
-            told[name].append(
+            message[name].append(
                 "spec.namespaceSelector: neither this queue nor one above it sets it, so that no namespace may submit"
                 " jobs to it; {} allows all"
             )
     for name, queue in new.items():
         parent = queue.spec.parent
         if parent in before and parent not in parents_before:
-            told[name].append(f"jobs can no longer be submitted to {parent!r}: only queues without children take jobs")
+            message[name].append(
+                f"jobs can no longer be submitted to {parent!r}: only queues without children take jobs"
+            )
             parents_before.add(parent)
-    return {name: sentences for name, sentences in told.items() if sentences}
+    return {name: sentences for name, sentences in message.items() if sentences}
 
 
 def has_no_guarantee(tree: QueueTree, queue: int, cell: int) -> bool:
@@ -72,21 +74,21 @@ def _capacity(nodes: Iterable[NodeInfo]) -> dict[tuple[str, str], int]:
 
 
 def _guarantee_warnings(queue: Queue, capacity: Mapping[tuple[str, str], int]) -> list[str]:
-    told = []
+    message = []
     for index, entry in enumerate(queue.spec.resources):
         for resource, text in sorted(entry.guaranteed.items()):
-            most = capacity.get((entry.flavor, resource), 0)
-            if parse_quantity(text, resource) > most:
-                shown = format_quantity(most, resource)
-                told.append(
+            limit = capacity.get((entry.flavor, resource), 0)
+            if parse_quantity(text, resource) > limit:
+                shown = format_quantity(limit, resource)
+                message.append(
                     f"spec.resources[{index}].guaranteed: {resource} of {entry.flavor}: {text} is more than the {shown}"
                     " that all its nodes have"
                 )
-    return told
+    return message
 
 
 def _limit_warnings(queue: Queue, unused: QuotaUsage) -> list[str]:
-    told, tree, number = [], unused.tree, unused.tree.index[queue.metadata.name]
+    message, tree, number = [], unused.tree, unused.tree.index[queue.metadata.name]
     root = tree.queues[tree.root(number)].name
     for index, entry in enumerate(queue.spec.resources):
         for resource, text in sorted(entry.limit.items()):
@@ -94,16 +96,18 @@ def _limit_warnings(queue: Queue, unused: QuotaUsage) -> list[str]:
             place, what = f"spec.resources[{index}].limit", f"{resource} of {entry.flavor}"
             guaranteed = tree.guaranteed[number][cell]
             if limit and has_no_guarantee(tree, number, cell):
-                told.append(
+                message.append(
                     f"{place}: {what}: neither this queue nor one above it guarantees any, so that it can use 0;"
                     f" give it a guaranteed, or queue {root!r} a guaranteed or a limit"
                 )
             elif root == queue.metadata.name and 0 < guaranteed < limit:
-                most = format_quantity(guaranteed, resource)
-                told.append(
-                    f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {most} is guaranteed"
+                maximum = format_quantity(guaranteed, resource)
+                message.append(
+                    f"{place}: {what}: {text} is never reached: a root borrows from nobody, and {maximum} is guaranteed"
                 )
             elif (at_most := unused.available(number, cell)) < limit:
-                most = format_quantity(at_most, resource)
-                told.append(f"{place}: {what}: {text} is never reached: the queues above it leave it {most} at most")
-    return told
+                maximum = format_quantity(at_most, resource)
+                message.append(
+                    f"{place}: {what}: {text} is never reached: the queues above it leave it {maximum} at most"
+                )
+    return message

@@ -68,42 +68,42 @@ def parse_objects(
     of `muster describe --json` can be submitted again, unless values of variables are hidden in it.
     """
     found: list[ParsedObject] = []
-    complaints: list[FieldError] = []
+    errors: list[FieldError] = []
     first_lines: dict[tuple[str, str, str], int] = {}
     for document in parse_yaml(text, source):
         if document.value is None:
             continue
-        if len(complaints) >= _MAX_ERRORS:
+        if len(errors) >= _MAX_ERRORS:
             break
         model, wrong = _object_type(document)
-        complaints += wrong
+        errors += wrong
         if model is None:
             continue
         item, wrong = _validate(model, document)
-        complaints += wrong
+        errors += wrong
         seen = {one.path for one in wrong}
-        doubts = [
+        warnings = [
             FieldError(field.path, document.line(field.path), field.message)
             for field in islice(unknown_to_kubernetes(document.value), _MAX_ERRORS)
             if field.path not in seen
         ]
-        complaints += [] if allow_unknown_pod_fields else doubts
+        errors += [] if allow_unknown_pod_fields else warnings
         if item is None:
             continue
-        complaints += _hidden_values(item, document)
+        errors += _hidden_values(item, document)
         key = (item.kind, item.metadata.namespace or "", item.metadata.name)
         line = document.line(("metadata", "name"))
         if key in first_lines:
-            told = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
-            complaints.append(FieldError(("metadata", "name"), line, told))
+            message = f"{item.kind} {item.metadata.name!r} is already at line {first_lines[key]}; keep one of them"
+            errors.append(FieldError(("metadata", "name"), line, message))
         first_lines.setdefault(key, line)
         found.append(
             ParsedObject(
-                item, source, document, tuple(_error_lines(doubts, source)) if allow_unknown_pod_fields else ()
+                item, source, document, tuple(_error_lines(warnings, source)) if allow_unknown_pod_fields else ()
             )
         )
-    if complaints:
-        raise _invalid_spec(complaints, source)
+    if errors:
+        raise _invalid_spec(errors, source)
     if not found:
         raise InvalidSpec(f"{source}: no object in it; write at least one of {', '.join(KINDS)}")
     return found
@@ -119,12 +119,12 @@ def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[Fiel
     wrong = []
     version, kind = value.get("apiVersion"), value.get("kind")
     if version != API_VERSION:
-        told = "missing" if version is None else f"{format_value(version)} is not known"
-        wrong.append(FieldError(("apiVersion",), line(("apiVersion",)), f"{told}; write {API_VERSION}"))
+        message = "missing" if version is None else f"{format_value(version)} is not known"
+        wrong.append(FieldError(("apiVersion",), line(("apiVersion",)), f"{message}; write {API_VERSION}"))
     if not isinstance(kind, str) or kind not in KINDS:
-        told = "missing" if kind is None else f"{format_value(kind)} is not known"
-        right = did_you_mean(str(kind), KINDS, f"write one of {', '.join(KINDS)}")
-        return None, [*wrong, FieldError(("kind",), line(("kind",)), f"{told}; {right}")]
+        message = "missing" if kind is None else f"{format_value(kind)} is not known"
+        hint = did_you_mean(str(kind), KINDS, f"write one of {', '.join(KINDS)}")
+        return None, [*wrong, FieldError(("kind",), line(("kind",)), f"{message}; {hint}")]
     return KINDS[kind], wrong
 
 
@@ -132,17 +132,17 @@ def _validate(model: type[AnyObject], document: SourceMap) -> tuple[AnyObject | 
     """The object, or all that is wrong with its fields."""
     unknown = list(islice(unknown_fields(model, document.value), _MAX_ERRORS))
     meant = {field.suggestion for field in unknown}
-    complaints = [FieldError(field.path, document.line(field.path), field.message) for field in unknown]
+    errors = [FieldError(field.path, document.line(field.path), field.message) for field in unknown]
     try:
-        return model.model_validate(_without_server_fields(document.value), strict=True), complaints
+        return model.model_validate(_without_server_fields(document.value), strict=True), errors
     except ValidationError as error:
         for finding in error.errors(include_url=False)[:_MAX_ERRORS]:
             told_already = finding["loc"] == ("apiVersion",) or (
                 finding["type"] == "missing" and finding["loc"] in meant
             )
             if finding["type"] != "extra_forbidden" and not told_already:
-                complaints.append(to_field_error(finding, document))
-        return None, complaints
+                errors.append(to_field_error(finding, document))
+        return None, errors
 
 
 def _hidden_values(item: AnyObject, document: SourceMap) -> list[FieldError]:

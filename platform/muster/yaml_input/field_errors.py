@@ -81,34 +81,34 @@ def to_field_error(finding: Any, document: SourceMap) -> FieldError:
 
 
 def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
-    told = format_value(value)
+    message = format_value(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{told} is no number to reckon with; write a finite one"
+        return f"{message} is no number to reckon with; write a finite one"
     if kind == "missing":
         return "missing; write it"
     if kind == "none_required":
-        return f"{told} is not allowed: Muster sets it; leave the field out"
+        return f"{message} is not allowed: Muster sets it; leave the field out"
     if kind == "literal_error":
-        return f"{told} is not known; write {context.get('expected', '')}"
+        return f"{message} is not known; write {context.get('expected', '')}"
     if kind in ("greater_than_equal", "greater_than"):
         bound = context.get("ge", context.get("gt"))
         return (
-            f"{told} is too small; write {_number(bound)} or more"
+            f"{message} is too small; write {_number(bound)} or more"
             if "ge" in context
-            else f"{told} is too small; write more than {_number(bound)}"
+            else f"{message} is too small; write more than {_number(bound)}"
         )
     if kind in ("less_than_equal", "less_than"):
-        return f"{told} is too large; write {_number(context.get('le', context.get('lt')))} or less"
+        return f"{message} is too large; write {_number(context.get('le', context.get('lt')))} or less"
     if kind == "string_pattern_mismatch" and context.get("pattern", "").endswith(LABEL_KEY):
-        return f"must be {LABEL_SYNTAX}; got {told}"
+        return f"must be {LABEL_SYNTAX}; got {message}"
     if kind == "string_pattern_mismatch" and context.get("pattern") == LABEL_VALUE:
-        return f"must be a label's value: at most 63 letters, digits, '-', '_' and '.'; got {told}"
+        return f"must be a label's value: at most 63 letters, digits, '-', '_' and '.'; got {message}"
     if kind == "string_pattern_mismatch":
-        return f"{told} is no name; {_NAME_SYNTAX}"
+        return f"{message} is no name; {_NAME_SYNTAX}"
     if kind == "string_too_long":
-        return f"{told} has {len(value)} characters; write at most {context.get('max_length')}"
+        return f"{message} has {len(value)} characters; write at most {context.get('max_length')}"
     if kind == "string_too_short":
-        return f"{told} is empty; write a name"
+        return f"{message} is empty; write a name"
     if kind == "too_short":
         return f"is empty; write at least {context.get('min_length')}"
     if kind == "too_long":
@@ -118,7 +118,7 @@ def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
         if value is None:
             return f"is empty; write {wanted}"
         quotes = ", in quotes" if wanted == "text" and isinstance(value, bool | int | float) else ""
-        return f"{told} is not {wanted}; write {wanted}{quotes}"
+        return f"{message} is not {wanted}; write {wanted}{quotes}"
     return text.removeprefix("Value error, ")
 
 

@@ -35,9 +35,9 @@ def invalid_reason(document: Mapping[str, Any], kind: str) -> str | None:
     except ValidationError as error:
         unknown = {field.path: field.message for field in unknown_fields(_MODELS[kind], judged)}
         found = [to_field_error(finding, SourceMap(document, {})) for finding in error.errors()]
-        told = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MAX_ERRORS_SHOWN]]
-        more = len(found) - len(told)
-        return "; ".join(told) + (f"; and {more} more" if more else "")
+        message = [f"{one.field}: {unknown.get(one.path, one.message)}" for one in found[:_MAX_ERRORS_SHOWN]]
+        more = len(found) - len(message)
+        return "; ".join(message) + (f"; and {more} more" if more else "")
     return None
 
 

@@ -54,10 +54,10 @@ def unknown_in(kind: str, value: Any, path: Path = ()) -> Iterator[UnknownField]
             yield from unknown_in(known[key], item, (*path, key))
         elif key not in known:
             guess = suggest_field(key, known)
-            right = (
+            hint = (
                 f"did you mean {guess!r}?" if guess else f"Kubernetes {_pod_fields()['kubernetes']} has no such field"
             )
-            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field of {kind}; {right}")
+            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field of {kind}; {hint}")
 
 
 def _get(value: Any, key: str) -> Any:

@@ -48,8 +48,8 @@ def unknown_fields(model: type[BaseModel], value: Any, path: Path = ()) -> Itera
             continue
         guess = suggest_field(key, known, _TYPO_SIMILARITY if open_ended else _SIMILARITY)
         if guess or not open_ended:
-            right = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
-            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {right}")
+            hint = f"did you mean {guess!r}?" if guess else f"known here: {', '.join(known)}"
+            yield UnknownField((*path, key), (*path, guess) if guess else None, f"unknown field; {hint}")
 
 
 def suggest_field(key: str, known: Iterable[str], similarity: float = _SIMILARITY) -> str | None:
