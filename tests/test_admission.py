@@ -468,7 +468,7 @@ def test_the_first_queue_below_one_that_takes_jobs_is_noticed_once() -> None:
 def test_a_queue_whose_path_names_no_flavor_is_noticed_at_apply_and_in_its_condition() -> None:
     told = apply_warnings([shared("a")], [])["a"]
     assert told == [
-        "spec.resources: neither this queue nor one above it names a flavor, so that its jobs can use no node"
+        "spec.resources: neither this queue nor one above it names a flavor, so its jobs cannot use any node"
     ]
     verdicts = queue_readiness(
         [shared("a"), shared("b", resources=gpus(limit=1)), shared("c", "b"), shared("top"), shared("d", "top")]

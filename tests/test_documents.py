@@ -197,7 +197,7 @@ def test_an_unknown_field_is_told_with_the_nearest_known_one(text: str, told: st
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("3\n", "jobs.yaml:1: 3 is no object; write apiVersion, kind, metadata, spec"),
+        ("3\n", "jobs.yaml:1: 3 must be an object with apiVersion, kind, metadata and spec"),
         (changed("TrainingJob", "TrainJob"), "jobs.yaml:2: kind: 'TrainJob' is not known; did you mean 'TrainingJob'?"),
         (
             changed("TrainingJob", "Pod"),
@@ -227,7 +227,7 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
         ),
         ("queue: research", "queue: ''", "5: spec.queue: '' is empty; write a name"),
         ("queue: research", "queue: 7", "5: spec.queue: 7 is not text; write text, in quotes"),
-        ("queue: research", "queue: Research!", "5: spec.queue: 'Research!' is no name; write lower-case letters"),
+        ("queue: research", "queue: Research!", "5: spec.queue: 'Research!' must be a name of lower-case letters"),
         (
             "gpu: 8",
             "gpu: -8",
@@ -235,11 +235,11 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
         ),
         ("gpu: 8", "gpu: 8GB", "'8GB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
         ("gpu: 8", "gpu: true", "True is not a quantity"),
-        ("gpu: 8", "gpu: 0.5", "0.5 is no whole number"),
+        ("gpu: 8", "gpu: 0.5", "0.5 must be a whole number"),
         ("nvidia.com/gpu: 8", "nvidia.com/gpus: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
         ("nvidia.com/gpu: 8", "gpu: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
         ("queue: research", "trace: '20:25'", "write a mapping, such as {startStep: 20, steps: 5}"),
-        ("gpu: 8", "gpu: 1e30", "is larger than anything can be; write less than 2^62"),
+        ("gpu: 8", "gpu: 1e30", "must be less than 2^62"),
         (
             "gpu: 8",
             "memory: 4Ei",
@@ -263,10 +263,14 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
         ),
         ("queue:", "trace:\n  queue:", None),
         ("name: llama,", "", "3: metadata.name: missing; write it"),
-        ("name: llama,", "name: ../../etc,", "3: metadata.name: '../../etc' is no name"),
-        ("name: llama,", "name: a.b,", "3: metadata.name: 'a.b' cannot begin the names of pods; write at most 52"),
+        ("name: llama,", "name: ../../etc,", "3: metadata.name: '../../etc' must be a name"),
+        (
+            "name: llama,",
+            "name: a.b,",
+            "3: metadata.name: 'a.b' must be usable as the start of pod names: write at most 52",
+        ),
         ("name: llama,", f"name: {'a' * 53},", "3: metadata.name: 'aaaa"),
-        ("team-a", "../x", "3: metadata.namespace: '../x' is no name"),
+        ("team-a", "../x", "3: metadata.namespace: '../x' must be a name"),
         (
             "queue:",
             "failurePolicy: {rules: [{action: FailJob}]}\n  queue:",
@@ -288,7 +292,7 @@ def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
     ("spec", "told"),
     [
         ("{weight: -1}", "4: spec.weight: -1 is too small; write more than 0"),
-        ("{weight: .nan}", "spec.weight: nan is no number to reckon with; write a finite one"),
+        ("{weight: .nan}", "spec.weight: nan must be a finite number"),
         (
             "{resources: [{flavor: x, guaranteed: {cpu: 8}, limit: {cpu: 4}}]}",
             "4: spec.resources[0].guaranteed: cpu 8 is above limit 4; raise the limit or lower the guarantee",
@@ -349,7 +353,7 @@ def test_the_same_object_twice_in_a_text_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# only a comment\n"])
 def test_a_text_without_an_object_is_refused(text: str) -> None:
-    assert str(refusal(text)) == "jobs.yaml: no object in it; write at least one of TrainingJob, Queue, Flavor"
+    assert str(refusal(text)) == "jobs.yaml: must contain at least one object of TrainingJob, Queue, Flavor"
 
 
 def test_the_example_of_the_design_is_accepted() -> None:

@@ -53,8 +53,8 @@ def test_quantities_are_read_in_the_unit_of_their_resource(value: str | float, r
         (-1, "is negative; write 0 or more"),
         ("-0.5", "is negative; write 0 or more"),
         ("-0", "is negative; write 0 or more"),
-        ("5Ei", "is larger than anything can be; write less than 2^62"),
-        ("1e30", "is larger than anything can be"),
+        ("5Ei", "must be less than 2^62"),
+        ("1e30", "must be less than 2^62"),
     ],
 )
 def test_what_is_no_quantity_is_told_with_the_resource_and_the_value(value: str | float, told: str) -> None:

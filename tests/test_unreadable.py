@@ -29,8 +29,9 @@ def gpus(flavor: str, amount: Any) -> dict[str, Any]:
         (
             document(parent="A", weight="x", maxPriority="y", halfLifeSeconds=0),
             (
-                "spec.parent: 'A' is no name; write lower-case letters, digits and '-', a letter or digit first and "
-                "last; spec.weight: 'x' is not a number; write a number; spec.maxPriority: 'y' is not a whole number; "
+                "spec.parent: 'A' must be a name of lower-case letters, digits and '-' that starts and ends with a "
+                "letter or digit; spec.weight: 'x' is not a number; write a number; spec.maxPriority: 'y' is "
+                "not a whole number; "
                 "write a whole number; and 1 more"
             ),
         ),

@@ -14,16 +14,16 @@ def read_duration(text: str) -> int:
     the sentence "the text ..." with what would be right."""
     text = text.strip()
     if len(text) > _MAX_LENGTH:
-        raise ValueError("is too long for a duration; write one such as 2h")
+        raise ValueError("must be a duration such as 2h, of at most 64 characters")
     if text.isdecimal():
         seconds = int(text)
     elif text and (match := _DURATION.fullmatch(text)):
         amounts = zip(match.groups("0"), SECONDS.values(), strict=True)
         seconds = round(sum(float(count) * unit for count, unit in amounts))
     else:
-        raise ValueError("is no duration; write one such as 2h, 1h30m, 45s or a number of seconds")
+        raise ValueError("must be a duration such as 2h, 1h30m, 45s or a number of seconds")
     if seconds < 1:
-        raise ValueError("lasts no time; write at least 1s")
+        raise ValueError("must be at least 1s")
     return seconds
 
 
@@ -31,10 +31,10 @@ def read_step_range(text: str) -> tuple[int, int]:
     """(first step, number of steps) of `20:25`, which is steps 20 to 24. Raises ValueError as `read_duration` does."""
     first, colon, end = (part.strip() for part in text.partition(":"))
     if len(text) > _MAX_LENGTH or not (colon and first.isdecimal() and end.isdecimal()):
-        raise ValueError("is no range of steps; write FIRST:END, as 20:25 for steps 20 to 24")
+        raise ValueError("must be a range of steps FIRST:END, such as 20:25 for steps 20 to 24")
     if int(first) < 1:
-        raise ValueError("begins before the first step; steps count from 1, as in 1:6")
+        raise ValueError("must start at step 1 or later, such as 1:6")
     if int(end) <= int(first):
-        message = "holds no step: FIRST:END ends before step END, so that END has to be above FIRST"
+        message = "must have END above FIRST, because step END is not included"
         raise ValueError(f"{message}; write for example {int(first)}:{int(first) + 5}")
     return int(first), int(end) - int(first)

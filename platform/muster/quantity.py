@@ -33,7 +33,7 @@ def parse_quantity(value: str | float, resource: str) -> int:
 
 
 def clamp_quantity(value: str | float, resource: str) -> int:
-    """The amount, of what others wrote and the API server took: never an error. What is larger than anything can be
+    """The amount, of what others wrote and the API server took: never an error. What must be less than 2^62
     counts as the most that can be, what is no amount at all as none."""
     try:
         return min(int(_to_decimal(value, resource).to_integral_value(rounding=ROUND_CEILING)), MAX_AMOUNT)
@@ -51,9 +51,7 @@ def check_quantity(value: str | float, resource: str) -> None:
         and not resource.startswith(HUGE_PAGES_PREFIX)
         and amount != amount.to_integral_value()
     ):
-        raise ValueError(
-            f"{resource}: {value!r} is no whole number; Kubernetes counts it in whole ones: write 1 or more"
-        )
+        raise ValueError(f"{resource}: {value!r} must be a whole number: Kubernetes does not count parts of it")
 
 
 def _bounded_decimal(value: str | float, resource: str) -> Decimal:
@@ -61,7 +59,7 @@ def _bounded_decimal(value: str | float, resource: str) -> Decimal:
         raise ValueError(f"{resource}: must have at most {MAX_QUANTITY} characters; got {len(value)}")
     amount = _to_decimal(value, resource)
     if amount > MAX_AMOUNT:
-        raise ValueError(f"{resource}: {value!r} is larger than anything can be; write less than 2^62")
+        raise ValueError(f"{resource}: {value!r} must be less than 2^62")
     return amount
 
 

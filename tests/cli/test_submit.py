@@ -178,14 +178,14 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
-        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' is no duration; write one such as 2h"),
-        ("--max-runtime", "0", "--max-runtime: '0' lasts no time; write at least 1s"),
+        ("--max-runtime", "2 hours", "--max-runtime: '2 hours' must be a duration such as 2h"),
+        ("--max-runtime", "0", "--max-runtime: '0' must be at least 1s"),
         (
             "--trace-steps",
             "25:20",
-            "--trace-steps: '25:20' holds no step: FIRST:END ends before step END, so that END has to be above",
+            "--trace-steps: '25:20' must have END above FIRST, because step END is not included",
         ),
-        ("--queue", "A B", "spec.queue: 'A B' is no name"),
+        ("--queue", "A B", "spec.queue: 'A B' must be a name"),
         ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
     ],
 )

@@ -370,7 +370,7 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
     [
         (["--role", "nobody"], "--role: 'nobody' is no role of the job; write one of trainer"),
         (["--index", "7"], "--index: 7 is no index of the job; write 0 to 1"),
-        (["--since", "yesterday"], "--since: 'yesterday' is no time; write how long ago (10m, 2h) or a time"),
+        (["--since", "yesterday"], "--since: 'yesterday' must be an age such as 10m or 2h, or a time"),
         (["--regex", "("], "--regex: '(' is no regular expression"),
     ],
 )

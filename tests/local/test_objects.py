@@ -106,7 +106,7 @@ def test_a_finished_job_can_be_neither_suspended_resumed_nor_cancelled_and_only_
     finished(store, job, kind)
     with pytest.raises(Conflict, match=f"job 'over' has already ended in phase {phase}") as error:
         objects.patch("default", "over", fields)
-    assert ("submit it anew" in str(error.value)) == advised
+    assert ("submit it again" in str(error.value)) == advised
 
 
 def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: ObjectRegistry, store: SqliteStore) -> None:
@@ -115,7 +115,7 @@ def test_of_a_finished_job_the_time_to_live_alone_can_be_applied(objects: Object
     ttl = {"ttl_seconds_after_finished": 60}
     objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update=ttl)})])
     assert objects.find("default", "over").spec.ttl_seconds_after_finished == 60
-    with pytest.raises(Conflict, match="job 'over' has already ended in phase Succeeded; submit it anew"):
+    with pytest.raises(Conflict, match="job 'over' has already ended in phase Succeeded; submit it again"):
         objects.apply([job.model_copy(update={"spec": job.spec.model_copy(update={**ttl, "priority": 3})})])
 
 
@@ -228,7 +228,7 @@ def test_a_job_that_was_cancelled_is_said_to_be_cancelled_and_not_to_have_failed
     with store.transaction():
         status = finish(job.status, CANCELLED, "Cancelled", "cancelled by the user", 1.0)
         store.put(job.model_copy(update={"status": status}))
-    with pytest.raises(Conflict, match="job 'stopped' has already ended in phase Cancelled; submit it anew"):
+    with pytest.raises(Conflict, match="job 'stopped' has already ended in phase Cancelled; submit it again"):
         objects.patch("default", "stopped", {"suspend": False})
 
 

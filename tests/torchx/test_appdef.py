@@ -125,12 +125,12 @@ def test_the_option_trace_steps_is_taken_where_muster_records_traces(described: 
 @pytest.mark.parametrize(
     ("cfg", "told"),
     [
-        ({"max_runtime": "2x"}, "max_runtime: '2x' is no duration; write one such as 2h"),
-        ({"trace_steps": "25:20"}, "trace_steps: '25:20' holds no step"),
-        ({"queue": "No Such"}, "spec.queue: 'No Such' is no name"),
+        ({"max_runtime": "2x"}, "max_runtime: '2x' must be a duration such as 2h"),
+        ({"trace_steps": "25:20"}, "trace_steps: '25:20' must have END above FIRST"),
+        ({"queue": "No Such"}, "spec.queue: 'No Such' must be a name"),
         ({"priority": 2**40}, "spec.priority: 1099511627776 is too large"),
         ({"max_runtime": "9999d"}, "spec.maxRuntimeSeconds: 863913600 is too large"),
-        ({"flavors": ["A B"]}, "spec.flavors[0]: 'A B' is no name"),
+        ({"flavors": ["A B"]}, "spec.flavors[0]: 'A B' must be a name"),
     ],
 )
 def test_a_bad_option_is_named_with_what_would_be_right(cfg: dict[str, object], told: str) -> None:

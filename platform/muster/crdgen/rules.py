@@ -122,7 +122,7 @@ _FLOAT_ERROR = 8192
 QUANTITY_RULES = (
     ValidationRule(
         f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{MAX_AMOUNT}m' : '{MAX_AMOUNT}')) <= 0)",
-        "an amount is larger than anything can be; write less than 2^62",
+        "an amount must be less than 2^62",
         validator="Quantities",
     ),
     ValidationRule(
@@ -156,7 +156,8 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     TrainingJob: (
         ValidationRule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
-            f"the name cannot begin the names of pods; write at most {MAX_JOB_NAME} lower-case letters, digits and '-'",
+            f"the name must be usable as the start of pod names: write at most {MAX_JOB_NAME} lower-case "
+            f"letters, digits and '-'",
             "metadata.name",
             validator="_name_fits_into_pod_names",
         ),
@@ -170,7 +171,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ),
         ValidationRule(
             f"{_PHASE_CHANGES} || !{_FINISHED} || ({_SAME_BUT_TTL})",
-            "the job is finished; submit it anew under another name (only ttlSecondsAfterFinished can be changed)",
+            "the job has ended; submit it again under another name (only ttlSecondsAfterFinished can be changed)",
             "spec",
         ),
         _immutable_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
@@ -209,7 +210,9 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             "elasticReplicas",
             validator="_elastic_within_role",
         ),
-        ValidationRule("!oldSelf.cancel || self.cancel", "the job was cancelled for good; submit it anew", "cancel"),
+        ValidationRule(
+            "!oldSelf.cancel || self.cancel", "the job is cancelled, which cannot be undone; submit it again", "cancel"
+        ),
     ),
     RoleSpec: (
         ValidationRule(
@@ -224,7 +227,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             f"(!has(self.template.spec.resources) || "
             f"[self.template.spec.resources].all(r, ({_total_within_bounds('r.limits')}) && "
             f"({_total_within_bounds('r.requests')})))",
-            "so many pods are more than anything can have; lower replicas or the request",
+            "replicas times the request must be less than 2^62; lower one of them",
             "replicas",
             validator="_total_can_be_counted",
         ),
@@ -251,7 +254,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     LabelSelectorRequirement: (
         ValidationRule(
             "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
-            "In and NotIn want values, Exists and DoesNotExist want none",
+            "In and NotIn need values; Exists and DoesNotExist take none",
             "values",
             validator="_values_where_they_are_compared",
         ),

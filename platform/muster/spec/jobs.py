@@ -245,7 +245,8 @@ class TrainingJob(StrictModel):
     def _name_fits_into_pod_names(cls, metadata: ObjectMeta) -> ObjectMeta:
         if len(metadata.name) > MAX_JOB_NAME or "." in metadata.name:
             raise ValueError(
-                f"name: {metadata.name!r} cannot begin the names of pods; write at most {MAX_JOB_NAME} lower-case "
+                f"name: {metadata.name!r} must be usable as the start of pod names: write at most "
+                f"{MAX_JOB_NAME} lower-case "
                 "letters, digits and '-'"
             )
         return metadata

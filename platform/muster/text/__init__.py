@@ -1,1 +1,1 @@
-"""TODO."""
+"""Text for terminals and messages: formatting, wrapping, sanitizing, suggestions."""

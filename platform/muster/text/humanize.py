@@ -47,7 +47,7 @@ def parse_time(text: str, now: float, field: str) -> float:
     try:
         return now - parse_duration(text, field)
     except InvalidSpec as error:
-        message = f"{field}: {text!r} is no time; write how long ago (10m, 2h) or a time (2026-11-20T14:00:00)"
+        message = f"{field}: {text!r} must be an age such as 10m or 2h, or a time such as 2026-11-20T14:00:00"
         raise InvalidSpec(message, field=field) from error
 
 

@@ -25,7 +25,9 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     name = old.metadata.name
     check_unfinished(old)
     if old.spec.cancel and not new.spec.cancel:
-        raise InvalidSpec(f"spec.cancel: job {name!r} was cancelled for good; submit it anew", field="spec.cancel")
+        raise InvalidSpec(
+            f"spec.cancel: job {name!r} is cancelled, which cannot be undone; submit it again", field="spec.cancel"
+        )
     field = None if not is_admitted(old.status) else _changed_field(old, new)
     if field is not None:
         raise _immutable_field(name, field)
@@ -67,7 +69,7 @@ def check_unfinished(job: TrainingJob, *, stopping: bool = False) -> None:
     """Raises `Conflict` when the job is finished: nothing can be changed about it any more. `stopping`: the change
     would have stopped it, so that no new job is advised."""
     if is_finished(job.status):
-        advice = "" if stopping else "; submit it anew under another name"
+        advice = "" if stopping else "; submit it again under another name"
         raise Conflict(f"job {job.metadata.name!r} has already ended in phase {final_phase(job)}{advice}")
 
 

@@ -16,7 +16,7 @@ from muster.spec import Queue
 INVALID_QUEUE_PREFIX = "it cannot be read: "
 """How the message of a queue begins that cannot be read."""
 
-NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so that its jobs can use no node"
+NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so its jobs cannot use any node"
 """What is wrong with a queue that has no `resources`."""
 
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource

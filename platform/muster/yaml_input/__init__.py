@@ -105,7 +105,7 @@ def parse_objects(
     if errors:
         raise _invalid_spec(errors, source)
     if not found:
-        raise InvalidSpec(f"{source}: no object in it; write at least one of {', '.join(KINDS)}")
+        raise InvalidSpec(f"{source}: must contain at least one object of {', '.join(KINDS)}")
     return found
 
 
@@ -114,7 +114,9 @@ def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[Fiel
     value, line = document.value, document.line
     if not isinstance(value, dict):
         return None, [
-            FieldError((), line(()), f"{format_value(value)} is no object; write apiVersion, kind, metadata, spec")
+            FieldError(
+                (), line(()), f"{format_value(value)} must be an object with apiVersion, kind, metadata and spec"
+            )
         ]
     wrong = []
     version, kind = value.get("apiVersion"), value.get("kind")

@@ -14,7 +14,7 @@ _TYPE_NAMES = {
     "string": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
     "dict": "a mapping", "model": "a mapping",
 }  # fmt: skip
-_NAME_SYNTAX = "write lower-case letters, digits and '-', a letter or digit first and last"
+_NAME_SYNTAX = "lower-case letters, digits and '-' that starts and ends with a letter or digit"
 
 _EXAMPLES: dict[str | int, str] = {"trace": "{startStep: 20, steps: 5}", "env": "[{name: A, value: b}]"}
 """How fields look that are easily taken for something simpler."""
@@ -83,7 +83,7 @@ def to_field_error(finding: Any, document: SourceMap) -> FieldError:
 def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
     message = format_value(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{message} is no number to reckon with; write a finite one"
+        return f"{message} must be a finite number"
     if kind == "missing":
         return "missing; write it"
     if kind == "none_required":
@@ -104,7 +104,7 @@ def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
     if kind == "string_pattern_mismatch" and context.get("pattern") == LABEL_VALUE:
         return f"must be a label's value: at most 63 letters, digits, '-', '_' and '.'; got {message}"
     if kind == "string_pattern_mismatch":
-        return f"{message} is no name; {_NAME_SYNTAX}"
+        return f"{message} must be a name of {_NAME_SYNTAX}"
     if kind == "string_too_long":
         return f"{message} has {len(value)} characters; write at most {context.get('max_length')}"
     if kind == "string_too_short":

@@ -19,7 +19,7 @@ from tests.cluster.operator.process import Operator
 from tests.cluster.users.conftest import Muster, file_of
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-HALF = f"spec.resources[0].guaranteed[\"{GPU}\"]: '0.5' is no whole number; Kubernetes counts it in whole ones"
+HALF = f"spec.resources[0].guaranteed[\"{GPU}\"]: '0.5' must be a whole number"
 
 
 def without_rules(schema: Any) -> Any:
@@ -119,7 +119,7 @@ def test_a_job_that_cannot_be_read_is_told_what_is_wrong_and_starts_once_that_is
     message = pool.wait_for_reason("half", "InvalidSpec")
     assert message == (
         'spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]: '
-        "'0.5' is no whole number; Kubernetes counts it in whole ones: write 1 or more"
+        "'0.5' must be a whole number: Kubernetes does not count parts of it"
     )
     assert (pool.phase("half"), pool.status("half")["reason"]) == ("Pending", "InvalidSpec")
     pool.wait("an Event tells", lambda: pool.events("half") == ["InvalidSpec"])
