@@ -50,8 +50,8 @@ def retired_terms(text: str) -> list[tuple[int, str, str]]:
 
 
 def duplicate_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the files of each public class name that is defined more than once; `sources`: path and text of
-    modules.""" places = defaultdict(list)
+    """Return the files of each public class name that is defined more than once. `sources`: path and text."""
+    places = defaultdict(list)
     for path, text in sources:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
