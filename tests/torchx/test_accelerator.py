@@ -9,6 +9,7 @@ from muster.torchx.auto_resources import NodeCapacity, needs_node_capacity, reso
 from muster.torchx.errors import SubmissionRefused
 
 LAPTOP = [NodeCapacity(cpu_milli=8000, gpus=0)]
+NODES = [NodeCapacity(cpu_milli=96_000, gpus=8, reserved_milli=9_600)]
 HOST = [NodeCapacity(cpu_milli=16_000, gpus=0), NodeCapacity(cpu_milli=192_000, gpus=8)]
 
 
@@ -34,6 +35,9 @@ def app(nproc: int, gpu: int | None = None, cpu: int | None = None) -> AppDef:
         (app(2, cpu=4), HOST, 4, 2, []),
         (app(1, gpu=4), HOST, 96, 4, []),
         (app(8, gpu=0), [NodeCapacity(cpu_milli=7920, gpus=0)], 7, 0, ["8 processes share the 7 CPU cores of a node"]),
+        (app(8), NODES, 86, 8, []),
+        (app(1), NODES, 10, 1, []),
+        (app(96, gpu=0), NODES, 96, 0, []),
         (app(2), [], 2, 0, []),
     ],
 )

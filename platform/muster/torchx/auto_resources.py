@@ -25,10 +25,12 @@ ROLE_KEYS = (ACCELERATOR, CORES, NPROC)
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """What one node can give: milli-cores and GPUs."""
+    """What one node can give: milli-cores and GPUs. `reserved_milli` of its cores are for pods that run beside a job on
+    every node (DaemonSets, the collector): a pod with all GPUs that asks for all cores would never fit."""
 
     cpu_milli: int
     gpus: int
+    reserved_milli: int = 0
 
 
 def needs_node_capacity(app: AppDef) -> bool:
@@ -85,7 +87,7 @@ def _too_many_processes(nproc: int, limit: str) -> SubmissionRefused:
 def _fill_in_cores(role: Role, nproc: int, nodes: Sequence[NodeCapacity]) -> list[str]:
     gpus = role.resource.gpu
     if gpus > 0:  # their share of a node, so that the GPUs left over keep theirs
-        shares = [node.cpu_milli // node.gpus for node in nodes if node.gpus >= gpus]
+        shares = [(node.cpu_milli - node.reserved_milli) // node.gpus for node in nodes if node.gpus >= gpus]
         role.resource.cpu = max(1, gpus * min(shares, default=1000) // 1000)
         return []
     cores = max((node.cpu_milli for node in nodes), default=nproc * 1000) // 1000

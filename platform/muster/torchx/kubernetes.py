@@ -27,6 +27,8 @@ from muster.torchx.settings import resolve_settings
 BACKEND = "muster"
 CONTEXT_ENV = "MUSTER_CONTEXT"
 logger = logging.getLogger(__name__)
+_RESERVED_SHARE = 10
+"""One core in so many stays free for DaemonSets and collectors: which of these a node has, users may not list."""
 _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 
@@ -115,7 +117,8 @@ class KubernetesScheduler(MusterScheduler):
         except (ClusterError, Refused) as error:
             logger.warning("the cluster's nodes cannot be read: a GPU for each process is asked for (%s)", error)
             return _UNLIMITED_NODES
-        return [NodeCapacity(view.allocatable.get("cpu"), view.allocatable.get(GPU)) for view in views]
+        sizes = [(view.allocatable.get("cpu"), view.allocatable.get(GPU)) for view in views]
+        return [NodeCapacity(cpu, gpus, reserved_milli=cpu // _RESERVED_SHARE) for cpu, gpus in sizes]
 
 
 def _context_namespace(target: KubeContext) -> str:

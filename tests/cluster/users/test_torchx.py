@@ -180,4 +180,6 @@ def test_components_that_leave_gpus_open_get_what_the_nodes_have(pool: Pool, run
     component = fsdp(model="gpt:1m", data="/data", steps=1, j="2x4", image="none")
     (job,) = load_objects(str(runner.dryrun(component, "muster", {"queue": pool.queue("red")})))
     assert isinstance(job, TrainingJob)
-    assert job.spec.roles[0].template.spec.containers[0].resources.limits == {"nvidia.com/gpu": "4"}
+    resources = job.spec.roles[0].template.spec.containers[0].resources
+    assert resources.limits == {"nvidia.com/gpu": "4"}
+    assert resources.requests["cpu"] == "86"  # of 96: DaemonSets and the collector need some
