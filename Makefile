@@ -13,6 +13,7 @@
 #   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane with faults of every component; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks of docs/performance.md
+#   make frameworks   unmodified scripts of Lightning, Accelerate, Transformers and DeepSpeed, preempted and resumed
 #   make matrix   the marked tests with every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
 
@@ -49,7 +50,7 @@ RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) --failed-first $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow clusters cluster kubelets cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
+.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow clusters cluster kubelets frameworks cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,7 +71,7 @@ unit: setup
 # Two at a time, since most of them wait for processes of their own, and those of a trainer are several already.
 slow: setup
 	$(call section,slow tests: real processes and compilation)
-	@$(call pytest,.venv) -m "slow and not cluster" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
+	@$(call pytest,.venv) -m "slow and not cluster and not frameworks" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
 # Both of what follows in one run, since the tests on real nodes mostly wait: one worker more for them.
 clusters: setup
@@ -89,6 +90,12 @@ cluster: setup
 kubelets: setup
 	$(call section,tests of the images and on real nodes)
 	@$(call pytest,.venv) -m cluster --durations=10 tests/images tests/kubelets
+
+# An environment of its own, with the training frameworks beside torch.
+frameworks:
+	$(call section,scripts of training frameworks)
+	@tools/environment.sh .cache/frameworks base torchx-$(TORCHX) torch-$(TORCH) frameworks
+	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples
 
 cluster-up: setup
 	@exec python -m tests.cluster.controlplane up --nodes $(NODES) --gpus $(GPUS)
@@ -153,7 +160,7 @@ bench: setup
 	$(call section,traces)
 	@python benchmarks/tracing.py
 
-matrix: $(TORCHXES:%=matrix-torchx-%) $(TORCHES:%=matrix-torch-%)
+matrix: $(TORCHXES:%=matrix-torchx-%) $(TORCHES:%=matrix-torch-%) frameworks
 
 # The tests of the trainer, and those marked `matrix`.
 matrix-torch-%:

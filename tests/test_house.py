@@ -79,7 +79,7 @@ def test_torchx_keeps_the_components_that_it_ships_beside_ours() -> None:
 @pytest.mark.parametrize(
     ("python", "layer", "complaint"),
     [
-        (sys.executable, "torch-1.0", "no constraints/torch-1.0.txt; there are: base go torch-2.11"),
+        (sys.executable, "torch-1.0", "no constraints/torch-1.0.txt; there are: base frameworks go torch-2.11"),
         ("/bin/false", "base", "PYTHON=/bin/false is not Python 3.11 or later"),
     ],
 )

@@ -2,8 +2,9 @@
 
 An environment is made of layers: base (the project without torch and TorchX), one of the torchx-*.txt, one of the
 torch-*.txt. A layer names only what the layers below it do not, so that one pin stands in one place and any torch
-goes with any TorchX. Pins are universal: one file serves Linux and macOS from Python 3.11 on. The files name no
-registry, so that an install uses the one its user has configured.
+goes with any TorchX. frameworks.txt holds training frameworks whose unmodified scripts are tested; it needs a
+torch below it. Pins are universal: one file serves Linux and macOS from Python 3.11 on. The files name no registry, so
+that an install uses the one its user has configured.
 
 The container images have lists of their own below images/, resolved without TorchX, which holds urllib3 at 1.26: all of
 the operator; the trainer without torch; for each torch, what comes on top of that; and what builds our wheel. They take
@@ -28,6 +29,9 @@ PROJECT = ("operator", "kubernetes", "dev")
 # What the operator imports in a cluster; tests/images/test_locks.py holds the list to it.
 OPERATOR = ("aiohttp", "msgspec", "numpy", "pydantic", "pyyaml", "uvloop")
 HELD_BACK_BY_TORCHX = ("urllib3",)
+# Whose scripts run unmodified (docs/frameworks.md), with this torch.
+FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
+FRAMEWORKS_TORCH = "2.13"
 
 # The pins of one file: each package's requirement lines, hashes included, by name.
 # A package has several blocks where its version differs by Python or platform.
@@ -50,6 +54,10 @@ def main(uv: str, *upgrade: str) -> None:
         known = base | read(f"torch-{version}.txt")
         resolved = compiler.resolve((*PROJECT, "train"), below=base | torchx, only=f"torch=={version}.*", known=known)
         write(f"torch-{version}.txt", subtract(resolved, base))
+    below = base | torchx | read(f"torch-{FRAMEWORKS_TORCH}.txt")
+    known = below | read("frameworks.txt")
+    resolved = compiler.resolve((*PROJECT, "torchx", "train"), below=below, stdin="\n".join(FRAMEWORKS), known=known)
+    write("frameworks.txt", subtract(resolved, below))
     tested = {name: blocks for name, blocks in base.items() if name not in HELD_BACK_BY_TORCHX}
     operator = compiler.compile("-", stdin=requirements(OPERATOR), known=tested)
     write("images/operator.txt", operator)
@@ -71,14 +79,18 @@ class Compiler:
     uv: str
     upgrade: tuple[str, ...]
 
-    def resolve(self, extras: tuple[str, ...], known: Pins, below: Pins | None = None, only: str = "") -> Pins:
-        """Resolve the project with these extras; `below` and the requirement `only` hold, `known` is preferred."""
+    def resolve(
+        self, extras: tuple[str, ...], known: Pins, below: Pins | None = None, only: str = "", stdin: str = ""
+    ) -> Pins:
+        """Resolve the project with these extras and the requirements `stdin`, one a line; `below` and the requirement
+        `only` hold, `known` is preferred."""
         kept = [block.split(" \\\n")[0] for blocks in (below or {}).values() for block in blocks]
         asked = [argument for extra in extras for argument in ("--extra", extra)]
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
             constraints.write("\n".join([*kept, only]))
             constraints.flush()
-            return self.compile("pyproject.toml", "--constraints", constraints.name, *asked, known=known)
+            sources = ("pyproject.toml", *(["-"] if stdin else []))
+            return self.compile(*sources, "--constraints", constraints.name, *asked, known=known, stdin=stdin)
 
     def compile(self, *arguments: str, known: Pins, stdin: str = "") -> Pins:
         """Run `uv pip compile`, which prefers the versions it finds in the file it is to write: the known ones."""

@@ -14,11 +14,11 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def run(example: str, limit_s: float, **environment: str) -> str:
+def run(example: str, *arguments: str, limit_s: float, **environment: str) -> str:
     """Its stdout. The venv of this Python is first on PATH; on a timeout its processes go too."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
-        ["bash", str(EXAMPLES / example / "run.sh")],
+        ["bash", str(EXAMPLES / example / "run.sh"), *arguments],
         env=os.environ | {"PATH": path, "NO_COLOR": "1"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

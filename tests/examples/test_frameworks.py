@@ -1,0 +1,45 @@
+"""Unmodified scripts of training frameworks run under Muster: started, traced, preempted and resumed.
+
+`make frameworks` installs the frameworks into an environment of their own and runs these tests there.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from importlib.util import find_spec
+
+import pytest
+from tests.examples.test_examples import EXAMPLES, run
+
+FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
+SCRIPTS = {framework: EXAMPLES / "06-frameworks" / f"train_{framework}.py" for framework in FRAMEWORKS}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_script_imports_nothing_of_muster(framework: str) -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(SCRIPTS[framework].read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").partition(".")[0])
+    assert framework in imported
+    assert imported <= {framework, "torch", *sys.stdlib_module_names}
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@pytest.mark.timeout(1900)
+@pytest.mark.skipif(
+    all(find_spec(framework) is None for framework in FRAMEWORKS), reason="`make frameworks` installs the frameworks"
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(framework: str) -> None:
+    out = run("06-frameworks", framework, limit_s=1800)
+    resumed = re.search(
+        r"preempted after step (\d+), resumed after step (\d+); \d+ more steps, 4 traces, a report", out
+    )
+    assert resumed is not None, out
+    assert resumed[1] == resumed[2]
