@@ -32,7 +32,9 @@ from tests.cluster.operator.process import Operator
 from muster.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
 
 Json = dict[str, Any]
-JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
+JOBS = "/apis/muster.dev/v1alpha1/namespaces/{}/trainingjobs"
+NAMESPACES = [f"team-{number}" for number in range(10)]
+"""Several, because the templates of one are bounded together."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _SPARE = 60  # values of the rest of a role
 _LONGEST_S = 1800.0
@@ -82,13 +84,16 @@ def measured(case: str, count: int) -> Json:
 
 
 def create(plane: ControlPlane, case: str, count: int) -> None:
-    """The jobs, some at a time."""
+    """Create the jobs, in all namespaces alike, some at a time."""
+    for namespace in NAMESPACES:
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
 
     def one(number: int) -> None:
         role = {"name": "worker", "template": CASES[case](number)}
-        meta = {"name": f"job-{number}", "namespace": "default"}
+        namespace = NAMESPACES[number % len(NAMESPACES)]
+        meta = {"name": f"job-{number}", "namespace": namespace}
         job = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": meta}
-        plane.api.create(JOBS, {**job, "spec": {"queue": "none", "roles": [role]}})
+        plane.api.create(JOBS.format(namespace), {**job, "spec": {"queue": "none", "roles": [role]}})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, range(count)))
