@@ -14,9 +14,10 @@ from tests.kubelets.layout import BRIDGE, CGROUP, RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_ONE = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from tests.kubelets.cluster import Cluster
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and what they start, ignore it
 with Cluster.start(Path(sys.argv[1]), nodes=1) as cluster:
     print("up", flush=True)
     sys.stdin.readline()
