@@ -11,7 +11,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.pools import Pool
 from tests.cluster.users.conftest import Muster, file_of, let_read_queues
 
-SCALED_S = 180.0  # the autoscaler looks every 15 s, and learns of new kinds every 30 s
+SCALED_S = 180.0  # where the CRDs are newer than the controller manager, it learns of new kinds every 30 s
 
 
 def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, muster: Muster, tmp_path: Path) -> None:
