@@ -410,3 +410,28 @@ def test_what_an_operator_tells_about_itself(pool: Pool, start: Start, tmp_path:
     assert patches == 2, "admitted, and running"
     records: list[dict[str, Any]] = operator.records()
     assert {"time", "level", "message"} <= records[0].keys()
+
+
+def test_capacity_that_an_earlier_version_held_for_a_job_stays_nominated_for_it(pool: Pool, start: Start) -> None:
+    operator = start("earlier", "--no-lease")
+    pool.submit("low", pods=16, does={"stop_seconds": 3600}, pod={"terminationGracePeriodSeconds": 3600})
+    pool.wait_for_phase("low", "Running")
+    pool.submit("high", pods=16, priority=5)
+    pool.wait("capacity is nominated", lambda: "nomination" in pool.status("high"))
+    operator.kill()
+    job = f"/apis/muster.dev/v1alpha1/namespaces/{pool.namespace}/trainingjobs/high"
+    nomination = pool.status("high")["nomination"]
+    pool.api.patch(f"{job}/status", {"status": {"hold": nomination, "nomination": None}})
+    assert (pool.status("high")["hold"], "nomination" in pool.status("high")) == (nomination, False)
+
+    start("new", "--no-lease")
+    pool.submit("other", pods=1, priority=5)
+    pool.wait("the other job waits", lambda: bool(pool.waits_for("other")))
+    status = pool.status("high")
+    assert (status["hold"], "nomination" in status) == (nomination, False), "it was not planned again"
+    for pod in pool.pods("low"):
+        path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
+        pool.api.delete(path, gracePeriodSeconds=0)
+    pool.wait_for_phase("high", "Running")
+    assert {"hold", "nomination"} & pool.status("high").keys() == set()
+    assert pool.pods("other") == []
