@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -295,8 +296,20 @@ def test_traffic_out_of_the_operator_can_be_bounded_too_and_further_ways_left_op
     assert wider["egress"] == [*policy["egress"], nodes]
 
 
-def test_values_of_the_example_render(helm: Run) -> None:
-    done = helm("template", f"--values={ROOT / 'examples' / '05-helm-values' / 'values.yaml'}")
+def values_of_the_quick_start() -> str:
+    page = (ROOT / "docs" / "quick-start-gpu.md").read_text()
+    (values,) = [block for block in page.split("```\n") if block.startswith("image: ")]
+    return values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(ROOT / "examples" / "05-helm-values" / "values.yaml").read_text(), values_of_the_quick_start()],
+    ids=["example", "quick-start"],
+)
+def test_values_of_the_docs_render(helm: Run, tmp_path: Path, values: str) -> None:
+    (tmp_path / "values.yaml").write_text(values)
+    done = helm("template", f"--values={tmp_path / 'values.yaml'}")
     assert done.returncode == 0, done.stderr
     models: dict[str, type[Queue | Flavor]] = {"Queue": Queue, "Flavor": Flavor}
     for item in yaml.safe_load_all(done.stdout):
