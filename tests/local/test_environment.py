@@ -67,7 +67,8 @@ NEEDED = {
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_DEBUG": "INFO", "CUDA_LAUNCH_BLOCKING": "1",
     "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4", "LD_LIBRARY_PATH": "/l", "VIRTUAL_ENV": "/v", "CONDA_PREFIX": "/c",
     "TMPDIR": "/tmp", "LANG": "C.UTF-8", "LC_ALL": "C", "http_proxy": "http://u:p@h:1", "HTTPS_PROXY": "x",
-    "no_proxy": "y", "NO_PROXY": "z", "all_proxy": "a", "ALL_PROXY": "b",
+    "no_proxy": "y", "NO_PROXY": "z", "all_proxy": "a", "ALL_PROXY": "b", "ACCELERATE_USE_CPU": "true",
+    "DS_ACCELERATOR": "cpu", "FSDP_CPU_RAM_EFFICIENT_LOADING": "1", "PL_GLOBAL_SEED": "1",
 }  # fmt: skip
 DROPPED = {"AWS_SECRET_ACCESS_KEY": "s", "RANK": "3", "MASTER_ADDR": "h", "GITHUB_TOKEN": "g"}
 SESSION = {

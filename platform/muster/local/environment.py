@@ -30,7 +30,7 @@ _JOB_VARIABLES = _ALLOWED | {
 _JOB_PREFIXES = (
     *_ALLOWED_PREFIXES, "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "TRITON_", "KINETO_", "CUDA_", "CUDNN_",
     "CUBLAS_", "NVIDIA_", "NVTE_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_",
-    "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_",
+    "NUMEXPR_", "GLOO_", "UCX_", "FI_", "XLA_", "DS_", "FSDP_", "PL_",
     "HIP_", "HSA_", "ROCR_", "MIOPEN_", "RCCL_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_", "DIFFUSERS_",
     "ACCELERATE_", "DEEPSPEED_", "TIKTOKEN_", "WANDB_", "MLFLOW_", "COMET_", "TENSORBOARD_", "CONDA_",
 )  # fmt: skip
