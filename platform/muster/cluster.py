@@ -203,12 +203,13 @@ class WriteFlavorStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Something happened to a job that a person wants to read."""
+    """An event of a job, for `kubectl describe` and `muster describe`."""
 
     job_uid: str
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    preemptor: str | None = None  # uid of the job that an admitted job is evicted or shrunk for
 
 
 @dataclass(frozen=True, slots=True)

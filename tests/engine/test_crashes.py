@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.troubles import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
-from tests.engine.watched import Killed, Watched, cluster_of, workloads
+from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
+from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.worlds import flavor, job, nodes, queue
 
 from muster import spec

@@ -7,8 +7,8 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.troubles import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
-from tests.engine.watched import Killed, Watched, cluster_of, workloads
+from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
+from tests.engine.faults import KILLS, TROUBLES, Arrivals, Trouble, check_end, may_fail, plan_trouble
 from tests.engine.worlds import flavor, job, nodes, queue, settle
 
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus

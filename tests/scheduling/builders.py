@@ -21,7 +21,7 @@ def two_teams(first: int = 8, second: int = 8) -> list[QueueInfo]:
     return [queue("co"), queue("a", "co", first), queue("b", "co", second)]
 
 
-def told(snapshot: Snapshot, uid: str) -> str:
+def message_of(snapshot: Snapshot, uid: str) -> str:
     """What a gang that waits is told."""
     return wait_of(snapshot, uid).message
 

@@ -62,8 +62,8 @@ def test_a_node_that_matches_two_flavors_belongs_to_neither_and_both_say_so() ->
     built = build_snapshot(world(nodes=views, flavors=kinds), SnapshotCache())
     assert [(node.name, node.flavor) for node in built.snapshot.nodes] == [("n0", "h200"), ("both", None)]
     assert built.overlaps == {
-        "h200": "1 node also of spot and hence of neither: both",
-        "spot": "1 node also of h200 and hence of neither: both",
+        "h200": "1 node also of spot and are counted in neither: both",
+        "spot": "1 node also of h200 and are counted in neither: both",
     }
 
 
@@ -358,7 +358,7 @@ def test_jobs_of_a_queue_that_cannot_be_read_are_told_so_until_it_is_mended() ->
     assert {wait.gang_uid: (wait.reason, wait.message) for wait in built.rejected} == {
         "a": ("QueueInactive", "queue all, above queue low, cannot be read: spec.weight: odd"),
         "b": ("QueueInactive", "queue all cannot be read: spec.weight: odd"),
-        "d": ("QueueNotFound", "queue none does not exist; there are: all, low, ok"),
+        "d": ("QueueNotFound", "queue none does not exist; existing queues: all, low, ok"),
     }
     mended = tuple(queue(name, parent=parent) for name, parent in (("all", None), ("low", "all"), ("ok", None)))
     after = build_snapshot(world(*jobs, queues=mended), cache)

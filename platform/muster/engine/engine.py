@@ -93,7 +93,7 @@ class Engine:
 
         When a write is refused because something changed meanwhile, the round ends there and wants another one now.
         """
-        assert self._cluster is not None, "an engine without a cluster cannot take a step by itself"
+        assert self._cluster is not None, "Engine.step() needs a cluster; got None"
         world = self._cluster.observe()
         round_ = self.reconcile(world)
         try:

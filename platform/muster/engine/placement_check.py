@@ -38,7 +38,9 @@ def invalid_placements(snapshot: Snapshot, unbound: Mapping[str, Placement]) -> 
         for name, amount in () if why else _usage_by_node(one.gang, part):
             if name in nodes:
                 short = (r for r, _ in amount if taken[name].get(r) > nodes[name].allocatable.get(r))
-                why = next((f"pods of others take {resource} of {name} that it was given" for resource in short), why)
+                why = next(
+                    (f"other pods use {resource} of node {name} that is assigned to it" for resource in short), why
+                )
         if why:
             found[one.gang.uid] = why
             for name, amount in _usage_by_node(one.gang, one.placement):

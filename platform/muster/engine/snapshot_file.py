@@ -18,4 +18,4 @@ def decode_snapshot(data: bytes) -> Snapshot:
     try:
         return msgspec.json.decode(data, type=Snapshot)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidSpec(f"not a snapshot as `muster` records it: {error}", field="snapshot") from error
+        raise InvalidSpec(f"not a snapshot file written by `muster`: {error}", field="snapshot") from error

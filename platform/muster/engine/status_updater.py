@@ -166,7 +166,9 @@ class StatusUpdater:
         self._set_status(decision.gang_uid, transitions.nominate(draft.status, decision), WritePriority.NOMINATION)
         leaving = ", ".join(self._job_name(victim) for victim in decision.victims)
         if leaving:
-            self._record_event(decision.gang_uid, "Nominated", f"room is held for it until {leaving} made way")
+            self._record_event(
+                decision.gang_uid, "Nominated", f"capacity nominated; waiting for {leaving} to terminate"
+            )
         self.needs_another_cycle = True
 
     def _evict(self, uid: str, beneficiary: str, reason: str) -> None:
@@ -175,7 +177,7 @@ class StatusUpdater:
         if not is_admitted(draft.status):
             self._set_status(uid, transitions.clear_nomination(draft.status), WritePriority.PREEMPTION)
             self._record_event(
-                uid, "NominationLost", f"the room held for it went to {self._job_name(beneficiary)}, which comes first"
+                uid, "NominationLost", f"nomination lost to {self._job_name(beneficiary)}, which is ahead of it"
             )
             self.needs_another_cycle = True
             return
@@ -186,7 +188,7 @@ class StatusUpdater:
             transitions.evict(draft.status, reason, message, self._observed.now, eviction=eviction),
             WritePriority.PREEMPTION,
         )
-        self._record_event(uid, reason, message)
+        self._record_event(uid, reason, message, preemptor=beneficiary)
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
@@ -199,10 +201,8 @@ class StatusUpdater:
             draft.status, decision.placement, decision.reason, self._observed.now, eviction=eviction
         )
         self._set_status(uid, status, rank)
-        why = (
-            "there was room" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
-        )
-        self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}")
+        why = "free capacity" if beneficiary is None else f"{decision.reason.lower()} for {self._job_name(beneficiary)}"
+        self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}", preemptor=beneficiary)
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
@@ -212,9 +212,7 @@ class StatusUpdater:
             status = self.latest_status(wait.gang_uid) if wait.reason in INADMISSIBLE_CODES else None
             if status is not None and status.nomination is not None:
                 self._set_status(wait.gang_uid, transitions.clear_nomination(status), WritePriority.LIFECYCLE)
-                self._record_event(
-                    wait.gang_uid, "NominationLost", f"the room held for it was given back: {wait.message}"
-                )
+                self._record_event(wait.gang_uid, "NominationLost", f"nomination withdrawn: {wait.message}")
                 self.needs_another_cycle = True
 
     # ---- placements that were written in an earlier round
@@ -250,7 +248,7 @@ class StatusUpdater:
             ),
             WritePriority.LIFECYCLE,
         )
-        self._record_event(uid, PLACEMENT_INVALIDATED, f"its placement is not valid any more: {reason}")
+        self._record_event(uid, PLACEMENT_INVALIDATED, f"placement is no longer valid: {reason}")
         self.reconcile_job(uid)
         self.needs_another_cycle = True
 
@@ -280,8 +278,9 @@ class StatusUpdater:
             draft = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
         draft.status = status
 
-    def _record_event(self, uid: str, reason: str, message: str) -> None:
-        self._update(uid, WritePriority.LIFECYCLE).writes.append(RecordEvent(uid, "Normal", reason, message))
+    def _record_event(self, uid: str, reason: str, message: str, *, preemptor: str | None = None) -> None:
+        event = RecordEvent(uid, "Normal", reason, message, preemptor)
+        self._update(uid, WritePriority.LIFECYCLE).writes.append(event)
 
     def _job_name(self, uid: str) -> str:
         job = self._jobs.get(uid)

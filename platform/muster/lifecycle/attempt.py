@@ -118,7 +118,7 @@ def _check_roles_changed(context: _AttemptContext) -> Transition | None:
     ):
         return None
     if any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts):
-        message = "its roles were edited; it needs another placement"
+        message = "roles were edited; a new placement is needed"
         return Transition(
             transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message)
         )
@@ -150,13 +150,13 @@ def _check_lost(context: _AttemptContext) -> Transition | None:
     elif pods:
         reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}"
     else:
-        reason, message = "PodLost", f"{missing} of its pods vanished"
+        reason, message = "PodLost", f"{missing} of its pods no longer exist"
     losses = context.status.node_losses + 1
     status = with_status_fields(
         context.status, {"node_losses": losses}
     )  # nobody to blame: a node that is down takes no pods
     if losses > context.timeouts.max_node_losses:
-        message = f"{message}; {context.timeouts.max_node_losses} such losses are the most a job may have"
+        message = f"{message}; {context.timeouts.max_node_losses} node losses are the most a job may have"
         return Transition(
             transitions.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message)
         )
@@ -329,7 +329,7 @@ def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
     if max_restarts == 0:
         return "no restarts are allowed (maxRestarts is 0)"
     times = "once" if restarts == 1 else f"{restarts} times"
-    return f"it was restarted {times} already, maxRestarts is {max_restarts}"
+    return f"restarted {times}, maxRestarts is {max_restarts}"
 
 
 def _deadlines(context: _AttemptContext) -> dict[str, float]:

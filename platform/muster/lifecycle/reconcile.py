@@ -124,14 +124,16 @@ class _JobReconciler:
             self._record_event("Normal", "Cancelled", "cancelled by the user")
         elif self.job.spec.suspend and not is_condition_true(self.status, SUSPENDED):
             self.status = transitions.suspend(self.status, now)
-            self._record_event("Normal", "Suspended", "gave its room back until it is resumed")
+            self._record_event("Normal", "Suspended", "resources released (spec.suspend=true)")
         elif not self.job.spec.suspend and is_condition_true(self.status, SUSPENDED) and self.observation.queue_deleted:
-            message = f"resumed while queue {self.job.spec.queue} is being deleted, which waits for its unfinished jobs"
+            message = (
+                f"resumed while queue {self.job.spec.queue} is being deleted, which waits until its unfinished jobs end"
+            )
             self.status = transitions.finish(self.status, FAILED, "QueueDeleted", message, now)
             self._record_event("Warning", "QueueDeleted", message)
         elif not self.job.spec.suspend and is_condition_true(self.status, SUSPENDED):
             self.status = transitions.resume(self.status, now)
-            self._record_event("Normal", "Resumed", "waits in its queue again")
+            self._record_event("Normal", "Resumed", "requeued")
 
     def _apply_transition(self, transition: Transition) -> None:
         self.status = transition.status
@@ -192,13 +194,11 @@ class _JobReconciler:
         if status.nomination is not None:
             if not matches_spec(status.nomination.placement, self.job.spec):
                 self.status = transitions.clear_nomination(status)
-                self._record_event(
-                    "Normal", "NominationLost", "the room held for it was given back: its roles were edited"
-                )
+                self._record_event("Normal", "NominationLost", "nomination withdrawn: roles were edited")
             elif now >= status.nomination.expires_at:
                 self.status = transitions.clear_nomination(status)
                 self._record_event(
-                    "Warning", "NominationExpired", "the room held for it was given back: it could not start in time"
+                    "Warning", "NominationExpired", "nomination withdrawn: it expired before the job could start"
                 )
             else:
                 self.wake_times.append(status.nomination.expires_at)

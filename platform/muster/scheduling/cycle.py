@@ -103,7 +103,9 @@ class _Cycle:
         for uid in cache.pending.keys() & cache.running.keys():
             refusals.setdefault(
                 uid,
-                UnschedulableReason("WaitingForPreemption", message="its pods of the last attempt are still stopping"),
+                UnschedulableReason(
+                    "WaitingForPreemption", message="pods of its previous attempt are still terminating"
+                ),
             )
 
     # -- 4
@@ -163,7 +165,8 @@ class _Cycle:
                 decisions.unschedulable[gang.uid] = behind
             elif not self._schedule_one(gang, request, turns) and self.policy.backfill == "none":
                 behind = UnschedulableReason(
-                    "BlockedByQueueHead", message=f"waits behind {gang.name}, which comes first and cannot start"
+                    "BlockedByQueueHead",
+                    message=f"waits behind {gang.name}, which is ahead in the queue order and cannot start",
                 )
         for start in decisions.withdrawn:  # more may be added meanwhile
             if start.gang.uid not in decisions.admissions:

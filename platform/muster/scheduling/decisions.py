@@ -117,7 +117,7 @@ class Decisions:
             self.ledger.deallocate(start.release)
             self.backfill.remove_release(start.release)
             self.unschedulable[uid] = UnschedulableReason(
-                "InsufficientResources", message=f"{gang.name} comes first, and needs the room"
+                "InsufficientResources", message=f"{gang.name} is ahead of it and needs the capacity"
             )
             if all(uid != earlier.gang.uid for earlier in self.withdrawn):
                 self.withdrawn.append(start)
@@ -156,7 +156,7 @@ class Decisions:
         )
         names = join_names([victim.gang.name for victim, _ in victims])
         self.unschedulable[gang.uid] = UnschedulableReason(
-            "WaitingForPreemption", message=f"room is being freed for it; waits for {names} to leave"
+            "WaitingForPreemption", message=f"preempting for it; waiting for {names} to terminate"
         )
 
     def grow(self, growth: Growth) -> None:
@@ -228,7 +228,7 @@ class Decisions:
             uid in self.cache.pending and uid not in self.cache.infeasible
         ):  # else it backs off, or could not use it anyway
             self.unschedulable[uid] = UnschedulableReason(
-                "InsufficientResources", message="the room that was held for it went to a gang that comes first"
+                "InsufficientResources", message="its nominated capacity went to a gang ahead of it"
             )
         return [victim for victim in held.nomination.victims if victim in self.cache.running]
 

@@ -219,7 +219,7 @@ class RequestCache:
             trouble = ("QueueInactive", f"queue {name} admits nothing: {tree.inactive_reason[queue]}")
         elif tree.children[queue]:
             below = ", ".join(sorted(tree.queues[child].name for child in tree.children[queue]))
-            trouble = ("QueueNotAllowed", f"queue {name} has queues below it, jobs go to those: {below}")
+            trouble = ("QueueNotAllowed", f"queue {name} has child queues; submit jobs to one of these: {below}")
         elif trouble is not None:
             trouble = (trouble[0], f"{trouble[1]} (queue {name} names {', '.join(tree.flavors[queue]) or 'no flavor'})")
         per_pod = tuple(

@@ -154,8 +154,8 @@ def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
     victims = [
         stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted
     ]
-    held_nodes = "1 node is held for it" if active.node_count == 1 else f"{active.node_count} nodes are held for it"
-    return f"{held_nodes}; waits for {join_names(victims) or 'what is still on them'} to leave"
+    held_nodes = "1 node nominated" if active.node_count == 1 else f"{active.node_count} nodes nominated"
+    return f"{held_nodes}; waiting for {join_names(victims) or 'pods still on them'} to terminate"
 
 
 def join_names(names: list[str]) -> str:

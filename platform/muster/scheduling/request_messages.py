@@ -1,6 +1,6 @@
-"""What is said of a request whatever the state of things: what it needs, and why it can never have it.
+"""Messages about a request that depend on nodes and queues only: what it needs, and why it can never be satisfied.
 
-Nodes and queues alone decide about these words, so they are found once and told again in every plan.
+They do not depend on what runs, so they are cached until nodes or queues change.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from muster.scheduling.units import format_amount, format_pods, main_resource
 
 @dataclass(frozen=True, slots=True)
 class RequestMessages:
-    """Words about requests, each found once."""
+    """Messages about requests, cached."""
 
     table: NodeTable
     tree: QueueTree
-    allocatable: FreeCapacity  # with nobody on the nodes, pods that are not ours neither, and all of them up
-    no_usage: QuotaUsage  # with nobody charged
+    allocatable: FreeCapacity  # of an empty cluster: no pods at all, all nodes schedulable
+    no_usage: QuotaUsage  # no gang charged
     _main_resources: dict[GangRequest, str] = field(default_factory=dict)
     _needs_cache: dict[tuple[FlavorOption, str], str] = field(default_factory=dict)
     _needs_of_cache: dict[tuple[QueueRequest, int, int], str] = field(default_factory=dict)
     _no_fit_cache: NoFitCache = field(default_factory=dict)
 
     def main_resource(self, gang_request: GangRequest) -> str:
-        """The resource a person thinks of first."""
-        head = self._main_resources.get(gang_request)
-        if head is None:
-            head = self._main_resources[gang_request] = main_resource(
+        """The resource that messages name if none is given: see `units.main_resource`."""
+        resource = self._main_resources.get(gang_request)
+        if resource is None:
+            resource = self._main_resources[gang_request] = main_resource(
                 name for role in gang_request.roles for name, _ in role.request
             )
-        return head
+        return resource
 
     def needs(self, gang_request: GangRequest, option: int, resource: str | None = None) -> str:
         """`needs 16 GPUs of h200`."""
@@ -55,7 +55,7 @@ class RequestMessages:
         return needs
 
     def needs_of(self, request: QueueRequest, option: int, cell: int) -> str:
-        """`needs`, of the resource of a cell."""
+        """`needs` for the resource of a quota cell."""
         key = (request, option, cell)
         needs = self._needs_of_cache.get(key)
         if needs is None:
@@ -63,33 +63,32 @@ class RequestMessages:
         return needs
 
     def larger_than_cluster(self, gang_request: GangRequest) -> str:
-        """Names the largest that would fit an empty cluster, or what no node has."""
-        blocked = find_shortage(self.allocatable, gang_request, 0, self._no_fit_cache, empty=True)
-        if blocked is None:
-            return f"{self.needs(gang_request, 0)}; the empty cluster holds each of its roles, but not all of them"
-        span = self.table.flavors[blocked.pod.flavor]
-        inside = f" in one {span.tiers[blocked.tier].name}" if blocked.tier else ""
-        sizes, role = list(gang_request.min_sizes), gang_request.roles.index(blocked.role)
+        """Names the largest number of pods that fits an empty cluster, or what no node has."""
+        shortage = find_shortage(self.allocatable, gang_request, 0, self._no_fit_cache, empty=True)
+        if shortage is None:
+            return f"{self.needs(gang_request, 0)}; an empty cluster fits each role alone, but not all roles together"
+        role, span = shortage.role, self.table.flavors[shortage.pod.flavor]
+        domain = f"one {span.tiers[shortage.tier].name}" if shortage.tier else ""
+        needs = self.needs(gang_request, 0) + (f" in {domain}" if domain else "")
+        sizes, index = list(gang_request.min_sizes), gang_request.roles.index(role)
 
         def with_pods(pods: int) -> bool:
-            sizes[role] = pods
+            sizes[index] = pods
             return fits(self.table, gang_request.options[0], tuple(sizes), self.allocatable)
 
-        found = largest_feasible(blocked.size - 1, lambda pods: with_pods(pods) or None)
+        found = largest_feasible(shortage.size - 1, lambda pods: with_pods(pods) or None)
         if found is None or not found[0]:
-            return f"{self.needs(gang_request, 0)}{inside}; {shortage_message(gang_request, blocked)}"
-        head = main_resource(name for name, _ in blocked.role.request)
-        largest = f"{found[0]} of its {format_pods(blocked.size)}"
-        if head != "pods":
-            largest += f", {format_amount(head, found[0] * blocked.role.request.get(head))}"
-        whose = f"role {blocked.role.name}: " if len(gang_request.roles) > 1 else ""
-        return (
-            f"{self.needs(gang_request, 0)}{inside}; {whose}the largest that fits the empty cluster{inside} "
-            f"is {largest}"
-        )
+            return f"{needs}; {shortage_message(gang_request, shortage)}"
+        resource = main_resource(name for name, _ in role.request)
+        largest = f"{found[0]} of {format_pods(shortage.size)}"
+        if resource != "pods":
+            largest += f", {format_amount(resource, found[0] * role.request.get(resource))}"
+        prefix = f"role {role.name}: " if len(gang_request.roles) > 1 else ""
+        where = f"{domain} of an empty cluster" if domain else "an empty cluster"
+        return f"{needs}; {prefix}{where} fits at most {largest}"
 
     def larger_than_quota(self, request: QueueRequest, option: int) -> str:
-        """Names the most that the queue could ever use."""
+        """Names the most that the queue can ever use."""
         empty, least = self.no_usage, request.min_quota[option]
         cell = self.main_cell(
             request.gang_request, [c for c, amount in least if amount > empty.available(request.queue, c)]
@@ -102,15 +101,15 @@ class RequestMessages:
         return f"{needs}; queue {name} can never use more than {most}{flavor}"
 
     def main_cell(self, gang_request: GangRequest, cells: Sequence[int]) -> int:
-        """The cell a person asks about first: the gang's headline resource if it is there."""
-        names, head = self.tree.cell_names, self.main_resource(gang_request)
-        return min(cells, key=lambda cell: (names[cell][1] != head, cell))
+        """The cell of the gang's main resource, or else the first."""
+        names, resource = self.tree.cell_names, self.main_resource(gang_request)
+        return min(cells, key=lambda cell: (names[cell][1] != resource, cell))
 
 
 def find_shortage(
     capacity: FreeCapacity, gang_request: GangRequest, option: int, no_fit_cache: NoFitCache, *, empty: bool
 ) -> RoleShortage | None:
-    """The first role that finds no room by itself; `barren` belongs to the room as it is."""
+    """The first role that does not fit by itself; `no_fit_cache` must be of the same capacity."""
     for group in gang_request.options[option].groups:
         tier = group.required or 0
         named = capacity.table.flavors[group.flavor].tiers[tier].is_named
@@ -122,5 +121,5 @@ def find_shortage(
 
 
 def shortage_message(gang_request: GangRequest, shortage: RoleShortage) -> str:
-    """What a role lacks, with its name where there are several."""
+    """What a role lacks; with the role's name if the gang has several."""
     return (f"role {shortage.role.name}: " if len(gang_request.roles) > 1 else "") + shortage.message()

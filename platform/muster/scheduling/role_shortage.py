@@ -1,4 +1,4 @@
-"""What the nodes lack for one role of a gang, in words: how many of its pods fit, and what keeps the others out."""
+"""Message for a role that does not fit the nodes: how many of its pods fit, and what the others lack."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from muster.scheduling.selector_mismatch import selector_mismatch
 from muster.scheduling.units import format_amount, format_number, format_pods, main_resource, resource_label
 
 NoFitCache: TypeAlias = dict[tuple[PodClass, int], tuple[bool, str]]
-"""Why not one pod of a kind fits into the domains of a tier, and whether that is for lack of room: the same for gangs
-of every size, and it takes a look at all nodes."""
+"""Why no pod of a class fits any domain of a tier, and whether free capacity is the cause. Cached, since it reads all
+nodes and does not depend on the size of the gang."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleShortage:
-    """One role that is to have `size` pods, all inside one domain of tier `tier`, and the room there is.
+    """A role that needs `size` pods inside one domain of tier `tier`, and the capacity it is checked against.
 
-    `empty`: the room is what the nodes have when nobody is on them and all are up. `barren` belongs to the room as it
-    is, and is shared by all who ask about it.
+    `empty_cluster`: `capacity` is that of an empty cluster with all nodes schedulable. `no_fit_cache` is valid for
+    `capacity` only, and shared by all shortages of it.
     """
 
     capacity: FreeCapacity
@@ -35,7 +35,7 @@ class RoleShortage:
     no_fit_cache: NoFitCache = field(default_factory=dict)
 
     def message(self) -> str:
-        """The best domain and what it lacks, nodes that are down included; "" when the pods fit there."""
+        """The domain that fits the most pods, what it lacks, and how many nodes are down; "" if all pods fit there."""
         span = self._span
         counts = np.where(span.tiers[self.tier].is_named, self.capacity.counts(self.pod)[self.tier], 0)
         best = int(np.argmax(counts)) if len(counts) else 0
@@ -52,12 +52,12 @@ class RoleShortage:
         )
 
     def no_pod_message(self) -> str:
-        """Why not even one pod fits."""
+        """Why not a single pod fits."""
         key = (self.pod, self.tier)
         if key not in self.no_fit_cache:
             self.no_fit_cache[key] = self._find_no_pod_reason()
-        for_room, text = self.no_fit_cache[key]
-        return f"room for none of its {format_pods(self.size)}: {text}" if for_room and self.size > 1 else text
+        lacks_capacity, text = self.no_fit_cache[key]
+        return f"capacity for 0 of {format_pods(self.size)}: {text}" if lacks_capacity and self.size > 1 else text
 
     def _find_no_pod_reason(self) -> tuple[bool, str]:
         span, up = self._span, self.capacity.usable(self.pod)
@@ -67,14 +67,14 @@ class RoleShortage:
         if not accepted.any():
             nodes = self.capacity.table.nodes[span.start : span.stop]
             lacks = selector_mismatch(self.role.node_selector, nodes)
-            told = f"has {lacks}" if lacks else "accepts its pods: see taints, node selector and affinity"
-            return False, f"no node of {self.pod.flavor} {told}"
+            detail = f"has {lacks}" if lacks else "accepts its pods: check taints, nodeSelector and affinity"
+            return False, f"no node of {self.pod.flavor} {detail}"
         if not up.any():
             total = int(accepted.sum())
-            return False, f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or blamed"
+            return False, f"{'the only node is' if total == 1 else f'all {total} nodes are'} down, cordoned or excluded"
         inside = up & span.tiers[self.tier].is_named[span.tiers[self.tier].domain_of_node]
         if not inside.any():
-            return False, f"no node that is up has the label of the level {span.tiers[self.tier].name}"
+            return False, f"no available node has the label of topology level {span.tiers[self.tier].name}"
         return not self.empty_cluster, self._single_node_message(inside) + self._unavailable_nodes()
 
     @property
@@ -82,35 +82,38 @@ class RoleShortage:
         return self.capacity.table.flavors[self.pod.flavor]
 
     def _partial_message(self, count: int, domain: int) -> str:
-        """`room for 1 of its 2 pods, 8 of 16 GPUs`, or `8 GPUs free in rack r2, 16 required in one rack`."""
-        head, tier = main_resource(name for name, _ in self.role.request), self._span.tiers[self.tier]
-        each = self.role.request.get(head)
-        free, wanted = count * each, self.size * each
+        """`capacity for 1 of 2 pods, 8 of 16 GPUs`, or `8 GPUs free in rack r2, 16 required in one rack`."""
+        resource, tier = main_resource(name for name, _ in self.role.request), self._span.tiers[self.tier]
+        each = self.role.request.get(resource)
+        free, required = count * each, self.size * each
         where = f" in {tier.name} {tier.domains[domain]}" if self.tier else ""
         together = f" required in one {tier.name}" if self.tier else ""
-        if head == "pods":
-            return f"room for {count} of its {format_pods(self.size)}{where}{together and f', all{together}'}"
+        if resource == "pods":
+            return f"capacity for {count} of {format_pods(self.size)}{where}{together and f', all{together}'}"
         if self.tier:
-            return f"{format_amount(head, free)} free{where}, {format_number(head, wanted)}{together}"
+            return f"{format_amount(resource, free)} free{where}, {format_number(resource, required)}{together}"
         return (
-            f"room for {count} of its {format_pods(self.size)}, {format_number(head, free)} of "
-            f"{format_amount(head, wanted)}"
+            f"capacity for {count} of {format_pods(self.size)}, {format_number(resource, free)} of "
+            f"{format_amount(resource, required)}"
         )
 
     def _scarce_resources(self, rows: slice) -> str:
-        """`; memory for 1 of 2 pods only`, if there would be enough of the resource a person thinks of first."""
+        """`; memory for only 1 of 2 pods`, if the main resource alone would be enough."""
         names = [name for name, _ in self.role.request]
-        alone = self.capacity.counts_by_resource(self.pod, rows, names)
-        if alone.get(main_resource(names), 0) < self.size:
+        counts = self.capacity.counts_by_resource(self.pod, rows, names)
+        if counts.get(main_resource(names), 0) < self.size:
             return ""
-        short = [f"{resource_label(name)} for {count} of {format_pods(self.size)}" for name, count in alone.items()
-                 if count < self.size]  # fmt: skip
-        return f"; {' and '.join(short)} only" if short else "; the rest is not free on the same nodes"
+        short = [
+            f"{resource_label(name)} for only {count} of {format_pods(self.size)}"
+            for name, count in counts.items()
+            if count < self.size
+        ]
+        return f"; {' and '.join(short)}" if short else "; free resources are on different nodes"
 
     def _single_node_message(self, inside: BoolArray) -> str:
         """`no node has 8 GPUs free (at most 4)`."""
         table, free = self.capacity.table, self.capacity.free[self._span.start : self._span.stop][inside]
-        word = "" if self.empty_cluster else " free"
+        free_word = "" if self.empty_cluster else " free"
         most = {
             name: max(0, int(free[:, table.columns[name]].max())) if name in table.columns else 0
             for name, _ in self.role.request
@@ -118,19 +121,19 @@ class RoleShortage:
         short = [(name, amount) for name, amount in self.role.request if most[name] < amount]
         if not short:
             names = [format_amount(name, amount) for name, amount in self.role.request if name != "pods"]
-            return f"no node has {' and '.join(names)}{word} at once"
-        head = main_resource(name for name, _ in short)
-        short.sort(key=lambda item: (item[0] != head, item[0]))
-        told = [f"{format_amount(name, amount)} (at most {format_number(name, most[name])})" for name, amount in short]
-        if len(told) > 1:
-            return f"no node has {' or '.join(told)}{word}"
-        amount, limit = format_amount(*short[0]), format_number(head, most[head])
+            return f"no node has {' and '.join(names)}{free_word} at once"
+        main = main_resource(name for name, _ in short)
+        short.sort(key=lambda item: (item[0] != main, item[0]))
+        parts = [f"{format_amount(name, amount)} (at most {format_number(name, most[name])})" for name, amount in short]
+        if len(parts) > 1:
+            return f"no node has {' or '.join(parts)}{free_word}"
+        amount, limit = format_amount(*short[0]), format_number(main, most[main])
         one_of_none = format_number(*short[0]) == "1" and limit == "0"
-        return f"no node has {amount}{word}" + ("" if one_of_none else f" (at most {limit})")
+        return f"no node has {amount}{free_word}" + ("" if one_of_none else f" (at most {limit})")
 
     def _unavailable_nodes(self) -> str:
-        """`; 1 of 2 nodes is down, cordoned or blamed`."""
+        """`; 1 of 2 nodes is down, cordoned or excluded`."""
         accepted = self.capacity.masks.accepted(self.pod)
         down = int((accepted & ~self.capacity.usable(self.pod)).sum())
         be = "is" if down == 1 else "are"
-        return f"; {down} of {int(accepted.sum())} nodes {be} down, cordoned or blamed" if down else ""
+        return f"; {down} of {int(accepted.sum())} nodes {be} down, cordoned or excluded" if down else ""

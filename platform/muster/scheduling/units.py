@@ -1,4 +1,4 @@
-"""Amounts as a person says them."""
+"""Resource amounts with units, for messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def format_number(resource: str, amount: int) -> str:
 
 
 def resource_label(resource: str) -> str:
-    """What a resource is called where no amount is told."""
+    """The name of a resource without an amount: `GPUs`, `cores`, or the resource's own name."""
     return _NOUNS.get(resource, (resource, resource))[1]
 
 
@@ -40,7 +40,7 @@ def format_pods(count: int) -> str:
 
 
 def main_resource(resources: Iterable[str]) -> str:
-    """The resource a person thinks of first: GPUs, other devices, cores, memory; the pod slot if there is no other."""
+    """The resource that a message names first: GPUs, other devices, cores, memory; pod slots if there is no other."""
     names = list(resources)
-    wanted = (GPU, *(name for name in names if "/" in name), "cpu", *_BYTES)
-    return next((name for name in wanted if name in names), "pods")
+    by_importance = (GPU, *(name for name in names if "/" in name), "cpu", *_BYTES)
+    return next((name for name in by_importance if name in names), "pods")

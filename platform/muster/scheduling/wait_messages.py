@@ -1,4 +1,4 @@
-"""One sentence for every gang that waits, with the numbers that explain it."""
+"""The message and reason of every pending gang, with the numbers that explain them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from muster.scheduling.units import format_number
 
 @dataclass(frozen=True, slots=True)
 class WaitMessages:
-    """Sentences about the state of things at the end of a plan. What several of them share is worded once."""
+    """Messages that depend on the capacity and quota left at the end of a plan. Parts shared by gangs are cached."""
 
     requests: RequestMessages
     usage_now: QuotaUsage
@@ -30,12 +30,12 @@ class WaitMessages:
     _no_fit_cache: NoFitCache = field(default_factory=dict)
 
     def quota_message(self, request: QueueRequest, option: int, flavor: str | None = None) -> str:
-        """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`, of the scarcest resource.
+        """`needs 16 GPUs of h200; queue research has 8 of 24 left and may borrow 4`, for a resource that exceeds quota.
 
-        Where none is short it is about `flavor`, if that is given.
+        If none does: for a resource of `flavor`, or for the main resource.
         """
         least = request.min_quota[option]
-        if len(least) == 1:  # asked for nearly every gang that waits
+        if len(least) == 1:  # fast path: nearly every pending gang
             cell = least[0][0]
             left = self._left_cache.get((request.queue, cell)) or self.quota_left(request.queue, cell)
             return f"{self.requests.needs_of(request, option, cell)}; {left}"
@@ -43,13 +43,13 @@ class WaitMessages:
             return self.requests.needs(request.gang_request, option)
         names = self.requests.tree.cell_names
         short = [c for c, amount in least if amount > self.usage_now.available(request.queue, c)]
-        asked = [c for c, _ in least if names[c][0] == flavor]
-        cell = self.requests.main_cell(request.gang_request, short or asked or [c for c, _ in least])
+        of_flavor = [c for c, _ in least if names[c][0] == flavor]
+        cell = self.requests.main_cell(request.gang_request, short or of_flavor or [c for c, _ in least])
         return f"{self.requests.needs_of(request, option, cell)}; {self.quota_left(request.queue, cell)}"
 
     def quota_left(self, queue: int, cell: int) -> str:
-        """`queue research has 8 of 24 left and may borrow 4`: of its guarantee, and beyond it; and its limit, where it
-        is that which keeps it from borrowing more."""
+        """`queue research has 8 of 24 left and may borrow 4`: within its guarantee, and beyond it. Adds the queue's
+        limit if that prevents more borrowing."""
         key = (queue, cell)
         if key not in self._left_cache:
             tree = self.requests.tree
@@ -65,7 +65,7 @@ class WaitMessages:
         return self._left_cache[key]
 
     def _limit_clause(self, queue: int, cell: int) -> str:
-        """`: its limit of 4 is in use`, where there would be more to have without it."""
+        """`: its limit of 4 is in use`, if more quota would be available without the limit."""
         tree, charged = self.requests.tree, self.usage_now
         at = queue * charged.cell_count + cell
         limit, below, above = tree.limit[queue][cell], charged.subtree_usage[at], tree.parent[queue]
@@ -78,63 +78,70 @@ class WaitMessages:
         bound = f"its limit of {format_number(name, limit)}"
         return f": {bound} is in use" if below >= limit else f": {format_number(name, below)} of {bound} in use"
 
-    def shortage_of(self, shape: GangRequest, option: int) -> tuple[str, str]:
-        """What the first role lacks that finds no room, and its flavor; "" when each of them does."""
-        way = shape.options[option]
-        known = self._shortages.get(way)
-        if known is None:
-            blocked = find_shortage(self.free_now, shape, option, self._no_fit_cache, empty=False)
-            known = (way.flavors[0], "") if blocked is None else (blocked.pod.flavor, shortage_message(shape, blocked))
-            self._shortages[way] = known
-        return known
+    def shortage_of(self, gang_request: GangRequest, option: int) -> tuple[str, str]:
+        """Flavor and shortage of the first role that does not fit; the shortage is "" if each role fits alone."""
+        flavor_option = gang_request.options[option]
+        cached = self._shortages.get(flavor_option)
+        if cached is None:
+            shortage = find_shortage(self.free_now, gang_request, option, self._no_fit_cache, empty=False)
+            if shortage is None:
+                cached = (flavor_option.flavors[0], "")
+            else:
+                cached = (shortage.pod.flavor, shortage_message(gang_request, shortage))
+            self._shortages[flavor_option] = cached
+        return cached
 
     def capacity_message(self, request: QueueRequest, option: int, *, reserved: bool) -> str:
-        """Quota first, if there is one, then what the nodes have left."""
+        """The quota message, then what the nodes lack. `reserved`: a reservation blocks the gang."""
         flavor, text = self.shortage_of(request.gang_request, option)
         if reserved:
-            text = f"{text}; what is free is promised" if text else "there is room, promised"
-            text += " to a gang that comes first"
+            text = f"{text}; the free capacity" if text else "free capacity exists, but"
+            text += " is reserved for a gang ahead of it"
         elif not text:
-            several = sum(len(group.roles) for group in request.gang_request.options[option].groups) > 1
-            text = "room for each of its roles, but not for all of them" if several else "room came free just now"
+            multiple_roles = sum(len(group.roles) for group in request.gang_request.options[option].groups) > 1
+            text = (
+                "capacity for each role alone, but not for all roles together"
+                if multiple_roles
+                else "capacity became free in this scheduling cycle"
+            )
         return f"{self.quota_message(request, option, flavor)}; {text}"
 
 
 def wait_decisions(
     cache: PlannerCache, ledger: Ledger, unschedulable: Mapping[str, UnschedulableReason], expected: Mapping[str, float]
 ) -> Iterator[Wait]:
-    """What to tell every gang that waits, in the order of the snapshot. Who is told what was told before, of the memo,
-    is told it by the same object."""
-    explainer = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now)
-    sentences: dict[tuple[QueueRequest, str, int], str] = {}
+    """A Wait for every unschedulable gang, in the order of the snapshot. An unchanged Wait is the same object as in the
+    last plan (`cache.last_waits`)."""
+    wait_messages = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now)
+    messages: dict[tuple[QueueRequest, str, int], str] = {}
     positions: dict[str, int] = {}
     for leaf in cache.leaves.values():
         waiting = [w.gang.uid for w in leaf.pending if w.gang.uid in unschedulable]
         positions.update(zip(waiting, count(1), strict=False))
-    requests, told = cache.pending, cache.last_waits
+    requests, last_waits = cache.pending, cache.last_waits
     for gang in cache.snapshot.pending:
         uid = gang.uid
-        refusal = unschedulable.get(uid)
-        if refusal is None:
+        why = unschedulable.get(uid)
+        if why is None:
             continue
-        code, text, position, at = refusal.reason, refusal.message, positions.get(uid), expected.get(uid)
+        code, text, position, start_at = why.reason, why.message, positions.get(uid), expected.get(uid)
         if not text:
             request = requests[uid].request
-            key = (request, code, refusal.option)
-            known = sentences.get(key)
-            if known is None:
-                foreign = cache.feasibility.is_blocked_by_unmanaged(request)
-                known = sentences[key] = _message(explainer, request, refusal, unmanaged=foreign)
-            text = known
-        wait = told.get(uid)
+            key = (request, code, why.option)
+            cached = messages.get(key)
+            if cached is None:
+                unmanaged = cache.feasibility.is_blocked_by_unmanaged(request)
+                cached = messages[key] = _message(wait_messages, request, why, unmanaged=unmanaged)
+            text = cached
+        wait = last_waits.get(uid)
         if (
             wait is None
             or wait.message != text
             or wait.position != position
-            or wait.estimated_start != at
+            or wait.estimated_start != start_at
             or wait.reason != code
         ):
-            wait = told[uid] = Wait(uid, code, text, position, at)
+            wait = last_waits[uid] = Wait(uid, code, text, position, start_at)
         yield wait
 
 
@@ -142,6 +149,4 @@ def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableRe
     if why.reason == "QuotaExceeded":
         return messages.quota_message(request, why.option)
     text = messages.capacity_message(request, why.option, reserved=why.reason == "BlockedByReservation")
-    return (
-        f"{text}; even without other gangs, pods that are not Muster's take room that it needs" if unmanaged else text
-    )
+    return f"{text}; pods not managed by Muster block it even without other gangs" if unmanaged else text

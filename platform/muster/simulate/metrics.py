@@ -90,8 +90,8 @@ class MetricsRecorder:
         self.lost_pod_s += pod_s
 
     def event_recorded(self, event: RecordEvent, now: float) -> None:
-        """Count those who were made to leave or to shrink for somebody."""
-        if event.reason in ("Preempted", "Reclaimed") or (event.reason == "Resized" and " for " in event.message):
+        """Count gangs that were evicted or shrunk for another gang."""
+        if event.preemptor is not None:
             self.preemptions += 1
 
     def cycle_finished(self, now: float) -> None:

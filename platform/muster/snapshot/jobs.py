@@ -227,7 +227,7 @@ def _rejection(job: spec.TrainingJob, context: JobContext) -> Wait | None:
     queue = job.spec.queue
     if queue not in context.queues:
         known = ", ".join(sorted(context.queues)[:8]) or "none"
-        message = f"queue {queue} does not exist; there are: {known}"
+        message = f"queue {queue} does not exist; existing queues: {known}"
         return Wait(job.metadata.uid, "QueueNotFound", message)
     fault = invalid_dependency(job, context.queues, context.unreadable.queues, context.unreadable.flavors)
     if fault is not None:

@@ -69,7 +69,7 @@ def flavor_overlaps(views: Sequence[NodeView], flavors: Sequence[spec.Flavor]) -
 
 def _overlap_message(others: str, nodes: list[str]) -> str:
     shown = ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-    return f"{len(nodes)} node{'s' * (len(nodes) != 1)} also of {others} and hence of neither: {shown}"
+    return f"{len(nodes)} node{'s' * (len(nodes) != 1)} also of {others} and are counted in neither: {shown}"
 
 
 def _matches(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.scheduling.builders import in_order, told, two_teams, wait_of
+from tests.scheduling.builders import in_order, two_teams, wait_of
 from tests.scheduling.worlds import (
     carried_out,
     evicted,
@@ -56,7 +56,7 @@ def test_held_room_is_nobody_elses_while_its_gang_waits_for_others_to_leave() ->
     )
     result = plan(snapshot)
     assert (started(result), evicted(result)) == ({}, {})
-    assert refused(result)["holder"].message == "1 node is held for it; waits for ns/old to leave"
+    assert refused(result)["holder"].message == "1 node nominated; waiting for ns/old to terminate"
     assert in_order(plan(left(snapshot))) == ["holder"]
 
 
@@ -128,7 +128,7 @@ def test_who_takes_a_hold_waits_for_those_who_leave_already_and_nobody_else_has_
     )
     result = plan(snapshot)
     assert held(result)["rival"].victims == ("old",)
-    assert refused(result)["holder"].message == "the room that was held for it went to a gang that comes first"
+    assert refused(result)["holder"].message == "its nominated capacity went to a gang ahead of it"
     assert list(started(plan(left(carried_out(snapshot, result.decisions))))) == ["rival"]
 
 
@@ -158,14 +158,14 @@ def test_holds_are_charged_to_the_queue() -> None:
         [gang("wide", pods=2)],
         nominations=(replace(hold("r1-0"), nominated_gang=HOLDER),),
     )
-    assert told(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
+    assert message_of(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
     assert wait_of(snapshot, "wide").reason == "QuotaExceeded"
 
 
 def test_a_gang_whose_last_pods_still_stop_waits_even_if_room_is_held_for_it() -> None:
     stopping = run(HOLDER, ["r1-0"], state="terminating")
     wait = wait_of(world(rack("r1", 1), QUEUE, [HOLDER], [stopping], nominations=(hold("r1-0"),)), "holder")
-    assert (wait.reason, wait.message) == ("WaitingForPreemption", "its pods of the last attempt are still stopping")
+    assert (wait.reason, wait.message) == ("WaitingForPreemption", "pods of its previous attempt are still terminating")
 
 
 def test_a_queue_whose_only_hold_was_used_up_in_this_plan_has_nobody_to_ask() -> None:

@@ -49,7 +49,7 @@ def pods(of: spec.TrainingJobStatus) -> tuple[PodView, ...]:
 # alone. `void`: the planner decides anew.
 VICTIMS: dict[str, tuple[spec.TrainingJobStatus | None, tuple[PodView, ...], str]] = {
     "removed": (None, (), "ready"),
-    "waits in its queue again": (BACK_IN_LINE, (), "ready"),
+    "requeued": (BACK_IN_LINE, (), "ready"),
     "finished": (transitions.finish(RUNNING, "Complete", "Completed", "", NOW), (), "ready"),
     "cancelled while it left": (transitions.finish(LEAVING, "Cancelled", "Cancelled", "", NOW), pods(RUNNING), "ready"),
     "suspended": (transitions.suspend(RUNNING, NOW), pods(RUNNING), "ready"),
@@ -230,7 +230,7 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
         assert (status.phase, status.pods_wanted, status.restarts) == ("Running", 1, 0)
         assert find_condition(status, "Evicted") is None, "it was torn down instead"
     assert {event.reason for event in cluster.events if event.job_uid in lows} <= {"Admitted", "Resized"}
-    assert all("reclaimed" in event.message for event in cluster.events if event.reason == "Resized")
+    assert all(event.preemptor for event in cluster.events if event.reason == "Resized")
 
 
 def test_a_victim_that_may_not_be_asked_any_more_is_spared_after_a_crash() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from hypothesis import strategies as st
-from tests.engine.watched import Watched
+from tests.engine.checked_cluster import Watched
 from tests.engine.worlds import job, queue
 
 from muster import spec

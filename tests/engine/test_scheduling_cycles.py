@@ -230,7 +230,7 @@ def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> N
     engine = Engine(cluster)
     uid = cluster.submit(job("a", queue="blue"), JobBehavior(10))
     wait = engine.run_cycle().waits[uid]
-    assert wait == Wait(uid, "QueueNotFound", "queue blue does not exist; there are: red")
+    assert wait == Wait(uid, "QueueNotFound", "queue blue does not exist; existing queues: red")
     cluster.put_queue(queue("blue"))
     settle(engine, cluster, until=1)
     assert cluster.job(uid).status.phase == "Running"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.scheduling.builders import told, wait_of
+from tests.scheduling.builders import message_of, wait_of
 from tests.scheduling.worlds import GIB, GPU, gang, gpus, queue, rack, role, run, world
 
 from muster.model import Gang, NodeInfo, NodeTaint, Resources, RunningGang, Topology
@@ -34,9 +34,9 @@ def busy(node: str, pods: int = 1, **amounts: int) -> RunningGang:
     return run(replace(job(pods, **amounts), uid=f"on-{node}"), {node: pods})
 
 
-def said(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TWO)) -> str:
+def message(gang: Gang, *running: RunningGang, nodes: Sequence[NodeInfo] = tuple(TWO)) -> str:
     """The whole sentence. The queue names GPUs only, so that there is nothing to say of its quota otherwise."""
-    return told(world(nodes, QUEUE, [gang], running), "g")
+    return message_of(world(nodes, QUEUE, [gang], running), "g")
 
 
 def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_that_is_too_small() -> None:
@@ -45,11 +45,11 @@ def test_pods_of_others_on_the_only_node_that_fits_are_told_and_not_a_cluster_th
     assert wait.reason == "InsufficientResources"
     assert wait.message == (
         "needs 8 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; no node has 8 GPUs free (at most 2);"
-        " even without other gangs, pods that are not Muster's take room that it needs"
+        " pods not managed by Muster block it even without other gangs"
     )
     wait = wait_of(world(nodes, QUEUE, [job(2, gpu=8)]), "g")
     assert wait.reason == "LargerThanCluster"
-    assert "the largest that fits the empty cluster is 1 of its 2 pods, 8 GPUs" in wait.message
+    assert "an empty cluster fits at most 1 of 2 pods, 8 GPUs" in wait.message
 
 
 def test_no_start_is_expected_of_a_gang_that_pods_of_others_keep_out_but_of_those_behind_it() -> None:
@@ -65,68 +65,66 @@ CORES_TAKEN = (busy("r1-0", cpu=94), busy("r1-1", cpu=90))
 
 
 def test_a_pod_without_gpus_is_told_in_cores_or_else_in_memory() -> None:
-    assert said(job(1, cpu=8), *CORES_TAKEN) == "needs 8 cores of h200; no node has 8 cores free (at most 6)"
+    assert message(job(1, cpu=8), *CORES_TAKEN) == "needs 8 cores of h200; no node has 8 cores free (at most 6)"
     memory_taken = (busy("r1-0", memory=1000), busy("r1-1", memory=1020))
-    assert said(job(1, memory=64), *memory_taken) == (
+    assert message(job(1, memory=64), *memory_taken) == (
         "needs 64 GiB of memory of h200; no node has 64 GiB of memory free (at most 24)"
     )
 
 
 def test_of_several_pods_none_or_some_have_room() -> None:
-    assert said(job(3, cpu=8), *CORES_TAKEN) == (
-        "needs 24 cores of h200; room for none of its 3 pods: no node has 8 cores free (at most 6)"
+    assert message(job(3, cpu=8), *CORES_TAKEN) == (
+        "needs 24 cores of h200; capacity for 0 of 3 pods: no node has 8 cores free (at most 6)"
     )
-    assert said(job(3, cpu=64), busy("r1-0", cpu=90)) == (
-        "needs 192 cores of h200; the largest that fits the empty cluster is 2 of its 3 pods, 128 cores"
+    assert message(job(3, cpu=64), busy("r1-0", cpu=90)) == (
+        "needs 192 cores of h200; an empty cluster fits at most 2 of 3 pods, 128 cores"
     )
-    assert said(job(2, cpu=64), busy("r1-0", cpu=90)) == (
-        "needs 128 cores of h200; room for 1 of its 2 pods, 64 of 128 cores"
+    assert message(job(2, cpu=64), busy("r1-0", cpu=90)) == (
+        "needs 128 cores of h200; capacity for 1 of 2 pods, 64 of 128 cores"
     )
 
 
 def test_a_pod_that_asks_for_nothing_takes_a_pod_slot() -> None:
     full = (busy("r1-0", 110), busy("r1-1", 109))
-    assert said(job(2), *full) == "needs 2 pod slots of h200; room for 1 of its 2 pods"
-    assert said(job(1), *full[:1], nodes=ONE) == "needs 1 pod slot of h200; no node has 1 pod slot free"
-    assert said(job(221)) == (
-        "needs 221 pod slots of h200; the largest that fits the empty cluster is 220 of its 221 pods"
-    )
+    assert message(job(2), *full) == "needs 2 pod slots of h200; capacity for 1 of 2 pods"
+    assert message(job(1), *full[:1], nodes=ONE) == "needs 1 pod slot of h200; no node has 1 pod slot free"
+    assert message(job(221)) == ("needs 221 pod slots of h200; an empty cluster fits at most 220 of 221 pods")
     racks = ONE + rack("r2", 1)
-    assert said(in_one_rack(job(100)), busy("r1-0", 50), busy("r2-0", 40), nodes=racks) == (
-        "needs 100 pod slots of h200; room for 70 of its 100 pods in rack b1/r2, all required in one rack"
+    assert message(in_one_rack(job(100)), busy("r1-0", 50), busy("r2-0", 40), nodes=racks) == (
+        "needs 100 pod slots of h200; capacity for 70 of 100 pods in rack b1/r2, all required in one rack"
     )
 
 
 def test_what_keeps_the_other_pods_out_is_named_where_it_is_not_what_one_thinks_of_first() -> None:
-    assert said(job(2, gpu=1, memory=600), busy("r1-0", memory=500)).endswith(
-        "room for 1 of its 2 pods, 1 of 2 GPUs; memory for 1 of 2 pods only"
+    assert message(job(2, gpu=1, memory=600), busy("r1-0", memory=500)).endswith(
+        "capacity for 1 of 2 pods, 1 of 2 GPUs; memory for only 1 of 2 pods"
     )
 
 
 def test_several_resources_that_no_node_has_are_all_named() -> None:
-    assert said(job(1, gpu=8, cpu=90, memory=1000), busy("r1-0", gpu=4, cpu=20), nodes=ONE).endswith(
+    assert message(job(1, gpu=8, cpu=90, memory=1000), busy("r1-0", gpu=4, cpu=20), nodes=ONE).endswith(
         "no node has 8 GPUs (at most 4) or 90 cores (at most 76) free"
     )
-    assert said(job(1, gpu=1, memory=2000)) == ("needs 1 GPU of h200; no node has 2000 GiB of memory (at most 1024)")
+    assert message(job(1, gpu=1, memory=2000)) == ("needs 1 GPU of h200; no node has 2000 GiB of memory (at most 1024)")
 
 
 def test_nodes_that_are_down_are_counted() -> None:
     down = rack("r2", 2, schedulable=False)
-    assert said(job(2, gpu=8), nodes=ONE + down).endswith(
-        "room for 1 of its 2 pods, 8 of 16 GPUs; 2 of 3 nodes are down, cordoned or blamed"
+    assert message(job(2, gpu=8), nodes=ONE + down).endswith(
+        "capacity for 1 of 2 pods, 8 of 16 GPUs; 2 of 3 nodes are down, cordoned or excluded"
     )
-    assert said(job(1, gpu=8), nodes=down).endswith("all 2 nodes are down, cordoned or blamed")
-    assert said(job(1, gpu=8), nodes=down[:1]).endswith("the only node is down, cordoned or blamed")
+    assert message(job(1, gpu=8), nodes=down).endswith("all 2 nodes are down, cordoned or excluded")
+    assert message(job(1, gpu=8), nodes=down[:1]).endswith("the only node is down, cordoned or excluded")
 
 
 def test_nodes_that_do_not_accept_the_pods_are_told_apart_from_full_ones() -> None:
     tainted = rack("r1", 2, taints=(NodeTaint("dedicated", "x"),))
-    assert said(job(1, gpu=8), nodes=tainted) == (
-        "needs 8 GPUs of h200; no node of h200 accepts its pods: see taints, node selector and affinity"
+    assert message(job(1, gpu=8), nodes=tainted) == (
+        "needs 8 GPUs of h200; no node of h200 accepts its pods: check taints, nodeSelector and affinity"
     )
     unlabelled = [replace(node, domains=()) for node in TWO]
-    assert said(in_one_rack(job(1, gpu=8)), nodes=unlabelled) == (
-        "needs 8 GPUs of h200 in one rack; no node that is up has the label of the level rack"
+    assert message(in_one_rack(job(1, gpu=8)), nodes=unlabelled) == (
+        "needs 8 GPUs of h200 in one rack; no available node has the label of topology level rack"
     )
 
 
@@ -139,48 +137,48 @@ def selecting(**labels: str) -> Gang:
 def test_a_label_of_a_node_selector_that_no_node_has_is_named_with_the_nearest_one() -> None:
     nodes = [replace(node, labels={"gpu/model": "h200", "zone": f"z{at}"}) for at, node in enumerate(TWO)]
     needs = "needs 8 GPUs of h200; no node of h200 has "
-    assert said(selecting(gpu_model="h20"), nodes=nodes) == (
+    assert message(selecting(gpu_model="h20"), nodes=nodes) == (
         f"{needs}the label gpu/model=h20 of its nodeSelector; did you mean 'h200'?"
     )
-    assert said(selecting(gpu_modl="h200"), nodes=nodes) == (
+    assert message(selecting(gpu_modl="h200"), nodes=nodes) == (
         f"{needs}the label gpu/modl of its nodeSelector; did you mean 'gpu/model'?"
     )
     assert (
-        said(selecting(zone="west"), nodes=nodes)
+        message(selecting(zone="west"), nodes=nodes)
         == f"{needs}the label zone=west of its nodeSelector; nodes have z0, z1"
     )
-    assert said(selecting(xyzzy="1"), nodes=nodes) == f"{needs}the label xyzzy of its nodeSelector"
+    assert message(selecting(xyzzy="1"), nodes=nodes) == f"{needs}the label xyzzy of its nodeSelector"
     other = [replace(nodes[0], labels={"gpu/model": "h100", "zone": "z0"}), nodes[1]]
-    assert said(selecting(gpu_model="h200", zone="z0"), nodes=other) == (
+    assert message(selecting(gpu_model="h200", zone="z0"), nodes=other) == (
         f"{needs}all labels of its nodeSelector: gpu/model=h200, zone=z0"
     )
 
 
 def test_an_amount_of_memory_larger_than_any_is_told_in_digits() -> None:
-    assert said(job(1, gpu=1, memory=10**9)).startswith("needs 1 GPU of h200; no node has 1000000000 GiB of memory")
+    assert message(job(1, gpu=1, memory=10**9)).startswith("needs 1 GPU of h200; no node has 1000000000 GiB of memory")
 
 
 def test_of_several_roles_the_one_without_room_is_named() -> None:
     roles = [role("driver", 1, request=gpus(0, cpu=50)), role("trainer", 2)]
     snapshot = world(TWO, QUEUE, [gang("g", roles=roles)], [busy("r1-0", cpu=60), busy("r1-1", cpu=60)])
-    assert told(snapshot, "g") == (
+    assert message_of(snapshot, "g") == (
         "needs 16 GPUs of h200; queue q has 1000 of 1000 left and may borrow 0; "
         "role driver: no node has 50 cores free (at most 36)"
     )
     many = gang("g", roles=[role("driver", 5, request=gpus(0, cpu=90)), role("trainer", 2)])
-    assert told(world(TWO, QUEUE, [many]), "g") == (
-        "needs 16 GPUs of h200; role driver: the largest that fits the empty cluster is 2 of its 5 pods, 180 cores"
+    assert message_of(world(TWO, QUEUE, [many]), "g") == (
+        "needs 16 GPUs of h200; role driver: an empty cluster fits at most 2 of 5 pods, 180 cores"
     )
 
 
 def test_roles_that_have_room_one_by_one_but_not_together() -> None:
     both = gang("g", roles=[role(name, 2, request=gpus(4, cpu=60)) for name in "ab"])
-    assert told(world(TWO, QUEUE, [both]), "g") == (
-        "needs 16 GPUs of h200; the empty cluster holds each of its roles, but not all of them"
+    assert message_of(world(TWO, QUEUE, [both]), "g") == (
+        "needs 16 GPUs of h200; an empty cluster fits each role alone, but not all roles together"
     )
     taken = [run(gang("x", pods=2), ["r1-0", "r1-1"])]
-    assert told(world(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
-        "room for each of its roles, but not for all of them"
+    assert message_of(world(TWO + rack("r2", 2), QUEUE, [both], taken), "g").endswith(
+        "capacity for each role alone, but not for all roles together"
     )
 
 
