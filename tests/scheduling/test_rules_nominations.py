@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.scheduling.builders import in_order, two_teams, wait_of
+from tests.scheduling.builders import in_order, message_of, two_teams, wait_of
 from tests.scheduling.worlds import (
     carried_out,
     evicted,
