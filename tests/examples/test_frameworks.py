@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from tests.examples.test_examples import EXAMPLES, run
+from tests.examples.running import EXAMPLES, run
 
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
 SCRIPTS = {framework: EXAMPLES / "06-frameworks" / f"train_{framework}.py" for framework in FRAMEWORKS}

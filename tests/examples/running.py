@@ -1,0 +1,34 @@
+"""Runs an example as a reader would run it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(example: str, *arguments: str, limit_s: float, **environment: str) -> str:
+    """Its stdout. The venv of this Python is first on PATH; on a timeout its processes go too."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(
+        ["bash", str(EXAMPLES / example / "run.sh"), *arguments],
+        env=os.environ | {"PATH": path, "NO_COLOR": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGTERM)  # its trap stops the daemon and what it runs
+        out, err = process.communicate(timeout=60)
+        pytest.fail(f"not done after {limit_s} s:\n{out}\n{err}")
+    assert process.returncode == 0, f"{out}\n{err}"
+    return out
