@@ -83,7 +83,7 @@ class MusterScheduler(Scheduler):  # type: ignore[misc]  # TorchX is not typed
         """As of TorchX's interface. `torchx run --dryrun` prints the app beside the request: it shows no secrets."""
         info = super().submit_dryrun(app, cfg)
         if is_torchx_command():
-            info._app = _without_secrets(app)
+            setattr(info, "app" if hasattr(info, "app") else "_app", _without_secrets(app))  # `_app` in TorchX 0.7.0
         return info
 
     def _record_submission(self, job: TrainingJob) -> str:
