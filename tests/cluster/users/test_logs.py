@@ -68,7 +68,7 @@ def test_a_log_is_cut_at_the_instant_and_not_at_the_second(pool: Pool) -> None:
     assert lines() == ["line 0", "line 1", "line 2"]
     assert lines(since=begin + 0.3) == ["line 1", "line 2"]
     assert lines(since=begin + 0.3, until=begin + 0.7) == ["line 1"]
-    assert lines(until=begin + 0.7, tail=1) == ["line 1"]
+    assert lines(until=begin + 0.7, tail_lines=1) == ["line 1"]
 
 
 def test_of_a_job_without_pods_the_log_says_why(pool: Pool, muster: Muster) -> None:
