@@ -85,13 +85,13 @@ def test_a_missing_parent_is_named_and_makes_the_queues_below_inactive() -> None
 
 def test_a_queue_that_cannot_be_read_admits_nothing_nor_does_any_below_it() -> None:
     tree = [*COMPANY, queue("other")]
-    verdicts = queue_readiness(tree, {"company": "spec.weight: -1 is too small", "gone": "whatever"})
+    verdicts = queue_readiness(tree, {"company": "spec.weight: must be greater than 0; got -1", "gone": "whatever"})
     assert {name: verdict.reason for name, verdict in verdicts.items()} == {
         "company": "InvalidSpec",
         "research": "ParentInactive",
         "other": "NoResources",
     }
-    told = "it cannot be read: spec.weight: -1 is too small"
+    told = "it cannot be read: spec.weight: must be greater than 0; got -1"
     assert verdicts["company"].message == told
     assert verdicts["research"].message == f"its parent 'company' is inactive: {told}"
 

@@ -197,14 +197,17 @@ def test_an_unknown_field_is_told_with_the_nearest_known_one(text: str, told: st
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("3\n", "jobs.yaml:1: 3 must be an object with apiVersion, kind, metadata and spec"),
-        (changed("TrainingJob", "TrainJob"), "jobs.yaml:2: kind: 'TrainJob' is not known; did you mean 'TrainingJob'?"),
+        ("3\n", "jobs.yaml:1: must be an object with apiVersion, kind, metadata and spec; got 3"),
+        (
+            changed("TrainingJob", "TrainJob"),
+            "jobs.yaml:2: kind: must be one of TrainingJob, Queue, Flavor; got 'TrainJob'; did you mean 'TrainingJob'?",
+        ),
         (
             changed("TrainingJob", "Pod"),
-            "jobs.yaml:2: kind: 'Pod' is not known; write one of TrainingJob, Queue, Flavor",
+            "jobs.yaml:2: kind: must be one of TrainingJob, Queue, Flavor; got 'Pod'",
         ),
-        (changed("v1alpha1", "v1"), "jobs.yaml:1: apiVersion: 'muster.dev/v1' is not known; write muster.dev/v1alpha1"),
-        (changed("kind: TrainingJob\n", ""), "jobs.yaml:1: kind: missing; write one of TrainingJob, Queue, Flavor"),
+        (changed("v1alpha1", "v1"), "jobs.yaml:1: apiVersion: must be muster.dev/v1alpha1; got 'muster.dev/v1'"),
+        (changed("kind: TrainingJob\n", ""), "jobs.yaml:1: kind: must be one of TrainingJob, Queue, Flavor; got null"),
     ],
 )
 def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
@@ -214,67 +217,75 @@ def test_a_wrong_kind_or_version_is_told(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("replicas: 4", "replicas: -1", "8: spec.roles[0].replicas: -1 is too small; write 1 or more"),
-        ("replicas: 4", "replicas: 0", "8: spec.roles[0].replicas: 0 is too small; write 1 or more"),
-        ("replicas: 4", "replicas: 1000000", "8: spec.roles[0].replicas: 1000000 is too large; write 100000 or less"),
-        ("replicas: 4", "replicas: '4'", "8: spec.roles[0].replicas: '4' is not a whole number; write a whole number"),
-        ("replicas: 4", "replicas: yes", "8: spec.roles[0].replicas: true is not a whole number; write a whole number"),
-        ("replicas: 4", "replicas: 1.5", "8: spec.roles[0].replicas: 1.5 is not a whole number; write a whole number"),
+        ("replicas: 4", "replicas: -1", "8: spec.roles[0].replicas: must be at least 1; got -1"),
+        ("replicas: 4", "replicas: 0", "8: spec.roles[0].replicas: must be at least 1; got 0"),
+        ("replicas: 4", "replicas: 1000000", "8: spec.roles[0].replicas: must be at most 100000; got 1000000"),
+        ("replicas: 4", "replicas: '4'", "8: spec.roles[0].replicas: must be an integer; got '4'"),
+        ("replicas: 4", "replicas: yes", "8: spec.roles[0].replicas: must be an integer; got true"),
+        ("replicas: 4", "replicas: 1.5", "8: spec.roles[0].replicas: must be an integer; got 1.5"),
         (
             "replicas: 4",
             "replicas: 4\n    minReplicas: 5",
-            "9: spec.roles[0].minReplicas: 5 is above replicas 4; write at most 4",
+            "9: spec.roles[0].minReplicas: must be at most replicas (4); got 5",
         ),
-        ("queue: research", "queue: ''", "5: spec.queue: '' is empty; write a name"),
-        ("queue: research", "queue: 7", "5: spec.queue: 7 is not text; write text, in quotes"),
-        ("queue: research", "queue: Research!", "5: spec.queue: 'Research!' must be a name of lower-case letters"),
+        ("queue: research", "queue: ''", "5: spec.queue: must not be empty"),
+        ("queue: research", "queue: 7", "5: spec.queue: must be a string; got 7 without quotes"),
+        ("queue: research", "queue: Research!", "5: spec.queue: must consist of lower-case letters"),
         (
             "gpu: 8",
             "gpu: -8",
-            '13: spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]: -8 is',
+            '13: spec.roles[0].template.spec.containers[0].resources.limits["nvidia.com/gpu"]: must be at least 0',
         ),
-        ("gpu: 8", "gpu: 8GB", "'8GB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
-        ("gpu: 8", "gpu: true", "True is not a quantity"),
-        ("gpu: 8", "gpu: 0.5", "0.5 must be a whole number"),
+        (
+            "gpu: 8",
+            "gpu: 8GB",
+            "must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got '8GB'",
+        ),
+        ("gpu: 8", "gpu: true", "must be a quantity"),
+        ("gpu: 8", "gpu: 0.5", "must be a whole number; got"),
         ("nvidia.com/gpu: 8", "nvidia.com/gpus: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
         ("nvidia.com/gpu: 8", "gpu: 8", "no such resource; did you mean 'nvidia.com/gpu'?"),
-        ("queue: research", "trace: '20:25'", "write a mapping, such as {startStep: 20, steps: 5}"),
+        ("queue: research", "trace: '20:25'", "must be a mapping; got '20:25'; for example {startStep: 20, steps: 5}"),
         ("gpu: 8", "gpu: 1e30", "must be less than 2^62"),
         (
             "gpu: 8",
             "memory: 4Ei",
-            "4 pods of nvidia.com/memory 4Ei are more than anything can have; lower replicas or the request",
+            "nvidia.com/memory of all pods together must be less than 2^62; got 4 pods of 4Ei",
         ),
-        ("spec:\n        con", "spec:\n        nodeName: n1\n        con", "spec.nodeName: 'n1' is not allowed"),
+        (
+            "spec:\n        con",
+            "spec:\n        nodeName: n1\n        con",
+            "spec.nodeName: must not be set, because Muster sets it; got 'n1'",
+        ),
         (
             "spec:\n        con",
             "spec:\n        restartPolicy: Always\n        con",
-            "'Always' is not known; write 'Never'",
+            "must be 'Never'; got 'Always'",
         ),
         (
             "queue:",
             "maxRuntimeSeconds: 2:00:00\n  queue:",
-            "5: spec.maxRuntimeSeconds: '2:00:00' is not a whole number",
+            "5: spec.maxRuntimeSeconds: must be an integer; got '2:00:00'",
         ),
         (
             "queue:",
             "trace: {startStep: 20, steps: 0}\n  queue:",
-            "5: spec.trace.steps: 0 is too small; write 1 or more",
+            "5: spec.trace.steps: must be at least 1; got 0",
         ),
         ("queue:", "trace:\n  queue:", None),
-        ("name: llama,", "", "3: metadata.name: missing; write it"),
-        ("name: llama,", "name: ../../etc,", "3: metadata.name: '../../etc' must be a name"),
+        ("name: llama,", "", "3: metadata.name: is required"),
+        ("name: llama,", "name: ../../etc,", "3: metadata.name: must consist of lower-case letters"),
         (
             "name: llama,",
             "name: a.b,",
-            "3: metadata.name: 'a.b' must be usable as the start of pod names: write at most 52",
+            "3: metadata.name: must be at most 52",
         ),
-        ("name: llama,", f"name: {'a' * 53},", "3: metadata.name: 'aaaa"),
-        ("team-a", "../x", "3: metadata.namespace: '../x' must be a name"),
+        ("name: llama,", f"name: {'a' * 53},", "3: metadata.name: must be at most 52"),
+        ("team-a", "../x", "3: metadata.namespace: must consist of lower-case letters"),
         (
             "queue:",
             "failurePolicy: {rules: [{action: FailJob}]}\n  queue:",
-            "5: spec.failurePolicy.rules[0]: matches nothing; write onExitCodes or onPodConditions",
+            "5: spec.failurePolicy.rules[0]: must have onExitCodes or onPodConditions",
         ),
     ],
 )
@@ -291,19 +302,19 @@ def test_a_wrong_value_is_told_with_line_field_value_and_what_would_be_right(
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ("{weight: -1}", "4: spec.weight: -1 is too small; write more than 0"),
-        ("{weight: .nan}", "spec.weight: nan must be a finite number"),
+        ("{weight: -1}", "4: spec.weight: must be greater than 0; got -1"),
+        ("{weight: .nan}", "spec.weight: must be a finite number; got nan"),
         (
             "{resources: [{flavor: x, guaranteed: {cpu: 8}, limit: {cpu: 4}}]}",
-            "4: spec.resources[0].guaranteed: cpu 8 is above limit 4; raise the limit or lower the guarantee",
+            "4: spec.resources[0].guaranteed: cpu must be at most its limit (4); got 8",
         ),
         (
             "{resources: [{flavor: x}, {flavor: x}]}",
-            "4: spec.resources: flavor 'x' is listed twice; join the two entries",
+            "4: spec.resources: flavor must be unique; got 'x' more than once; join the two entries",
         ),
         (
             "{namespaceSelector: {matchExpressions: [{key: a, operator: Inn, values: [b]}]}}",
-            "matchExpressions[0].operator: 'Inn' is not known; write 'In', 'NotIn', 'Exists' or 'DoesNotExist'",
+            "matchExpressions[0].operator: must be 'In', 'NotIn', 'Exists' or 'DoesNotExist'; got 'Inn'",
         ),
     ],
 )
@@ -319,9 +330,9 @@ def test_all_wrong_amounts_of_a_mapping_are_told_at_once_each_at_its_line() -> N
     assert str(refusal(changed(limits, written))).splitlines() == [
         f"jobs.yaml:{line}: spec.roles[0].template.spec.containers[0].resources.limits{told}"
         for line, told in (
-            (15, ".cpu: 'two' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
-            (16, ".memory: '4GiB' is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"),
-            (17, '["nvidia.com/gpu"]: -1 is negative; write 0 or more'),
+            (15, ".cpu: must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got 'two'"),
+            (16, ".memory: must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got '4GiB'"),
+            (17, '["nvidia.com/gpu"]: must be at least 0; got -1'),
         )
     ]
 
@@ -329,8 +340,8 @@ def test_all_wrong_amounts_of_a_mapping_are_told_at_once_each_at_its_line() -> N
 def test_all_guarantees_above_a_limit_are_told_at_once() -> None:
     quota = "guaranteed: {cpu: 8, memory: 2Gi, pods: 1}, limit: {cpu: 4, memory: 1Gi, pods: 1}"
     assert str(refusal(f"{QUEUE}spec: {{resources: [{{flavor: x, {quota}}}]}}\n")).splitlines() == [
-        f"jobs.yaml:4: spec.resources[0].guaranteed: {told}; raise the limit or lower the guarantee"
-        for told in ("cpu 8 is above limit 4", "memory 2Gi is above limit 1Gi")
+        f"jobs.yaml:4: spec.resources[0].guaranteed: {told}"
+        for told in ("cpu must be at most its limit (4); got 8", "memory must be at most its limit (1Gi); got 2Gi")
     ]
 
 
@@ -353,7 +364,7 @@ def test_the_same_object_twice_in_a_text_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["", "---\n---\n", "# only a comment\n"])
 def test_a_text_without_an_object_is_refused(text: str) -> None:
-    assert str(refusal(text)) == "jobs.yaml: must contain at least one object of TrainingJob, Queue, Flavor"
+    assert str(refusal(text)) == "jobs.yaml: must contain at least one object of kind TrainingJob, Queue, Flavor"
 
 
 def test_the_example_of_the_design_is_accepted() -> None:

@@ -23,16 +23,15 @@ def gpus(flavor: str, amount: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (document(weight=-1), "spec.weight: -1 is too small; write more than 0"),
+        (document(weight=-1), "spec.weight: must be greater than 0; got -1"),
         (document(weigth=2), "spec.weigth: unknown field; did you mean 'weight'?"),
-        (document("Flavor", nodeLabels=["gpu"]), "spec.nodeLabels: a list is not a mapping; write a mapping"),
+        (document("Flavor", nodeLabels=["gpu"]), "spec.nodeLabels: must be a mapping; got a list"),
         (
             document(parent="A", weight="x", maxPriority="y", halfLifeSeconds=0),
             (
-                "spec.parent: 'A' must be a name of lower-case letters, digits and '-' that starts and ends with a "
-                "letter or digit; spec.weight: 'x' is not a number; write a number; spec.maxPriority: 'y' is "
-                "not a whole number; "
-                "write a whole number; and 1 more"
+                "spec.parent: must consist of lower-case letters, digits and '-', and start and end with a letter or "
+                "digit; got 'A'; spec.weight: must be a number; got 'x'; spec.maxPriority: must be an integer; "
+                "got 'y'; and 1 more"
             ),
         ),
     ],
@@ -50,7 +49,7 @@ def test_the_status_of_a_queue_or_a_flavor_is_found_out_again_and_so_no_reason()
     for kind in ("Queue", "Flavor"):
         assert invalid_reason(document(kind, status={"conditions": "none"}), kind) is None
     job = document("TrainingJob", status={"conditions": "none"}, roles=[])
-    assert "status.conditions: 'none' is not a list; write a list" in str(invalid_reason(job, "TrainingJob"))
+    assert "status.conditions: must be a list; got 'none'" in str(invalid_reason(job, "TrainingJob"))
 
 
 def test_of_a_queue_every_field_and_entry_counts_that_can_be_read() -> None:

@@ -21,20 +21,20 @@ _UNITS = sorted(((int(unit), suffix) for suffix, unit in _SUFFIX.items() if unit
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([eE][+-]?[0-9]{1,3}|[numkMGTPE]|[KMGTPE]i|)")
 FRACTIONAL_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 HUGE_PAGES_PREFIX = "hugepages-"
-"""What Kubernetes does not count in whole numbers: names, and how names begin."""
+"""Resources of which Kubernetes accepts a fraction: names, and a prefix of names."""
 MAX_QUANTITY = 40
-"""Characters of an amount that a user writes."""
-_NANO = Decimal("1e-9")  # to Kubernetes: it rounds up what is less
+"""Maximum length of a quantity in user input."""
+_NANO = Decimal("1e-9")  # Kubernetes rounds smaller fractions up
 
 
 def parse_quantity(value: str | float, resource: str) -> int:
-    """The amount in the unit of `resource`, rounded up. Raises ValueError that names the value and a right form."""
+    """The amount in the unit of `resource`, rounded up. Raises ValueError with the valid form and the value."""
     return int(_bounded_decimal(value, resource).to_integral_value(rounding=ROUND_CEILING))
 
 
 def clamp_quantity(value: str | float, resource: str) -> int:
-    """The amount, of what others wrote and the API server took: never an error. What must be less than 2^62
-    counts as the most that can be, what is no amount at all as none."""
+    """The amount of a value that the API server has accepted; raises nothing. A larger amount counts as `MAX_AMOUNT`,
+    an invalid one as 0."""
     try:
         return min(int(_to_decimal(value, resource).to_integral_value(rounding=ROUND_CEILING)), MAX_AMOUNT)
     except ValueError:
@@ -42,8 +42,8 @@ def clamp_quantity(value: str | float, resource: str) -> int:
 
 
 def check_quantity(value: str | float, resource: str) -> None:
-    """Raises ValueError as `parse_quantity` does, and for a part of what Kubernetes counts in whole numbers: all but
-    CPU, memory and storage."""
+    """Raise ValueError as `parse_quantity` does, and for a fraction of a resource that Kubernetes counts in whole
+    numbers: all but CPU, memory and storage."""
     with localcontext(prec=80):  # exact: the API server takes at most 40 characters
         amount = _bounded_decimal(value, resource).quantize(_NANO, ROUND_CEILING)
     if (
@@ -51,7 +51,7 @@ def check_quantity(value: str | float, resource: str) -> None:
         and not resource.startswith(HUGE_PAGES_PREFIX)
         and amount != amount.to_integral_value()
     ):
-        raise ValueError(f"{resource}: {value!r} must be a whole number: Kubernetes does not count parts of it")
+        raise ValueError(f"{resource}: must be a whole number; got {value!r}")
 
 
 def _bounded_decimal(value: str | float, resource: str) -> Decimal:
@@ -59,7 +59,7 @@ def _bounded_decimal(value: str | float, resource: str) -> Decimal:
         raise ValueError(f"{resource}: must have at most {MAX_QUANTITY} characters; got {len(value)}")
     amount = _to_decimal(value, resource)
     if amount > MAX_AMOUNT:
-        raise ValueError(f"{resource}: {value!r} must be less than 2^62")
+        raise ValueError(f"{resource}: must be less than 2^62; got {value!r}")
     return amount
 
 
@@ -67,13 +67,13 @@ def _to_decimal(value: str | float, resource: str) -> Decimal:
     match = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
     if not match:
         raise ValueError(
-            f"{resource}: {value!r} is not a quantity; write a number, or one with a suffix: 500m, 2, 16Gi"
+            f"{resource}: must be a quantity, a number with an optional suffix such as 500m, 2 or 16Gi; got {value!r}"
         )
     number, suffix = match.groups()
     unit = _SUFFIX[suffix] if suffix in _SUFFIX else Decimal(f"1{suffix}")
     amount = Decimal(number) * unit * (1000 if resource == "cpu" else 1)
     if number.startswith("-"):
-        raise ValueError(f"{resource}: {value!r} is negative; write 0 or more")
+        raise ValueError(f"{resource}: must be at least 0; got {value!r}")
     return amount
 
 
@@ -83,8 +83,8 @@ def parse_resources(amounts: Mapping[str, str | int | float]) -> Resources:
 
 
 def format_quantity(amount: int, resource: str) -> str:
-    """An exact Kubernetes form: cpu 1500 -> "1500m"; of bytes in the largest unit, binary or decimal, of which they are
-    a whole number: 2**30 -> "1Gi", 10**18 -> "1E"."""
+    """The exact amount as a Kubernetes quantity: cpu 1500 -> "1500m"; bytes in the largest binary or decimal unit that
+    divides them: 2**30 -> "1Gi", 10**18 -> "1E"."""
     if resource == "cpu":
         return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
@@ -95,5 +95,5 @@ def format_quantity(amount: int, resource: str) -> str:
 
 
 def whole_cores(cpu_milli: int) -> int:
-    """CPU cores of so many milli-cores; a part of one counts as one."""
+    """Milli-cores as CPU cores, rounded up."""
     return -(-cpu_milli // 1000)

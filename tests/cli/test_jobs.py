@@ -126,15 +126,15 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
 ) -> None:
     cluster.kept_jobs = {"runs": job("runs", status("Running"))}
     document = {"kind": "TrainingJob", "metadata": {"name": "half", "namespace": "team"}, "spec": {"queue": "x"}}
-    cluster.unreadable = [UnreadableJobItem(document, "spec.roles: missing; write it")]
+    cluster.unreadable = [UnreadableJobItem(document, "spec.roles: is required")]
     ended = muster("jobs")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()] == ["JOB", "runs"]
-    assert ended.err == "warning: job team/half cannot be read: spec.roles: missing; write it\n"
+    assert ended.err == "warning: job team/half cannot be read: spec.roles: is required\n"
     rows = muster("jobs", "--json").rows
     assert (rows[0]["metadata"]["name"], rows[1]) == (
         "runs",
-        document | {"unreadable": "spec.roles: missing; write it"},
+        document | {"unreadable": "spec.roles: is required"},
     )
     assert muster("jobs", "--json").err == ""
 

@@ -185,7 +185,7 @@ def test_options_count_instead_of_what_the_file_says(file: Path, cluster: Memory
             "25:20",
             "--trace-steps: '25:20' must have END above FIRST, because step END is not included",
         ),
-        ("--queue", "A B", "spec.queue: 'A B' must be a name"),
+        ("--queue", "A B", "spec.queue: must consist of lower-case letters"),
         ("--priority", "abc", "Invalid value for '--priority': 'abc' is no whole number; write one such as 10 or -5"),
     ],
 )

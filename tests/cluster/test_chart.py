@@ -382,7 +382,7 @@ def test_an_upgrade_keeps_what_users_wrote_and_brings_what_is_new(tmp_path: Path
         assert api.get(f"{GROUP}/queues/default")["spec"]["maxPriority"] == 7
         plane.wait_for("the API server goes by the new CRD", lambda: takes(api, path, stallTimeoutSeconds=60))
         assert plane.kubectl("get", "tj", "-n", "team-a").split()[:3] == ["NAME", "PHASE", "QUEUE"]
-        with pytest.raises(Refused, match="must be usable as the start of pod names"):
+        with pytest.raises(Refused, match="names of pods begin with it"):
             in_team(api, name="a.b")
         status = api.get(f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/{OPERATOR}")["status"]
         assert status["readyReplicas"] == 2

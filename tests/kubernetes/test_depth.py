@@ -12,7 +12,7 @@ from muster.cli.output import print_json
 from muster.errors import ClusterError
 from muster.yaml_input.truncate import MAX_LEVELS
 
-TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
+TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 
 
 def deep_job(levels: int) -> str:

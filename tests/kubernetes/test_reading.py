@@ -57,12 +57,13 @@ def test_every_answer_is_one_kind_of_error(code: int, answer: bytes, kind: type,
 def test_all_causes_of_an_invalid_object_are_told_with_their_fields() -> None:
     causes = [
         {"field": "spec.roles[0].replicas", "message": "Invalid value: 0: should be at least 1"},
-        {"field": "spec", "message": "Invalid value: roles: none is essential"},
+        {"field": "spec", "message": "Invalid value: roles: at least one role must be essential"},
         {"field": "<nil>"},
     ]
     error = error_from_response(422, status(reason="Invalid", message="long", details={"causes": causes}), "POST", JOBS)
     assert str(error) == (
-        "spec.roles[0].replicas: Invalid value: 0: should be at least 1; spec: Invalid value: roles: none is essential"
+        "spec.roles[0].replicas: Invalid value: 0: should be at least 1; "
+        "spec: Invalid value: roles: at least one role must be essential"
     )
     assert error.field == "spec.roles[0].replicas"
 
@@ -159,13 +160,13 @@ def test_queues_are_read_as_far_as_they_can_be_and_faults_told_by_name() -> None
         ("mended", None, 1.0),
         ("sound", None, 2.0),
     ]
-    assert faults == {"odd": "spec.weight: -1 is too small; write more than 0", "newer": "spec.x: new"}
+    assert faults == {"odd": "spec.weight: must be greater than 0; got -1", "newer": "spec.x: new"}
 
 
 def test_flavors_that_cannot_be_read_are_told_by_name() -> None:
     flavors, faults = decode_flavors([document("Flavor", "a", nodeLabels=[]), document("Flavor", "b", status=7)])
     assert [one.metadata.name for one in flavors] == ["b"]
-    assert faults == {"a": "spec.nodeLabels: a list is not a mapping; write a mapping"}
+    assert faults == {"a": "spec.nodeLabels: must be a mapping; got a list"}
 
 
 def test_what_cannot_be_read_is_like_nothing_else() -> None:

@@ -58,7 +58,7 @@ def test_elastic_replicas_needs_exactly_one_elastic_role_and_lies_within_it() ->
     two = [{"name": name, "replicas": 4, "minReplicas": 2, "template": template} for name in "ab"]
     rigid: list[dict[str, Any]] = [{"pods": 4}, {"pods": 4, "least": 4}, {"roles": two}]
     for fields in rigid:
-        with pytest.raises(ValidationError, match="needs exactly one elastic role"):
+        with pytest.raises(ValidationError, match="requires exactly one elastic role"):
             job(**fields, elasticReplicas=3)
     for number in (1, 5):
         with pytest.raises(ValidationError, match=r"must be from minReplicas \(2\) to replicas \(4\)"):

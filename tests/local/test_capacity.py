@@ -107,7 +107,7 @@ def test_whoever_pretends_nodes_is_told_the_labels_that_they_get() -> None:
         ("0x8", "'0x8': not NODESxGPUS"),
         ("4x9999", "GPUs at most 1024"),
         ("4x8:rack", "'rack' is not key=value"),
-        ("4x8:rack=two", "'two' is not a quantity"),
+        ("4x8:rack=two", "must be a quantity"),
         ("8x8:rack=3,block=4", "block=4 is no multiple of rack=3"),
         ("99999x1", "99999 nodes are too many"),
         ("4x8:", "'' is not key=value"),

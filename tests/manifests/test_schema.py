@@ -138,7 +138,9 @@ def test_the_reference_page_has_every_field_and_every_rule(kind: CustomResource)
     rules: list[dict[str, Any]] = [
         rule for node in nodes(schema_of(kind)) for rule in node.get("x-kubernetes-validations", ())
     ]
-    assert {rule["message"] for rule in rules if rule["message"] not in section} <= {"an amount must be less than 2^62"}
+    assert {rule["message"] for rule in rules if rule["message"] not in section} <= {
+        "each amount must be less than 2^62"
+    }
 
 
 def test_what_is_committed_is_what_the_models_say() -> None:

@@ -22,7 +22,7 @@ from muster_operator.cache.write_response import written_metadata
 from muster_operator.event_recorder import PendingEvent
 from muster_operator.kube.client import ApiServerClient
 
-TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep"
+TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 
 
 def deep(levels: int) -> str:

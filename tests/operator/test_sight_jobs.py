@@ -168,7 +168,7 @@ def test_a_job_that_cannot_be_read_hides_nobody_else() -> None:
     seen.jobs.on_upsert(read(type(job_seen()), broken))
     seen.jobs.on_upsert(job_seen())
     assert [job.metadata.name for job in seen.observe().jobs] == ["llama"]
-    assert seen.jobs.invalid["team/broken"].error == "spec.roles: 'none' is not a list; write a list"
+    assert seen.jobs.invalid["team/broken"].error == "spec.roles: must be a list; got 'none'"
 
 
 def test_a_job_that_is_edited_into_something_unreadable_is_gone_until_it_can_be_read_again() -> None:

@@ -29,7 +29,7 @@ def test_a_queue_that_cannot_be_read_is_as_it_was_before_that_edit_and_told_of()
     (after,) = world.queues
     assert (after.spec is before.spec, after.metadata.generation, after.metadata.resource_version) == (True, 2, "2")
     assert list(world.decode_errors.queues) == ["q"]
-    assert world.decode_errors.queues["q"].startswith("spec.weight: -1 is too small; write more than 0; spec.resources")
+    assert world.decode_errors.queues["q"].startswith("spec.weight: must be greater than 0; got -1; spec.resources")
 
 
 def test_one_that_was_never_read_counts_as_far_as_it_can_be() -> None:

@@ -20,7 +20,7 @@ from muster_operator.cache.k8s_types import RawCustomObject, RawTrainingJob
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.kube.client import ApiServerClient
 
-WRONG = "spec.roles: 'none' is not a list; write a list"
+WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
 Status = dict[str, Any]
 

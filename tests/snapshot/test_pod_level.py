@@ -134,5 +134,5 @@ def test_replicas_whose_pods_as_a_whole_ask_for_more_than_anything_can_have_are_
     resources = {"requests": {"memory": str(2**61)}}
     role = {"name": "r", "template": {"spec": {"containers": [{"name": "main"}], "resources": resources}}}
     assert RoleSpec.model_validate({**role, "replicas": 2}).replicas == 2
-    with pytest.raises(ValueError, match="more than anything can have"):
+    with pytest.raises(ValueError, match=r"must be less than 2\^62"):
         RoleSpec.model_validate({**role, "replicas": 3})

@@ -1,8 +1,8 @@
-"""What the API server checks beyond the form of fields: for each validator of `muster.spec` its twin in CEL.
+"""CEL validation rules of the CRDs: one for each validator of `muster.spec`, and rules for updates.
 
-Every rule names the validator it repeats, or says by an empty name that there is none: it concerns an edit, which
-`muster.spec`, who sees one object at a time, cannot. Rules are kept cheap by bounds on lists and maps, because the API
-server refuses a CRD whose rules could cost too much.
+Every rule names the validator that it repeats. A rule without one compares an object with its earlier version, which
+`muster.spec` cannot. Lists and maps have bounds, because the API server refuses a CRD whose estimated rule cost is too
+high.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _PHASE_CHANGES = (
     "(has(self.status) && has(oldSelf.status) && has(self.status.phase) && has(oldSelf.status.phase) && "
     "self.status.phase != oldSelf.status.phase)"
 )
-"""A write of the status. As long as the CRD has the status as a subresource, it leaves the spec as it is, and no other
-write changes a status: no need to compare all of the spec, the dearest of all that the API server does here."""
+"""Whether the request changes the status. `status` is a subresource, so such a request cannot change the spec, and the
+rules skip the comparison of whole specs, the most expensive part of a validation."""
 
 _SUSPEND_FIRST = "cannot be changed while the job is admitted; suspend it first"
 
 
 def _same(field: str, new: str, old: str) -> str:
-    """An optional field is the same, or on neither side."""
+    """CEL: an optional field is equal, or absent on both sides."""
     return f"has({new}.{field}) == has({old}.{field}) && (!has({new}.{field}) || {new}.{field} == {old}.{field})"
 
 
@@ -77,9 +77,7 @@ def _immutable_while_admitted(field: str, same: str, exception: str = "") -> Val
 
 
 def _not_allowed(field: str, instead: str) -> ValidationRule:
-    return ValidationRule(
-        f"!has(self.{field})", f"{field} is not allowed: {instead}; leave the field out", field, to_snake(field)
-    )
+    return ValidationRule(f"!has(self.{field})", f"{field} must not be set: {instead}", field, to_snake(field))
 
 
 _SAME_ROLE = " && ".join(
@@ -92,10 +90,9 @@ _SAME_ROLE = " && ".join(
 
 
 def _amount(place: str) -> str:
-    """A quantity, which YAML may have as a number or as text.
+    """CEL: a quantity, which YAML may have as an integer or a string.
 
-    `string(...)` of either would be simpler, but the API server of Kubernetes 1.29 reckons that it could be as long as
-    a request, and refuses the CRD.
+    `string(...)` would be simpler, but Kubernetes 1.29 estimates its result as long as a request and refuses the CRD.
     """
     return f"(type({place}) == int ? quantity('0').add(int({place})) : quantity({place}))"
 
@@ -122,14 +119,14 @@ _FLOAT_ERROR = 8192
 QUANTITY_RULES = (
     ValidationRule(
         f"self.all(k, {_amount('self[k]')}.compareTo(quantity(k == 'cpu' ? '{MAX_AMOUNT}m' : '{MAX_AMOUNT}')) <= 0)",
-        "an amount must be less than 2^62",
+        "each amount must be less than 2^62",
         validator="Quantities",
     ),
     ValidationRule(
         f"self.all(k, k in {list(FRACTIONAL_RESOURCES)} || k.startsWith('{HUGE_PAGES_PREFIX}') || type(self[k]) "
         f"== int || "
         f"{_is_whole_number(_amount('self[k]'))})",
-        "a resource that is counted in whole numbers has a part of one; write a whole number",
+        "the amount of a resource other than CPU, memory and storage must be a whole number",
         validator="Quantities",
     ),
 )
@@ -156,22 +153,22 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     TrainingJob: (
         ValidationRule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME} && !self.metadata.name.contains('.')",
-            f"the name must be usable as the start of pod names: write at most {MAX_JOB_NAME} lower-case "
-            f"letters, digits and '-'",
+            f"must be at most {MAX_JOB_NAME} lower-case letters, digits and '-', because names of pods begin with it",
             "metadata.name",
             validator="_name_fits_into_pod_names",
         ),
         ValidationRule(
             f"self.spec.roles.all(r, self.metadata.name.size() + r.name.size() + string(r.replicas - 1).size() "
             f"<= {MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH})",
-            f"the names of job and role make names of pods (JOB-ROLE-INDEX-12345) of more than {MAX_POD_NAME} "
-            "characters; shorten one of them",
+            f"names of pods (JOB-ROLE-INDEX-12345) must have at most {MAX_POD_NAME} characters; shorten the name of "
+            "the job or of the role",
             "metadata.name",
             validator="_pod_names_fit_into_host_names",
         ),
         ValidationRule(
             f"{_PHASE_CHANGES} || !{_FINISHED} || ({_SAME_BUT_TTL})",
-            "the job has ended; submit it again under another name (only ttlSecondsAfterFinished can be changed)",
+            "only ttlSecondsAfterFinished can be changed after the job has finished; submit a new job under another "
+            "name",
             "spec",
         ),
         _immutable_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
@@ -187,19 +184,19 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     TrainingJobSpec: (
         ValidationRule(
             "!has(self.priorityClassName) || self.priority == 0",
-            "priorityClassName: priority is set too; write one of them",
+            "must not be set together with priority",
             "priorityClassName",
             validator="_one_priority",
         ),
         ValidationRule(
             "self.roles.exists(r, r.essential)",
-            "roles: none is essential; at least one must be, or the job could never complete",
+            "at least one role must be essential, else the job cannot complete",
             "roles",
             validator="_can_complete",
         ),
         ValidationRule(
             f"!has(self.elasticReplicas) || self.roles.filter(r, {_ELASTIC}).size() == 1",
-            "needs exactly one elastic role (minReplicas below replicas)",
+            "requires exactly one elastic role (minReplicas less than replicas)",
             "elasticReplicas",
             validator="_one_elastic_role",
         ),
@@ -211,13 +208,13 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             validator="_elastic_within_role",
         ),
         ValidationRule(
-            "!oldSelf.cancel || self.cancel", "the job is cancelled, which cannot be undone; submit it again", "cancel"
+            "!oldSelf.cancel || self.cancel", "must not be changed from true to false; submit a new job", "cancel"
         ),
     ),
     RoleSpec: (
         ValidationRule(
             "!has(self.minReplicas) || self.minReplicas <= self.replicas",
-            "minReplicas is above replicas; write at most replicas",
+            "must be at most replicas",
             "minReplicas",
             validator="_min_within_replicas",
         ),
@@ -227,7 +224,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             f"(!has(self.template.spec.resources) || "
             f"[self.template.spec.resources].all(r, ({_total_within_bounds('r.limits')}) && "
             f"({_total_within_bounds('r.requests')})))",
-            "replicas times the request must be less than 2^62; lower one of them",
+            "each resource of all pods together must be less than 2^62; lower replicas or the request",
             "replicas",
             validator="_total_can_be_counted",
         ),
@@ -236,14 +233,14 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ValidationRule(
             "(has(self.onExitCodes) && self.onExitCodes.size() > 0) || "
             "(has(self.onPodConditions) && self.onPodConditions.size() > 0)",
-            "matches nothing; write onExitCodes or onPodConditions",
+            "must have onExitCodes or onPodConditions",
             validator="_matches_something",
         ),
     ),
     PodSpec: (
         _not_allowed("nodeName", "Muster chooses the node"),
         _not_allowed("schedulerName", "Muster chooses the node"),
-        _not_allowed("priorityClassName", "pods have Muster's own; the job has priorityClassName"),
+        _not_allowed("priorityClassName", "pods have Muster's own; set spec.priorityClassName of the job"),
         ValidationRule(
             "!has(self.resourceClaims) || self.resourceClaims.size() == 0",
             RESOURCE_CLAIMS_NOT_ALLOWED,
@@ -254,7 +251,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     LabelSelectorRequirement: (
         ValidationRule(
             "(self.operator in ['In', 'NotIn']) == (has(self.values) && self.values.size() > 0)",
-            "In and NotIn need values; Exists and DoesNotExist take none",
+            "must be set with In and NotIn, and empty with Exists and DoesNotExist",
             "values",
             validator="_values_where_they_are_compared",
         ),
@@ -262,7 +259,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     Queue: (
         ValidationRule(
             "!has(self.spec.parent) || self.spec.parent != self.metadata.name",
-            "a queue cannot be its own parent; write another queue, or leave it out for a root",
+            "must not be the queue itself; name another queue, or leave it out for a root",
             "spec.parent",
         ),
     ),
@@ -270,7 +267,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ValidationRule(
             "!has(self.guaranteed) || !has(self.limit) || self.guaranteed.all(k, !(k in self.limit) || "
             f"{_amount('self.guaranteed[k]')}.compareTo({_amount('self.limit[k]')}) <= 0)",
-            "guaranteed is above limit; raise the limit or lower the guarantee",
+            "each amount must be at most the limit of its resource",
             "guaranteed",
             validator="_guaranteed_within_limit",
         ),
@@ -278,7 +275,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     FlavorSpec: (
         ValidationRule(
             "!has(self.topology) || self.topology.all(a, self.topology.exists_one(b, b.nodeLabel == a.nodeLabel))",
-            "topology: a nodeLabel is used twice; give every level its own",
+            "the nodeLabel of each level must be unique",
             "topology",
             validator="_labels_once",
         ),

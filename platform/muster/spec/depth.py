@@ -26,7 +26,7 @@ def check_depth(value: Any, parent_levels: int, path: Path = ()) -> None:
     that it lies below, `path` what its place is called."""
     found = find_too_deep(value, MAX_DEPTH - parent_levels)
     if found is not None:
-        message = f"nested more than {MAX_DEPTH} levels deep; no object of ours is: write at most {MAX_DEPTH}"
+        message = f"must be nested at most {MAX_DEPTH} levels deep"
         detail = InitErrorDetails(
             type=PydanticCustomError("too_deep", "{told}", {"told": message}),
             loc=_truncate_path((*path, *found)),

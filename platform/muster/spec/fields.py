@@ -162,6 +162,6 @@ class ListMapKey:
         seen = set()
         for name in (getattr(entry, self.key) for entry in entries):
             if name in seen:
-                raise ValueError(f"{self.key} {name!r} is listed twice; {self.hint}")
+                raise ValueError(f"{self.key} must be unique; got {name!r} more than once; {self.hint}")
             seen.add(name)
         return entries

@@ -35,7 +35,7 @@ class FlavorSpec(StrictModel):
         labels = [level.node_label for level in self.topology]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"topology: the nodeLabel {twice[0]!r} is used twice; give every level its own")
+            raise ValueError(f"topology: the nodeLabel of each level must be unique; got {twice[0]!r} more than once")
         return self
 
 

@@ -65,9 +65,7 @@ class RoleSpec(StrictModel):
     @model_validator(mode="after")
     def _min_within_replicas(self) -> RoleSpec:
         if self.min_replicas is not None and self.min_replicas > self.replicas:
-            raise ValueError(
-                f"minReplicas: {self.min_replicas} is above replicas {self.replicas}; write at most {self.replicas}"
-            )
+            raise ValueError(f"minReplicas: must be at most replicas ({self.replicas}); got {self.min_replicas}")
         return self
 
     @model_validator(mode="after")
@@ -77,15 +75,15 @@ class RoleSpec(StrictModel):
             for name, value in {**resources.limits, **resources.requests}.items():
                 if parse_quantity(value, name) * self.replicas > MAX_AMOUNT:
                     raise ValueError(
-                        f"replicas: {self.replicas} pods of {name} {value} are more than anything can have; "
-                        "lower replicas or the request"
+                        f"replicas: {name} of all pods together must be less than 2^62; got {self.replicas} pods of "
+                        f"{value}; lower replicas or the request"
                     )
         for name, amount in pod_request(self.template.spec):
             if amount * self.replicas > MAX_AMOUNT:
                 pods = "1 pod" if self.replicas == 1 else f"{self.replicas} pods"
                 raise ValueError(
-                    f"replicas: {pods} of {name} {format_quantity(amount, name)}, all containers together, are more "
-                    "than anything can have; lower replicas or the requests"
+                    f"replicas: {name} of all pods together must be less than 2^62; got {pods} of "
+                    f"{format_quantity(amount, name)}; lower replicas or the requests of the containers"
                 )
         return self
 
@@ -109,7 +107,7 @@ class FailureRule(StrictModel):
     @model_validator(mode="after")
     def _matches_something(self) -> FailureRule:
         if not self.on_exit_codes and not self.on_pod_conditions:
-            raise ValueError("matches nothing; write onExitCodes or onPodConditions")
+            raise ValueError("must have onExitCodes or onPodConditions; got neither")
         return self
 
 
@@ -176,7 +174,7 @@ class TrainingJobSpec(StrictModel):
     @model_validator(mode="after")
     def _one_priority(self) -> TrainingJobSpec:
         if self.priority_class_name is not None and self.priority != 0:
-            raise ValueError("priorityClassName: priority is set too; write one of them")
+            raise ValueError(f"priorityClassName: must not be set together with priority; got priority {self.priority}")
         return self
 
     @model_validator(mode="after")
@@ -184,7 +182,7 @@ class TrainingJobSpec(StrictModel):
         elastic = [role.name for role in self.roles if role.is_elastic]
         if self.elastic_replicas is not None and len(elastic) != 1:
             raise ValueError(
-                "elasticReplicas: needs exactly one elastic role (minReplicas below replicas); elastic are: "
+                "elasticReplicas: requires exactly one elastic role (minReplicas less than replicas); got "
                 f"{', '.join(elastic) or 'none'}"
             )
         return self
@@ -213,7 +211,7 @@ class TrainingJobSpec(StrictModel):
     @model_validator(mode="after")
     def _can_complete(self) -> TrainingJobSpec:
         if not any(role.essential for role in self.roles):
-            raise ValueError("roles: none is essential; at least one must be, or the job could never complete")
+            raise ValueError("roles: at least one role must be essential, else the job cannot complete")
         return self
 
 
@@ -245,9 +243,8 @@ class TrainingJob(StrictModel):
     def _name_fits_into_pod_names(cls, metadata: ObjectMeta) -> ObjectMeta:
         if len(metadata.name) > MAX_JOB_NAME or "." in metadata.name:
             raise ValueError(
-                f"name: {metadata.name!r} must be usable as the start of pod names: write at most "
-                f"{MAX_JOB_NAME} lower-case "
-                "letters, digits and '-'"
+                f"name: must be at most {MAX_JOB_NAME} lower-case letters, digits and '-', because names of pods begin "
+                f"with it; got {metadata.name!r}"
             )
         return metadata
 
@@ -256,7 +253,8 @@ class TrainingJob(StrictModel):
         limit = max_job_name_length((role.name, role.replicas) for role in self.spec.roles)
         if len(self.metadata.name) > limit:
             raise ValueError(
-                f"metadata.name: with its role and index, {self.metadata.name!r} makes names of pods of more than "
-                f"{MAX_POD_NAME} characters; write at most {max(limit, 0)}, or shorter names of roles"
+                f"metadata.name: must have at most {max(limit, 0)} characters, so that names of pods "
+                f"(JOB-ROLE-INDEX-12345) have at most {MAX_POD_NAME}; got {self.metadata.name!r}; shorten it or the "
+                "names of roles"
             )
         return self

@@ -101,8 +101,8 @@ class LabelSelectorRequirement(StrictModel):
     @model_validator(mode="after")
     def _values_where_they_are_compared(self) -> LabelSelectorRequirement:
         if (self.operator in ("In", "NotIn")) != bool(self.values):
-            wanted = "values" if self.operator in ("In", "NotIn") else "no values"
-            raise ValueError(f"{self.operator} wants {wanted}")
+            expected = "must be set" if self.operator in ("In", "NotIn") else "must be empty"
+            raise ValueError(f"values {expected} with operator {self.operator}")
         return self
 
 

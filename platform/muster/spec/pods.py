@@ -11,8 +11,8 @@ from muster.spec.fields import LABEL_KEY, MAX_LABEL_KEY, LabelKey, Labels, Label
 from muster.spec.meta import ExtensibleModel, ValidatedAs
 
 RESOURCE_CLAIMS_NOT_ALLOWED = (
-    "resourceClaims is not allowed: devices that a ResourceClaim allocates are not charged to a queue; request an "
-    "extended resource such as nvidia.com/gpu, or leave the field out"
+    "resourceClaims must not be set: devices that a ResourceClaim allocates are not charged to a queue; request an "
+    "extended resource such as nvidia.com/gpu instead"
 )
 _TEMPLATE_PARENT_LEVELS = 4  # job, spec, roles, role
 

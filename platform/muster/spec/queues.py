@@ -27,7 +27,7 @@ class FlavorQuota(StrictModel):
     def _guaranteed_within_limit(self) -> FlavorQuota:
         raise_invalid_fields(
             InvalidField(
-                f"guaranteed: {name} {value} is above limit {self.limit[name]}; raise the limit or lower the guarantee",
+                f"guaranteed: {name} must be at most its limit ({self.limit[name]}); got {value}",
                 value,
             )
             for name, value in self.guaranteed.items()

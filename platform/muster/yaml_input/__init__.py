@@ -105,7 +105,7 @@ def parse_objects(
     if errors:
         raise _invalid_spec(errors, source)
     if not found:
-        raise InvalidSpec(f"{source}: must contain at least one object of {', '.join(KINDS)}")
+        raise InvalidSpec(f"{source}: must contain at least one object of kind {', '.join(KINDS)}")
     return found
 
 
@@ -115,18 +115,18 @@ def _object_type(document: SourceMap) -> tuple[type[AnyObject] | None, list[Fiel
     if not isinstance(value, dict):
         return None, [
             FieldError(
-                (), line(()), f"{format_value(value)} must be an object with apiVersion, kind, metadata and spec"
+                (), line(()), f"must be an object with apiVersion, kind, metadata and spec; got {format_value(value)}"
             )
         ]
     wrong = []
     version, kind = value.get("apiVersion"), value.get("kind")
     if version != API_VERSION:
-        message = "missing" if version is None else f"{format_value(version)} is not known"
-        wrong.append(FieldError(("apiVersion",), line(("apiVersion",)), f"{message}; write {API_VERSION}"))
+        message = f"must be {API_VERSION}; got {format_value(version)}"
+        wrong.append(FieldError(("apiVersion",), line(("apiVersion",)), message))
     if not isinstance(kind, str) or kind not in KINDS:
-        message = "missing" if kind is None else f"{format_value(kind)} is not known"
-        hint = did_you_mean(str(kind), KINDS, f"write one of {', '.join(KINDS)}")
-        return None, [*wrong, FieldError(("kind",), line(("kind",)), f"{message}; {hint}")]
+        hint = did_you_mean(str(kind), KINDS, "")
+        message = f"must be one of {', '.join(KINDS)}; got {format_value(kind)}{f'; {hint}' if hint else ''}"
+        return None, [*wrong, FieldError(("kind",), line(("kind",)), message)]
     return KINDS[kind], wrong
 
 

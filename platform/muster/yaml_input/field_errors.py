@@ -1,4 +1,4 @@
-"""Pydantic's findings in the words of someone who has to mend the file: field, value, what would be right."""
+"""Messages for pydantic's validation errors: field, what is valid, and the value that was found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from muster.spec.fields import LABEL_KEY, LABEL_SYNTAX, LABEL_VALUE
 from muster.yaml_input.source_map import Path, SourceMap
 
 _TYPE_NAMES = {
-    "string": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
+    "string": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "list": "a list",
     "dict": "a mapping", "model": "a mapping",
 }  # fmt: skip
-_NAME_SYNTAX = "lower-case letters, digits and '-' that starts and ends with a letter or digit"
+_NAME_SYNTAX = "lower-case letters, digits and '-', and start and end with a letter or digit"
 
 _EXAMPLES: dict[str | int, str] = {"trace": "{startStep: 20, steps: 5}", "env": "[{name: A, value: b}]"}
-"""How fields look that are easily taken for something simpler."""
+"""Examples for fields that users often write as a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One thing that is wrong at one line of a document."""
+    """An error at one line of a document."""
 
     path: Path
     line: int
@@ -30,7 +30,7 @@ class FieldError:
 
     @property
     def field(self) -> str:
-        """The path as people write it: `spec.roles[0].replicas`."""
+        """The path as text: `spec.roles[0].replicas`."""
         return field_path(self.path)
 
 
@@ -48,15 +48,15 @@ def field_path(path: Path) -> str:
 
 
 def parse_field_path(text: str) -> Path:
-    """What `field_path` made of a path, as a path again; keys in brackets included."""
+    """The inverse of `field_path`."""
     parts = re.findall(r'\["([^"]*)"\]|\[([0-9]+)\]|([^.\[\]]+)', text)
     return tuple(int(index) if index else key or name for key, index, name in parts)
 
 
 def format_value(value: Any) -> str:
-    """A value as the user may have written it, shortened."""
+    """A value as YAML shows it, at most 60 characters; a mapping or list by its type only."""
     if value is None:
-        return "nothing"
+        return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
@@ -66,14 +66,14 @@ def format_value(value: Any) -> str:
 
 
 def to_field_error(finding: Any, document: SourceMap) -> FieldError:
-    """A complaint for one entry of `ValidationError.errors()`."""
+    """Convert one entry of `ValidationError.errors()`."""
     path: Path = tuple(part for part in finding["loc"])
     value = finding["input"]
     message = _message(finding["type"], value, finding.get("ctx") or {}, finding["msg"])
     if finding["type"].endswith("_type") and path and path[-1] in _EXAMPLES:
-        message = f"{message}, such as {_EXAMPLES[path[-1]]}"
+        message = f"{message}; for example {_EXAMPLES[path[-1]]}"
     field, _, rest = message.partition(": ")
-    if path and field == path[-1]:  # of several that a validator found together, each begins with its field
+    if path and field == path[-1]:  # raised by `raise_invalid_fields`: the message begins with its field
         message = rest
     elif isinstance(value, dict) and field in value:
         path, message = (*path, field), rest
@@ -81,44 +81,39 @@ def to_field_error(finding: Any, document: SourceMap) -> FieldError:
 
 
 def _message(kind: str, value: Any, context: dict[str, Any], text: str) -> str:
-    message = format_value(value)
+    got = format_value(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{message} must be a finite number"
+        return f"must be a finite number; got {got}"
     if kind == "missing":
-        return "missing; write it"
+        return "is required"
     if kind == "none_required":
-        return f"{message} is not allowed: Muster sets it; leave the field out"
+        return f"must not be set, because Muster sets it; got {got}"
     if kind == "literal_error":
-        return f"{message} is not known; write {context.get('expected', '')}"
-    if kind in ("greater_than_equal", "greater_than"):
-        bound = context.get("ge", context.get("gt"))
-        return (
-            f"{message} is too small; write {_number(bound)} or more"
-            if "ge" in context
-            else f"{message} is too small; write more than {_number(bound)}"
-        )
-    if kind in ("less_than_equal", "less_than"):
-        return f"{message} is too large; write {_number(context.get('le', context.get('lt')))} or less"
+        return f"must be {context.get('expected', '')}; got {got}"
+    if kind == "greater_than_equal":
+        return f"must be at least {_number(context['ge'])}; got {got}"
+    if kind == "greater_than":
+        return f"must be greater than {_number(context['gt'])}; got {got}"
+    if kind == "less_than_equal":
+        return f"must be at most {_number(context['le'])}; got {got}"
+    if kind == "less_than":
+        return f"must be less than {_number(context['lt'])}; got {got}"
     if kind == "string_pattern_mismatch" and context.get("pattern", "").endswith(LABEL_KEY):
-        return f"must be {LABEL_SYNTAX}; got {message}"
+        return f"must be {LABEL_SYNTAX}; got {got}"
     if kind == "string_pattern_mismatch" and context.get("pattern") == LABEL_VALUE:
-        return f"must be a label's value: at most 63 letters, digits, '-', '_' and '.'; got {message}"
+        return f"must be a label value: at most 63 letters, digits, '-', '_' and '.'; got {got}"
     if kind == "string_pattern_mismatch":
-        return f"{message} must be a name of {_NAME_SYNTAX}"
+        return f"must consist of {_NAME_SYNTAX}; got {got}"
     if kind == "string_too_long":
-        return f"{message} has {len(value)} characters; write at most {context.get('max_length')}"
-    if kind == "string_too_short":
-        return f"{message} is empty; write a name"
-    if kind == "too_short":
-        return f"is empty; write at least {context.get('min_length')}"
+        return f"must have at most {context.get('max_length')} characters; got {len(value)}"
+    if kind in ("string_too_short", "too_short"):  # every minimum is 1
+        return "must not be empty"
     if kind == "too_long":
-        return f"has {context.get('actual_length')} entries; write at most {context.get('max_length')}"
+        return f"must have at most {context.get('max_length')} entries; got {context.get('actual_length')}"
     if kind.endswith(("_type", "_parsing", "_from_float")):
-        wanted = _TYPE_NAMES.get(kind.split("_")[0], kind.split("_")[0])
-        if value is None:
-            return f"is empty; write {wanted}"
-        quotes = ", in quotes" if wanted == "text" and isinstance(value, bool | int | float) else ""
-        return f"{message} is not {wanted}; write {wanted}{quotes}"
+        expected = _TYPE_NAMES.get(kind.split("_")[0], kind.split("_")[0])
+        quotes = " without quotes" if expected == "a string" and isinstance(value, bool | int | float) else ""
+        return f"must be {expected}; got {got}{quotes}"
     return text.removeprefix("Value error, ")
 
 

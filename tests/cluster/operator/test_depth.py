@@ -13,9 +13,7 @@ from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
-TOLD = (
-    "spec.roles[0].template.spec.odd.x.x.x.x: nested more than 64 levels deep; no object of ours is: write at most 64"
-)
+TOLD = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 NAME = "deep"
 
 

@@ -176,7 +176,7 @@ def test_a_flavor_that_cannot_be_read_takes_nothing_and_says_why_until_it_is_men
     pool.wait_for_phase("runs", "Running")
     twice = [{"name": name, "nodeLabel": "same"} for name in ("a", "b")]
     pool.api.patch(f"{GROUP}/{path}", {"spec": {"topology": twice}})
-    told = "spec.topology: the nodeLabel 'same' is used twice; give every level its own"
+    told = "spec.topology: the nodeLabel of each level must be unique; got 'same' more than once"
     pool.wait("the flavor says so", lambda: condition(pool, path, "Valid") == ("False", "InvalidSpec", told))
     assert "False" in pool.plane.kubectl("get", "mf", pool.namespace)
     pool.wait("an Event tells", lambda: bool(told_by_events(pool, "Flavor", pool.namespace)))
