@@ -1,8 +1,8 @@
-"""The soft promises to gangs that cannot start yet, and who may start behind them.
+"""EASY backfill: reservations for gangs that cannot start yet, and which gangs may start before them.
 
-EASY backfill: of everyone who runs it is known, at the latest, when they are gone (`maxRuntimeSeconds`). So there is a
-time at which the blocked gang will fit, and a place where: its reservation. Others may start meanwhile if they are
-gone by then, or if they leave the reserved place alone. A gang without a bound is never gone by then.
+`maxRuntimeSeconds` gives the latest release of every running gang. So a blocked gang gets a reservation: the time and
+place at which it will fit. Others may start if they are gone by then, or if they do not use the reserved capacity. A
+gang without a maximum run time is never gone by then.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from muster.scheduling.releases import ExpectedRelease, ExpectedReleases, Ordere
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """A place and a time for one gang, and what is left beside it then.
-
-    `at` is infinite when somebody has to leave first who does not say when, and minus infinity when those have to who
-    are leaving already.
-    """
+    """Time and place for one gang, and the capacity left beside it then. `at` is infinite if gangs without a maximum
+    run time have to leave first, and minus infinity if only terminating gangs do."""
 
     gang_uid: str
     root: int
@@ -38,20 +35,20 @@ class Reservation:
 
 
 ReservationIndexes: TypeAlias = tuple[int, ...]
-"""Reservations that a gang has to respect, as indexes into `Promises.reservations`."""
+"""Reservations that a gang must respect, as indexes into `BackfillReservations.reservations`."""
 
 
 @dataclass(slots=True)
 class BackfillReservations:
-    """Reservations of room, claims on quota, and the future they are computed from."""
+    """Reservations of capacity, claims on quota, and the expected releases they are computed from."""
 
     ledger: Ledger
-    releases_at_start: ExpectedReleases  # of those who ran when the plan began
+    releases_at_start: ExpectedReleases  # of gangs that ran when the plan began
     reservations: list[Reservation] = field(default_factory=list)
-    start_times: dict[str, float] = field(default_factory=dict)  # when a gang with a promise starts, by uid
+    start_times: dict[str, float] = field(default_factory=dict)  # expected start of gangs with a reservation, by uid
     _reserved: set[tuple[int, str]] = field(default_factory=set)  # (root, flavor)
     _claimed: set[tuple[int, str]] = field(default_factory=set)
-    _removed: set[int] = field(default_factory=set)  # ties
+    _removed: set[int] = field(default_factory=set)  # tiebreaks
     _added: dict[str, ExpectedRelease] = field(default_factory=dict)
     _merged: ExpectedReleases | None = None
     _ordered: OrderedReleases | None = None
@@ -59,25 +56,25 @@ class BackfillReservations:
     _views: dict[tuple[ReservationIndexes, bool], CapacityView] = field(default_factory=dict)
 
     def add_release(self, release: ExpectedRelease) -> None:
-        """Somebody took room in this plan, or goes on with less."""
+        """A gang took capacity in this plan, or shrank."""
         self._added[release.uid] = release
         self._merged = None
 
     def remove_release(self, release: ExpectedRelease) -> None:
-        """Somebody was told to leave, or lost its hold."""
+        """A gang is evicted, or lost its nomination."""
         if self._added.pop(release.uid, None) is None:
             self._removed.add(release.tiebreak)
         self._merged = None
 
     def binding(self, release_at: float) -> ReservationIndexes:
-        """Which reservations a gang has to respect that is gone by then: all that matters of `gone_by` for room."""
+        """The reservations that a gang must respect which is gone by this time."""
         if not self.reservations:
             return ()
         never = math.isinf(release_at)
         return tuple([i for i, r in enumerate(self.reservations) if never or release_at > r.at])
 
     def relevant(self, option: FlavorOption, binding: ReservationIndexes) -> ReservationIndexes:
-        """Those of them that lie in a flavor of an option."""
+        """The reservations that share a flavor with an option."""
         if not binding:
             return ()
         bound = self._relevant.get((option, binding))
@@ -87,7 +84,8 @@ class BackfillReservations:
         return bound
 
     def free_capacity(self, indexes: ReservationIndexes, *, later: bool = False) -> CapacityView:
-        """The room that a gang may use which has to respect these: now, or once those who are leaving have left."""
+        """Capacity that a gang may use which must respect these reservations: now, or once terminating gangs are
+        gone."""
         room = self.ledger.free_later if later else self.ledger.free_now
         if not indexes:
             return room
@@ -98,14 +96,13 @@ class BackfillReservations:
         return view
 
     def fits_quota(self, release: ExpectedRelease) -> bool:
-        """Tell whether a gang is within quota beside what is promised to others."""
+        """Whether a gang is within quota beside what is claimed by others."""
         return self.ledger.quota_forecast is None or release.queue < 0 or self.ledger.quota_forecast.fits(release)
 
     def reserve(self, uid: str, request: QueueRequest, root: int) -> None:
-        """Promise a place and a time to the first gang of its root, in each flavor, that lacks only room.
+        """Reserve capacity for the first gang of its root, in each flavor, that lacks capacity only.
 
-        A gang that not even an empty cluster would hold (nodes are down) gets no promise: it
-        would block others for nothing.
+        A gang that an empty cluster would not fit (nodes are down) gets no reservation: it would block others in vain.
         """
         shape, ledger = request.gang_request, self.ledger
         best: tuple[int, int, GangAssignment, FreeCapacity] | None = None
@@ -138,13 +135,13 @@ class BackfillReservations:
         outlook.add(request.queue, request.min_quota[index], outlook.index_after(count), None)
 
     def may_reserve(self, request: QueueRequest, code: WaitReason) -> bool:
-        """Tell whether a gang that is refused may get a promise: in some option's flavors no gang that comes first has
-        a claim already (in the leaf, when quota is short) or a reservation (in the root)."""
+        """Whether a refused gang may get a reservation: no gang ahead of it has a claim (in the leaf, if quota is
+        short) or a reservation (in the root) in the flavors of some option."""
         if code == "QuotaExceeded":
             taken, queue = self._claimed, request.queue
         else:
             taken, queue = self._reserved, self.ledger.usage_now.tree.path[request.queue][-1]
-        for option in request.gang_request.options:  # asked for every gang that waits: no generator
+        for option in request.gang_request.options:  # hot path: no generator
             for flavor in option.flavors:
                 if (queue, flavor) in taken:
                     break
@@ -153,14 +150,14 @@ class BackfillReservations:
         return False
 
     def reserve_or_claim(self, uid: str, request: QueueRequest, code: WaitReason) -> None:
-        """Promise quota or room to a gang that lacks it. Ask `may_promise` first."""
+        """Reserve quota or capacity for a gang that lacks it. Call only if `may_reserve`."""
         if code == "QuotaExceeded":
             self.claim(uid, request)
         else:
             self.reserve(uid, request, self.ledger.usage_now.tree.path[request.queue][-1])
 
     def claim(self, uid: str, request: QueueRequest) -> None:
-        """Promise quota to the first gang of its leaf, in each flavor, that is over it."""
+        """Claim quota for the first gang of its leaf, in each flavor, that exceeds it."""
         best: tuple[int, int] | None = None
         for index, option in enumerate(request.gang_request.options):
             if any((request.queue, flavor) in self._claimed for flavor in option.flavors):
@@ -179,10 +176,11 @@ class BackfillReservations:
     def _earliest_fit(
         self, option: FlavorOption, request: QueueRequest, low: int, high: int
     ) -> tuple[int, GangAssignment, FreeCapacity] | None:
-        """After how many departures, from `low` to `high`, the gang first fits, where, and the room there is then.
+        """The number of releases, from `low` to `high`, after which the gang first fits, its placement, and the
+        capacity then.
 
-        The search halves the range. The room after the most that were too few is carried along, so that each step
-        looks only at the nodes that come free in between.
+        A binary search. It carries along the capacity after the largest number that was too few, so each step only
+        reads nodes that are released in between.
         """
         table, sizes = self.ledger.free_now.table, request.gang_request.min_sizes
         if low > high or not fits(table, option, sizes, enough := self._capacity_after(high)):
@@ -201,7 +199,7 @@ class BackfillReservations:
         return None if place is None else (high, place, enough)
 
     def _capacity_after(self, count: int) -> FreeCapacity:
-        """Room once so many have left, what is reserved already aside."""
+        """Capacity after this many releases, without what is reserved."""
         room = self.ledger.free_later.carry_over()
         room.add(self._releases_in_order().between(0, count, len(room.free)), 1)
         for reservation in self.reservations:
@@ -215,7 +213,7 @@ class BackfillReservations:
         return self._ordered
 
     def releases(self) -> ExpectedReleases:
-        """Of everyone, as decided so far."""
+        """Releases of all gangs, with the decisions so far."""
         if self._merged is None:
             self._ordered = None
             columns = len(self.ledger.free_now.table.columns)

@@ -1,8 +1,8 @@
-"""Victims put together who make room for a pod only together.
+"""Groups of victims that together free capacity for one more pod.
 
-Asked one by one, cheapest first, victims may be spread so thinly over the nodes that none gets empty before a borrower
-is back at its guarantee, and nobody may be asked any more. Put together by node, those come first who make room for one
-more pod at the least cost: the rest of their order is as ever.
+Taken one by one, cheapest first, victims may be spread over so many nodes that no node becomes free before the borrower
+is back within its guarantee and can no longer be preempted. So they are grouped by node: the group that frees one more
+pod at the least cost comes first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from muster.scheduling.gang_requests import FlavorOption
 from muster.scheduling.nodes import BoolArray, NodeTable
 from muster.scheduling.preemption_candidates import Victim
 
-_Cost: TypeAlias = tuple[bool, int, float, int]  # does anybody leave, highest priority, lost work, how many
-_Amounts: TypeAlias = list[int]  # of what the pod asks for
-_Line: TypeAlias = tuple[int, int, _Amounts]  # row, place of the victim in the order, what it frees there
+# whether a gang is evicted, highest priority, lost work, number of victims
+_Cost: TypeAlias = tuple[bool, int, float, int]
+_Amounts: TypeAlias = list[int]  # of the resources that the pod requests
+_Line: TypeAlias = tuple[int, int, _Amounts]  # row, index of the victim, what it frees on the row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetNode:
-    """Room for one more pod of a kind, on a row of the node table."""
+    """One more pod of a class on a row of the node table."""
 
     pod: PodClass
     row: int
@@ -35,19 +36,19 @@ class TargetNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateGroup:
-    """Victims who are asked together or not at all, for what is `wanted`; None: for whatever the one of them frees."""
+    """Victims that are preempted together or not at all, to free `target`; None: for what a single victim frees."""
 
     members: tuple[Victim, ...]
     target: TargetNode | None = None
 
 
 def single_groups(victims: Iterable[Victim]) -> Iterator[CandidateGroup]:
-    """Each for itself."""
+    """One group per victim."""
     return (CandidateGroup((victim,)) for victim in victims)
 
 
 def hardest_pod(table: NodeTable, option: FlavorOption) -> PodClass:
-    """The kind of pod of a gang of which the fewest would fit the empty nodes."""
+    """The pod class of a gang of which the fewest pods would fit the empty nodes."""
 
     def fit_empty(pod: PodClass) -> int:
         span = table.flavors[pod.flavor]
@@ -57,7 +58,7 @@ def hardest_pod(table: NodeTable, option: FlavorOption) -> PodClass:
 
 
 class NodeCandidateGroups:
-    """All bundles for one kind of pod. `victims` are in the order to ask; `room` is what is free before any left."""
+    """All groups for one pod class. `victims` are in preemption order; `capacity` is free before any is evicted."""
 
     def __init__(self, victims: Sequence[Victim], capacity: FreeCapacity, pod: PodClass) -> None:
         self._victims = victims
@@ -76,7 +77,7 @@ class NodeCandidateGroups:
         self._by_cost.sort(key=itemgetter(0))
 
     def within(self, region: BoolArray) -> Iterator[CandidateGroup]:
-        """Those on nodes of a region, in the order to ask; at the end everybody who is in none of them, alone."""
+        """Groups on nodes of a region, cheapest first; then every victim that is in none of them, alone."""
         bundled: set[int] = set()
         for _, row, members in self._by_cost:
             if region[row]:
@@ -88,7 +89,7 @@ class NodeCandidateGroups:
         so_far: _Cost | None = None
         for members in found:
             cost = _cost([self._victims[i] for i in members])
-            so_far = cost if so_far is None else max(so_far, cost)  # the next pod never comes before the one before
+            so_far = cost if so_far is None else max(so_far, cost)  # groups of one node keep their order
             self._by_cost.append((so_far, row, members))
 
 
@@ -98,7 +99,8 @@ def _cost(members: Sequence[Victim]) -> _Cost:
 
 
 def _victim_lines(victims: Sequence[Victim], columns: list[int]) -> Iterator[_Line]:
-    """Who may shrink comes twice; its leaving frees what shrinking has not freed before."""
+    """What each victim frees on each row. A gang that can shrink appears twice: evicting it frees what shrinking did
+    not."""
     shrunk = {victim.gang.uid: victim.freed.node_usage for victim in victims if victim.remaining}
     for i, victim in enumerate(victims):
         load = victim.freed.node_usage
@@ -115,7 +117,7 @@ def _less(load: NodeUsage, before: NodeUsage) -> NodeUsage:
 
 
 def _minimal_groups(free: _Amounts, request: _Amounts, lines: Iterable[tuple[int, _Amounts]]) -> Iterator[list[int]]:
-    """On one node, in order: victims who make room for one more pod, none of them needless."""
+    """On one node, in order: minimal sets of victims that free one more pod each."""
     waiting: list[tuple[int, _Amounts]] = []
     total = list(free)
     pods = _pods_that_fit(free, request)
@@ -124,7 +126,7 @@ def _minimal_groups(free: _Amounts, request: _Amounts, lines: Iterable[tuple[int
         total = _plus(total, line[1])
         while _pods_that_fit(total, request) > pods:
             members, left, rest = list(waiting), list(total), []
-            for one in reversed(waiting):  # the dearest first
+            for one in reversed(waiting):  # drop the most expensive first
                 without = _minus(left, one[1])
                 if _pods_that_fit(without, request) > pods:
                     left = without
@@ -135,7 +137,7 @@ def _minimal_groups(free: _Amounts, request: _Amounts, lines: Iterable[tuple[int
 
 
 def _pods_that_fit(free: _Amounts, request: _Amounts) -> int:
-    """How many fit; what asks for nothing needs nobody to leave."""
+    """Pods that fit; 0 for a pod that requests nothing."""
     return max(0, min((have // amount for have, amount in zip(free, request, strict=True) if amount), default=0))
 
 

@@ -1,7 +1,7 @@
-"""How many pods of a kind each node and each domain has room for, kept up to date while a plan takes and gives room.
+"""How many pods of a class fit each node and domain, updated while a plan allocates and frees capacity.
 
-Counting a kind of pod over all nodes costs one pass over the arrays; afterwards only the nodes that changed since are
-counted again, and only when somebody asks for that kind.
+The first count of a pod class is one pass over the arrays; later counts only read nodes that changed since, and only
+when that class is needed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from muster.model import Resources
 from muster.scheduling.nodes import BoolArray, FlavorNodes, IntArray, NodeRule, NodeTable
 
 Counts: TypeAlias = tuple[IntArray, ...]
-"""Pods of one kind that fit: one array a tier of the flavor (widest first, nodes last), one number a domain."""
+"""Pods of one class that fit: one array per tier of the flavor (widest first, nodes last), one number per domain."""
 
 IDLE_PLANS_KEPT = 8
-"""Counts of a kind of pod that nobody asked for in so many plans are dropped."""
+"""Counts of a pod class are dropped after this many plans without use."""
 
 MAX_PENDING_CHANGES = 64
-"""From so many changes on, counts are brought up to date even if nobody asks."""
+"""After this many changes counts are updated even without use."""
 
-UNBOUNDED_PODS = np.int64(1) << 40  # more pods than any node holds: of a pod that asks for nothing
+UNBOUNDED_PODS = np.int64(1) << 40  # more pods than any node fits: for a pod that requests nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PodClass:
-    """Pods that are alike to the planner: same flavor, request and rules about nodes. Compared by identity."""
+    """Pods that are equal to the planner: same flavor, request and node rules. Compared by identity."""
 
     flavor: str
     request: Resources
@@ -44,7 +44,7 @@ class NodeUsage:
     amounts: IntArray  # [rows, columns]
 
     def joined(self, other: NodeUsage) -> NodeUsage:
-        """Both together."""
+        """The sum of two usages."""
         rows, place = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
         amounts = np.zeros((len(rows), self.amounts.shape[1]), dtype=np.int64)
         np.add.at(amounts, place, np.concatenate([self.amounts, other.amounts]))
@@ -52,7 +52,7 @@ class NodeUsage:
 
 
 def unique_rows(rows: IntArray, count: int) -> IntArray:
-    """Rows below `count`, each once, in order; quicker than sorting them."""
+    """Distinct rows below `count`, sorted; faster than np.unique."""
     seen = np.zeros(count, dtype=np.bool_)
     seen[rows] = True
     return np.flatnonzero(seen)
@@ -60,7 +60,7 @@ def unique_rows(rows: IntArray, count: int) -> IntArray:
 
 @dataclass(slots=True)
 class NodeMasks:
-    """Which rows of its flavor a kind of pod accepts, apart from room; worked out once for each kind."""
+    """Rows of its flavor that a pod class accepts, capacity aside; cached by class."""
 
     table: NodeTable
     _accepted: dict[PodClass, BoolArray] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class NodeMasks:
         return mask
 
     def usable(self, pod: PodClass) -> BoolArray:
-        """Rows where it may start now: accepted, schedulable, and blamed for nothing."""
+        """Rows where it may start now: accepted, schedulable and not excluded."""
         span = self.table.flavors[pod.flavor]
         mask = self.accepted(pod) & self.table.schedulable[span.start : span.stop]
         for name in pod.rule.excluded_nodes:
@@ -88,13 +88,13 @@ class NodeMasks:
 class _CachedCounts:
     counts: Counts
     usable: BoolArray
-    changes_seen: int  # changes of the room that are in the counts
-    shared: bool  # the arrays belong to another room too: copy before writing
-    idle_plans: int = 0  # plans since somebody asked
+    changes_seen: int  # number of capacity changes that the counts include
+    shared: bool  # arrays are shared with another FreeCapacity: copy before writing
+    idle_plans: int = 0  # plans since the last use
 
 
 class CapacityView(Protocol):
-    """Room as one gang sees it."""
+    """Capacity as one gang may use it."""
 
     def counts(self, pod: PodClass) -> Counts:
         """How many of these pods fit, by tier and domain."""
@@ -106,9 +106,9 @@ class CapacityView(Protocol):
 
 
 class FreeCapacity:
-    """What is free on every node; amounts may be negative where something was promised before it is free.
+    """Free amounts of every node; negative where capacity is reserved before it is free.
 
-    `ideal` rooms count nodes that are down or blamed as well: what would fit if all went well.
+    With `ideal` set, nodes that are down or excluded count as well.
     """
 
     def __init__(self, masks: NodeMasks, free: IntArray, *, ignore_health: bool = False) -> None:
@@ -122,17 +122,17 @@ class FreeCapacity:
 
     @property
     def version(self) -> int:
-        """Changes so far."""
+        """Number of changes so far."""
         return len(self._changes)
 
     def fork(self) -> FreeCapacity:
-        """A copy to write on; this room must not change any more. What is counted here is shared until it changes."""
+        """A copy to write on; this one must not change any more. Counts are shared until they change."""
         copy = FreeCapacity(self.masks, self.free.copy(), ignore_health=self._ignore_health)
         copy._parent = self
         return copy
 
     def carry_over(self) -> FreeCapacity:
-        """A copy that outlives this room: it keeps what was counted here and asked for lately."""
+        """A copy for the next plan: it keeps counts that were used lately."""
         copy = FreeCapacity(self.masks, self.free.copy(), ignore_health=self._ignore_health)
         known = {pod: entry for pod, entry in self._cached.items() if entry.idle_plans < IDLE_PLANS_KEPT}
         if len(self._changes) > MAX_PENDING_CHANGES:
@@ -151,7 +151,7 @@ class FreeCapacity:
         return copy
 
     def add(self, load: NodeUsage, sign: int) -> None:
-        """Give room back (+1) or take it (-1)."""
+        """Free capacity (+1) or allocate it (-1)."""
         if len(load.rows):
             self.free[load.rows] += sign * load.amounts
             self._changes.append(load.rows)
@@ -193,11 +193,11 @@ class FreeCapacity:
         return known
 
     def usable(self, pod: PodClass) -> BoolArray:
-        """Rows of the pod's flavor on which it may start, room aside."""
+        """Rows of the pod's flavor on which it may start, capacity aside."""
         return self._sync(pod).usable
 
     def counts_by_resource(self, pod: PodClass, rows: slice, names: Collection[str]) -> dict[str, int]:
-        """How many of these pods would fit on some rows of the table if they asked for one of these resources only."""
+        """How many of these pods would fit these rows if they requested only one resource, by resource."""
         usable = self._sync(pod).usable[rows.start - self.table.flavors[pod.flavor].start :][: rows.stop - rows.start]
         return {
             name: int(np.maximum(0, self.free[rows, column] // amount)[usable].sum())
@@ -223,7 +223,7 @@ class FreeCapacity:
 
 
 class IntersectionView:
-    """The room that two or more rooms have in common: what is free now, and still free when it is needed later."""
+    """Capacity that is in all of several views: free now, and still free when it is needed later."""
 
     def __init__(self, views: Sequence[FreeCapacity]) -> None:
         self._views = tuple(views)
@@ -231,7 +231,7 @@ class IntersectionView:
         self._cached: dict[PodClass, tuple[list[int], Counts]] = {}
 
     def counts(self, pod: PodClass) -> Counts:
-        """How many of these pods fit in every one of the rooms, by tier and domain."""
+        """How many of these pods fit in every view, by tier and domain."""
         versions = [room.version for room in self._views]
         known = self._cached.get(pod)
         if known is None or known[0] != versions:
@@ -250,7 +250,7 @@ class IntersectionView:
 
 
 class ReservedView:
-    """A view from which something more has been taken: the pods of the same gang that were placed before."""
+    """A view without what other pods of the same gang take."""
 
     def __init__(self, view: CapacityView, table: NodeTable, taken: NodeUsage) -> None:
         self._view = view
@@ -283,7 +283,7 @@ def sum_by_tier(span: FlavorNodes, fits: IntArray) -> Counts:
 
 
 def max_gain(table: NodeTable, pod: PodClass, node_usage: NodeUsage, tier: int) -> IntArray:
-    """At most so many more pods fit in each domain of a tier once a load (whose rows may repeat) is gone.
+    """An upper bound of how many more pods fit each domain of a tier once a usage (whose rows may repeat) is freed.
 
     floor((free + freed) / request) <= floor(free / request) + ceil(freed / request), for each resource.
     """
@@ -300,7 +300,7 @@ def max_gain(table: NodeTable, pod: PodClass, node_usage: NodeUsage, tier: int) 
 
 
 def pods_per_node(table: NodeTable, pod: PodClass, free: IntArray) -> IntArray:
-    """Whole pods that fit into each row of `free`; 0 where it is overdrawn."""
+    """Whole pods that fit each row of `free`; 0 where it is overdrawn."""
     fits = np.full(len(free), UNBOUNDED_PODS, dtype=np.int64)
     for name, amount in pod.request:
         column = table.columns.get(name)

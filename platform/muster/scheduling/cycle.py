@@ -1,4 +1,4 @@
-"""One plan, told in order: from a snapshot of the world to what should be done about it."""
+"""One planning cycle in numbered steps: from a snapshot to decisions."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from muster.scheduling.wait_messages import wait_decisions
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What to do, and what to remember for the next plan.
+    """The decisions and the cache for the next plan.
 
-    Decisions come in the order to carry them out: room is held before anyone leaves for it, gangs leave or shrink,
-    gangs start, gangs grow, and the others are told why they wait.
+    Decisions are in the order to apply them: nominate capacity, then evict or shrink victims, then admit, then grow,
+    then explain why the other gangs wait.
     """
 
     decisions: tuple[Decision, ...]
@@ -48,20 +48,20 @@ class PlanResult:
 
 
 def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Policy = MUSTER) -> PlanResult:
-    """Decide about every waiting gang. Pure; with the memo of any earlier plan the decisions are the same."""
-    cache = update(snapshot, previous)  # 1. what is known
+    """Decide about every pending gang. Pure: with the cache of any earlier plan the decisions are the same."""
+    cache = update(snapshot, previous)  # 1. update the cache
     cycle = _Cycle.of(cache, policy)
-    cycle.reserve_nominated_capacity()  # 2. room that was promised durably is not free
-    cycle.reject_infeasible()  # 3. who can never start as things are
-    cycle.admit_nominated()  # 4. those for whom room was held come first
-    cycle.admit_in_order()  # 5. everyone else in turn: start, make room, get a promise, or wait
-    cycle.grow_elastic_gangs()  # 6. into what is left
-    return PlanResult(cycle.result(), cache)  # 7. what was decided, and why others wait
+    cycle.reserve_nominated_capacity()  # 2. nominated capacity is not free
+    cycle.reject_infeasible()  # 3. gangs that can never start as things are
+    cycle.admit_nominated()  # 4. nominated gangs first
+    cycle.admit_in_order()  # 5. the other gangs in order: admit, preempt, reserve, or wait
+    cycle.grow_elastic_gangs()  # 6. into the capacity that is left
+    return PlanResult(cycle.result(), cache)  # 7. decisions, and why the other gangs wait
 
 
 @dataclass(slots=True)
 class _Cycle:
-    """The state of one plan while it is made."""
+    """The state of one plan."""
 
     cache: PlannerCache
     policy: Policy
@@ -78,7 +78,7 @@ class _Cycle:
 
     @classmethod
     def of(cls, cache: PlannerCache, policy: Policy) -> _Cycle:
-        """A plan that has not decided anything yet."""
+        """A plan without any decision."""
         ledger = Ledger.of(cache)
         backfill = BackfillReservations(ledger, cache.releases)
         victims, entitlement = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
@@ -90,14 +90,14 @@ class _Cycle:
     # -- 2
 
     def reserve_nominated_capacity(self) -> None:
-        """Take the room of every hold that counts, so that nobody else gets it."""
+        """Charge every active nomination, so that no other gang gets its capacity."""
         for held in active_nominations(self.cache):
             self.decisions.reserve_nomination(held)
 
     # -- 3
 
     def reject_infeasible(self) -> None:
-        """Gangs that cannot start even if everybody else left, and those whose last pods are still stopping."""
+        """Reject gangs that could not start in an empty cluster, and gangs whose old pods are still terminating."""
         cache, refusals = self.cache, self.decisions.unschedulable
         refusals.update(cache.infeasible)
         for uid in cache.pending.keys() & cache.running.keys():
@@ -111,7 +111,7 @@ class _Cycle:
     # -- 4
 
     def admit_nominated(self) -> None:
-        """A gang with a hold starts on it, or waits for the last to leave it; if its room is lost, it goes first."""
+        """Admit each nominated gang, or let it wait for its victims; if its capacity is lost, schedule it first."""
         cache, ledger, decisions = self.cache, self.ledger, self.decisions
         ready = [
             h
@@ -120,7 +120,7 @@ class _Cycle:
         ]
         for held in sorted(ready, key=lambda held: cache.pending[held.gang.uid].order):
             if held.gang.uid not in decisions.candidates.nominations:
-                continue  # one that came before took it over
+                continue  # its nomination was taken by a gang before it in this loop
             gang, request = held.gang, held.request
             if not fits_while_reserved(cache, held, ledger.free_now, ledger.usage_now) and fits_while_reserved(
                 cache, held, ledger.free_later, ledger.usage_later
@@ -128,7 +128,7 @@ class _Cycle:
                 decisions.unschedulable[gang.uid] = UnschedulableReason(
                     "WaitingForPreemption", message=waiting_message(cache, held)
                 )
-                continue  # the usual case, and nothing has to be moved for it
+                continue  # the usual case: the nomination stays as it is
             decisions.end_nomination(held)
             if nomination_fits(cache, held, ledger.free_now, ledger.usage_now):
                 decisions.admit_nominated(
@@ -149,17 +149,17 @@ class _Cycle:
                 if gang.uid in decisions.unschedulable and not decisions.is_nominated(gang.uid):
                     decisions.reserve_nomination(
                         held
-                    )  # it stands in the status until it runs out: what it charges is nobody's
+                    )  # the nomination is in the status until it expires, so its capacity must stay charged
 
     # -- 5
 
     def admit_in_order(self) -> None:
-        """Everyone who may start, in turn."""
+        """Schedule every other gang, in queue order."""
         decisions = self.decisions
         spoken = decisions.unschedulable.keys() | decisions.admissions.keys()
         shares = FairShares(self.cache.tree, self.cache.snapshot.usage)
         turns = queue_order(self.cache.leaves, spoken, self.guarantees, shares, self.policy, self._skip_rejected)
-        behind: UnschedulableReason | None = None  # what everybody is told once the first one is blocked
+        behind: UnschedulableReason | None = None  # set once the first gang is blocked, if the policy has no backfill
         for gang, request, _ in turns:
             if behind is not None:
                 decisions.unschedulable[gang.uid] = behind
@@ -168,14 +168,14 @@ class _Cycle:
                     "BlockedByQueueHead",
                     message=f"waits behind {gang.name}, which is ahead in the queue order and cannot start",
                 )
-        for start in decisions.withdrawn:  # more may be added meanwhile
+        for start in decisions.withdrawn:  # the loop may add more
             if start.gang.uid not in decisions.admissions:
                 del decisions.unschedulable[start.gang.uid]
                 self._schedule_one(start.gang, start.request)
 
     def _skip_rejected(self, pending: list[PendingGang], limit: LeafOrder | None) -> bool:
-        """Refuse and take off those at the end of a list, up to `limit`, whose turns would change nothing: they need
-        no trial and get no promise. Tell whether it ended at one whose turn may change something."""
+        """Reject and remove gangs at the end of a list, up to `limit`, that cannot be admitted, preempt nothing and get
+        no reservation. Return whether the list ends at a gang that has to be scheduled."""
         if self.policy.backfill != "easy":
             return True
         futile, backfill, refusals = self.quick_reject, self.backfill, self.decisions.unschedulable
@@ -190,7 +190,8 @@ class _Cycle:
         return False
 
     def _schedule_one(self, gang: Gang, request: QueueRequest, order: QueueOrder | None = None) -> bool:
-        """Start a gang, or make room for it, or give it a promise; tell whether it starts, or may in a later turn."""
+        """Admit a gang, or preempt for it, or reserve for it. Return whether it is admitted, or may be in a later
+        turn."""
         outcome = self.quick_reject.reason(gang, request)
         if outcome is None:
             until = latest_release(gang, self.cache.snapshot.now)
@@ -225,7 +226,7 @@ class _Cycle:
     def _try_options(
         self, gang: Gang, request: QueueRequest, release_at: float, binding: ReservationIndexes
     ) -> tuple[int, int, GangAssignment, CellAmounts] | UnschedulableReason:
-        """The first option that quota, room and promises allow, at the largest size there; or why there is none."""
+        """The first option that quota, capacity and reservations allow, at the largest size there; or why none does."""
         if self._seen_releases != self.decisions.release_count:
             self._seen_releases = self.decisions.release_count
             self._full_options.clear()
@@ -243,15 +244,15 @@ class _Cycle:
         return first
 
     def _known_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason | None:
-        """Why the minimum cannot start in one option, if that is known already: while a plan goes down the line and no
-        hold ends, room only shrinks, so what did not fit once does not fit later."""
+        """Why the minimum does not fit one option, if known. Free capacity only shrinks in queue order while no
+        nomination ends, so an option that was full is still full."""
         if not self.ledger.usage_now.fits(request.queue, request.min_quota[index]):
             return unschedulable_reason("QuotaExceeded", index)
         code = self._full_options.get((request.gang_request.options[index], bound))
         return None if code is None else unschedulable_reason(code, index)
 
     def _certainly_full(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> bool:
-        """Tell whether a look at the counts of its one kind of pod is enough to see that there is no room."""
+        """Whether the counts of its only pod class show that there is no capacity, without a full fit."""
         option = request.gang_request.options[index]
         alike = len(option.groups) == 1 and len(option.groups[0].pods) == 1
         return alike and not fits(
@@ -259,12 +260,12 @@ class _Cycle:
         )
 
     def _find_reason(self, request: QueueRequest, index: int, bound: ReservationIndexes) -> UnschedulableReason:
-        """Why the minimum cannot start in one option that quota allows."""
+        """Why the minimum does not fit one option that quota allows."""
         option, sizes = request.gang_request.options[index], request.gang_request.min_sizes
         if fits(self.cache.table, option, sizes, self.backfill.free_capacity(bound)):
             return unschedulable_reason(
                 "BlockedByReservation", index
-            )  # quota is: that is the gang's own matter, not the shape's
+            )  # the quota that is reserved depends on the gang's queue, so it is not cached for the option
         code: WaitReason = "BlockedByReservation"
         if not bound or not fits(self.cache.table, option, sizes, self.ledger.free_now):
             code = (
@@ -296,8 +297,8 @@ class _Cycle:
         return (place, amounts) if self.backfill.fits_quota(taken) else None
 
     def _max_extra_pods(self, request: QueueRequest, index: int) -> int:
-        """How much above its minimum a gang may be in its turn: within its guarantee. More comes at the end, for
-        borrowed extras would have to be given back to those who are entitled and come later in the line."""
+        """Pods above the minimum that fit within the gang's guarantee. Borrowed extra pods come in step 6: taken
+        earlier, gangs later in the order would reclaim them."""
         shape = request.gang_request
         if not shape.max_extra_pods or not self.policy.grows_elastic:
             return shape.max_extra_pods
@@ -309,7 +310,7 @@ class _Cycle:
         return 0 if found is None else found[0]
 
     def _preempt(self, gang: Gang, request: QueueRequest, binding: ReservationIndexes) -> PreemptionResult | None:
-        """Whom to ask to leave, if the gang is entitled to and that is enough for it to start."""
+        """Victims to evict, if the gang may preempt and starts once they have terminated."""
         key = (request, gang.priority)
         if key in self._without_victims or not self.preemptor.may_preempt(gang, request):
             return None
@@ -318,14 +319,14 @@ class _Cycle:
             if self.ledger.usage_later.fits(request.queue, least) and self._fits_after_releases(
                 request, option, binding
             ):
-                return None  # it fits once those who are leaving have left: nobody else has to
+                return None  # it fits once terminating gangs are gone: no further victims
         freed = self.preemptor.find(gang, request)
         if freed is not None:
             self._without_victims.clear()
         return freed
 
     def _fits_after_releases(self, request: QueueRequest, option: FlavorOption, binding: ReservationIndexes) -> bool:
-        """Tell whether the minimum fits once those who are leaving have left."""
+        """Whether the minimum fits once terminating gangs are gone."""
         bound, version = self.backfill.relevant(option, binding), self.ledger.version
         known = self._fits_later_cache.get((option, bound))
         if known is None or known[0] != version:
@@ -337,7 +338,8 @@ class _Cycle:
     # -- 6
 
     def grow_elastic_gangs(self) -> None:
-        """Elastic gangs take what no waiting gang has a better right to: those that start, then those that run."""
+        """Grow elastic gangs into capacity that no waiting gang has a better right to: first those admitted in this
+        plan, then running ones."""
         if not self.policy.grows_elastic:
             return
         wanted = ContendedFlavors(self.cache, self.ledger, self.decisions.unschedulable)
@@ -370,7 +372,7 @@ class _Cycle:
     # -- 7
 
     def result(self) -> tuple[Decision, ...]:
-        """Everything that was decided, in the order to carry it out."""
+        """All decisions, in the order to apply them."""
         refusals = self.decisions.unschedulable
         expected = estimate_starts(self.cache, self.ledger, self.backfill, refusals)
         return (*self.decisions.in_order(), *wait_decisions(self.cache, self.ledger, refusals, expected))

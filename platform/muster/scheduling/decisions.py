@@ -1,8 +1,5 @@
-"""The decisions of a plan in the making.
-
-Every act is written in the ledger, told to the backfill, and noted as a decision: nothing is decided that the rest of
-the plan does not reckon with.
-"""
+"""The decisions of a plan while it is made. Each one updates the ledger and the backfill reservations at once, so that
+the rest of the plan takes it into account."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedAdmission:
-    """A gang that starts; `step` is its size (see `Shape`)."""
+    """A gang that starts; `extra_pods` is its size above the minimum (see `GangRequest`)."""
 
     gang: Gang
     request: QueueRequest
@@ -48,25 +45,25 @@ class Decisions:
     candidates: PreemptionCandidates
     unschedulable: dict[str, UnschedulableReason] = field(default_factory=dict)
     admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
-    withdrawn: list[PlannedAdmission] = field(default_factory=list)  # starts that were taken back, each gang once
-    release_count: int = 0  # holds that have ended, and starts that were taken back
-    _nominated: set[str] = field(default_factory=set)  # uids of those for whom room was held when the plan began
+    withdrawn: list[PlannedAdmission] = field(default_factory=list)  # admissions withdrawn in this plan, each gang once
+    release_count: int = 0  # nominations that ended and admissions that were withdrawn
+    _nominated: set[str] = field(default_factory=set)  # uids of gangs that were nominated when the plan began
     _nominations: list[Nominate] = field(default_factory=list)
     _preemptions: list[Evict | Resize] = field(default_factory=list)
     _growths: list[Resize] = field(default_factory=list)
 
     def reserve_nomination(self, active: ActiveNomination) -> None:
-        """A hold stands: its room is nobody else's."""
+        """Charge an existing nomination: its capacity is for its gang only."""
         self._nominated.add(active.gang.uid)
         self.candidates.nominations[active.gang.uid] = active
         self._allocate(active.release)
 
     def is_nominated(self, uid: str) -> bool:
-        """Whether this plan holds room for the gang, in place of what was held for it."""
+        """Whether this plan has made a new nomination for the gang."""
         return any(hold.gang_uid == uid for hold in self._nominations)
 
     def end_nomination(self, active: ActiveNomination) -> None:
-        """A hold ends."""
+        """End a nomination and free what it charged."""
         self.release_count += 1
         del self.candidates.nominations[active.gang.uid]
         self.ledger.deallocate(active.release)
@@ -75,7 +72,7 @@ class Decisions:
     def admit_nominated(
         self, gang: Gang, request: QueueRequest, placement: Placement, node_usage: NodeUsage, amounts: CellAmounts
     ) -> None:
-        """A gang starts where room was held for it."""
+        """Admit a gang on its nominated placement."""
         option = self._option_of(request, placement)
         least = sum(request.gang_request.min_sizes)
         step = sum(part.replicas for part in placement) - least
@@ -90,21 +87,21 @@ class Decisions:
         assignment: GangAssignment,
         amounts: CellAmounts,
     ) -> None:
-        """A gang starts."""
+        """Admit a gang."""
         placement = self.to_placement(request, option, assignment)
         self._record_admission(gang, request, option, extra_pods, placement, assignment.node_usage, amounts)
 
     def admit_at_size(
         self, start: PlannedAdmission, extra_pods: int, assignment: GangAssignment, amounts: CellAmounts
     ) -> None:
-        """A gang that starts in this plan starts at another size instead; its old place was given back before."""
+        """Change the size of an admission of this plan; the caller has freed its old placement."""
         placement = self.to_placement(start.request, start.option, assignment)
         taken = replace(start.release, node_usage=assignment.node_usage, amounts=amounts)
         self._allocate(taken)
         self.admissions[start.gang.uid] = replace(start, extra_pods=extra_pods, placement=placement, release=taken)
 
     def withdraw(self, gang: Gang, result: PreemptionResult) -> Sequence[tuple[Victim, PreemptionReason]]:
-        """Those of its victims who were to start do not start after all; the others are returned."""
+        """Withdraw the admissions of victims that were to start in this plan; return the other victims."""
         others = []
         for victim, reason in result.victims:
             uid = victim.gang.uid
@@ -130,7 +127,7 @@ class Decisions:
         result: PreemptionResult,
         victims: Sequence[tuple[Victim, PreemptionReason]],
     ) -> None:
-        """Room is held for a gang, and those are told to leave who have to."""
+        """Nominate capacity for a gang and evict or shrink its victims."""
         wait_for: list[str] = []
         for victim, reason in victims:
             uid = victim.gang.uid
@@ -160,13 +157,13 @@ class Decisions:
         )
 
     def grow(self, growth: Growth) -> None:
-        """A running gang goes on with more pods."""
+        """Resize a running gang to more pods."""
         self._allocate(growth.added)
         placement = self.to_placement(growth.request, growth.option, growth.assignment)
         self._growths.append(Resize(growth.added.uid, placement, None, "Grown"))
 
     def in_order(self) -> Iterator[Decision]:
-        """In the order to carry them out."""
+        """The decisions in the order to apply them."""
         yield from self._nominations
         yield from self._preemptions
         for start in self.admissions.values():
@@ -174,7 +171,7 @@ class Decisions:
         yield from self._growths
 
     def to_placement(self, request: QueueRequest, option: int, assignment: GangAssignment) -> Placement:
-        """A fit with the nodes' names."""
+        """An assignment with node names."""
         nodes, shape = self.cache.table.nodes, request.gang_request
         parts = []
         for role, flavor, spread in zip(shape.roles, shape.options[option].flavors, assignment.roles, strict=True):
@@ -199,7 +196,7 @@ class Decisions:
             gang.uid, latest_release(gang, now), now, tiebreak_of(gang.uid), node_usage, request.queue, amounts
         )
         self._allocate(taken)
-        if gang.uid not in self._nominated:  # those come first in any case
+        if gang.uid not in self._nominated:  # nominated gangs always come first
             self.candidates.add_admitted(gang, taken)
         self.admissions[gang.uid] = PlannedAdmission(gang, request, option, extra_pods, placement, taken, behind)
 
@@ -209,7 +206,7 @@ class Decisions:
         return next((i for i, option in enumerate(request.gang_request.options) if option.flavors == flavors), 0)
 
     def _preempt(self, victim: Victim) -> None:
-        """A running gang leaves, or goes on with less."""
+        """Mark what a running gang releases: all of it, or what shrinking frees."""
         stay = victim.gang_usage
         assert stay is not None
         assert stay.release is not None
@@ -221,12 +218,13 @@ class Decisions:
             self.backfill.add_release(replace(stay.release, node_usage=load, amounts=amounts))
 
     def _drop_nomination(self, uid: str) -> list[str]:
-        """Take somebody's hold away; those who leave for it now leave for somebody else."""
+        """Take the nomination of another gang; return its victims that are still running, which the new nomination
+        waits for."""
         held = self.candidates.nominations[uid]
         self.end_nomination(held)
         if (
             uid in self.cache.pending and uid not in self.cache.infeasible
-        ):  # else it backs off, or could not use it anyway
+        ):  # otherwise it is in backoff, or infeasible anyway
             self.unschedulable[uid] = UnschedulableReason(
                 "InsufficientResources", message="its nominated capacity went to a gang ahead of it"
             )

@@ -1,4 +1,4 @@
-"""Gangs that cannot start even if everybody else left, and the word for why a gang waits."""
+"""Gangs that cannot start even in an empty cluster, and the reason why a gang waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.scheduling.request_messages import RequestMessages
 
 @dataclass(frozen=True, slots=True)
 class UnschedulableReason:
-    """Why a gang waits: a code, the option that its sentence is about, and the sentence if it is known already."""
+    """Why a gang waits: reason, the option that its message is about, and the message if known already."""
 
     reason: WaitReason
     option: int = 0
@@ -24,33 +24,33 @@ class UnschedulableReason:
 
 @cache
 def unschedulable_reason(reason: WaitReason, option: int = 0) -> UnschedulableReason:
-    """A refusal whose sentence is made at the end."""
+    """A reason whose message is made at the end of the plan."""
     return UnschedulableReason(reason, option)
 
 
 @dataclass(slots=True)
 class Feasibility:
-    """Which requests can never start, with the sentence that says so; found out once for each, as long as nodes and
-    queues are the same."""
+    """Which requests can never start, and why; cached by request while nodes and queues are the same."""
 
     messages: RequestMessages
     empty_cluster: (
-        FreeCapacity  # with nobody of ours on the nodes, and all of them up; `words.bare` where there are no other pods
+        # capacity without gangs, all nodes up; `messages.allocatable` if there are no unmanaged pods either
+        FreeCapacity
     )
     _reasons: dict[QueueRequest, UnschedulableReason | None] = field(default_factory=dict)
     _fitting_options: dict[GangRequest, tuple[int, ...]] = field(
         default_factory=dict
-    )  # options that the empty cluster holds
-    _blocked_by_unmanaged: set[QueueRequest] = field(default_factory=set)  # what only pods that are not ours keep out
+    )  # options that fit the empty cluster
+    _blocked_by_unmanaged: set[QueueRequest] = field(default_factory=set)  # requests that only unmanaged pods block
 
     def reason(self, request: QueueRequest) -> UnschedulableReason | None:
-        """Why gangs with this request cannot start even if everybody else left; None if they can."""
+        """Why gangs with this request could not start in an empty cluster; None if they could."""
         if request not in self._reasons:
             self._reasons[request] = self._find(request)
         return self._reasons[request]
 
     def is_blocked_by_unmanaged(self, request: QueueRequest) -> bool:
-        """Whether gangs with this request would fit if pods that are not ours left, and not before."""
+        """Whether gangs with this request would fit only if unmanaged pods left."""
         return request in self._blocked_by_unmanaged
 
     def _find(self, request: QueueRequest) -> UnschedulableReason | None:
@@ -74,17 +74,17 @@ class Feasibility:
         return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
 
     def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
-        """The options that a room holds."""
+        """The options that fit a capacity."""
         held = (fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options)
         return tuple(index for index, fit in enumerate(held) if fit)
 
     def _within_quota(self, request: QueueRequest, options: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the options that the queue could ever pay for."""
+        """The options that the queue could ever have quota for."""
         return tuple(index for index in options if self.messages.no_usage.fits(request.queue, request.min_quota[index]))
 
 
 def priority_too_high(tree: QueueTree, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:
-    """A priority above the cap of its queue, or of one above it."""
+    """A priority above the maximum of its queue or of a queue above."""
     cap = tree.priority_caps[request.queue] if request.queue >= 0 else None
     if cap is None or gang.priority <= cap:
         return None

@@ -1,7 +1,7 @@
-"""Which nodes: every pod of a gang or none, inside the required domain, in the tightest place that holds them.
+"""Chooses nodes: for every pod of a gang or none, inside the required domain, as tightly as possible.
 
-Tightest first keeps large holes for large gangs: of the domains that hold what is left, the one with the least room;
-when none does, the roomiest is filled first, so that the gang spans as few domains as can be.
+Tightest first leaves large free blocks for large gangs: of the domains that fit the remaining pods, the one with the
+least free capacity is used; if none does, the one with the most is filled first, so that the gang spans few domains.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RoleAssignment:
 
     @property
     def pods(self) -> int:
-        """How many there are."""
+        """Number of pods."""
         return int(self.counts.sum())
 
     def joined(self, other: RoleAssignment) -> RoleAssignment:
-        """Both together."""
+        """The sum of two assignments."""
         rows, place = np.unique(np.concatenate([self.rows, other.rows]), return_inverse=True)
         counts = np.zeros(len(rows), dtype=np.int64)
         np.add.at(counts, place, np.concatenate([self.counts, other.counts]))
@@ -38,16 +38,16 @@ class RoleAssignment:
 
 
 FixedPods: TypeAlias = Mapping[int, RoleAssignment]
-"""Pods that have their place already, by role."""
+"""Pods that are placed already, by role."""
 
 NO_FIXED_PODS: FixedPods = {}
 
-INSUFFICIENT = np.iinfo(np.int64).max  # of a domain that does not hold what is left: never the tightest
+INSUFFICIENT = np.iinfo(np.int64).max  # sort key of a domain that does not fit the remaining pods
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangAssignment:
-    """A whole gang's place, one spread a role, and what it takes from the nodes."""
+    """The placement of a gang, one assignment per role, and what it takes from the nodes."""
 
     roles: tuple[RoleAssignment, ...]
     node_usage: NodeUsage
@@ -58,8 +58,8 @@ def fit(
 ) -> GangAssignment | None:
     """Nodes for every pod of the gang at these sizes, or None.
 
-    `kept` are pods that have their place already, by role (never more than the sizes): the others join them in the
-    same domain. Their load is not part of the result's, and `view` does not count it as free.
+    `kept` are pods that are placed already, by role (never more than the sizes): the others join them in the same
+    domain. Their usage is not part of the result's, and `view` does not count it as free.
     """
     spreads: dict[int, RoleAssignment] = {}
     taken: NodeUsage | None = None
@@ -76,7 +76,7 @@ def fit(
 
 
 def fits(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: CapacityView) -> bool:
-    """Tell whether there are nodes for every pod of the gang, without choosing them where that is not needed."""
+    """Whether there are nodes for every pod of the gang; does not choose them unless necessary."""
     if len(option.groups) == 1 and len(option.groups[0].pods) == 1:
         group = option.groups[0]
         tier = group.required or 0
@@ -88,7 +88,7 @@ def fits(table: NodeTable, option: FlavorOption, sizes: RoleSizes, view: Capacit
 def _fit_group(
     table: NodeTable, group: PlacementGroup, sizes: RoleSizes, view: CapacityView, fixed: FixedPods
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
-    """Place the roles of one group in one domain, the preferred one if there is room."""
+    """Place the roles of one group in one domain, the preferred level if possible."""
     span = table.flavors[group.flavor]
     there = [fixed.get(role) for role in group.roles]
     more = tuple(size - (0 if old is None else old.pods) for size, old in zip(sizes, there, strict=True))
@@ -113,7 +113,7 @@ def _fit_group(
 
 
 def _candidate_domains(span: FlavorNodes, tier: int, counts: list[Counts], sizes: RoleSizes) -> Iterator[int]:
-    """Domains of a tier that have room for each role, tightest first."""
+    """Domains of a tier that fit each role, tightest first."""
     room = counts[0][tier]
     if len(counts) == 1:
         wide = np.where(
@@ -134,7 +134,7 @@ def _candidate_domains(span: FlavorNodes, tier: int, counts: list[Counts], sizes
 def _fit_domain(
     table: NodeTable, group: PlacementGroup, sizes: RoleSizes, view: CapacityView, tier: int, domain: int
 ) -> tuple[tuple[RoleAssignment, ...], NodeUsage] | None:
-    """Place the roles one after the other in one domain; the largest requests of the first role come first."""
+    """Place the roles one after the other in one domain; those with the largest requests first."""
     span = table.flavors[group.flavor]
     spreads: list[RoleAssignment] = []
     taken: NodeUsage | None = None
@@ -151,12 +151,12 @@ def _fit_domain(
 
 
 def node_usage_of(table: NodeTable, pod: PodClass, assignment: RoleAssignment) -> NodeUsage:
-    """What a spread takes from its nodes."""
+    """What an assignment takes from its nodes."""
     return NodeUsage(assignment.rows, assignment.counts[:, None] * table.to_row(pod.request)[None, :])
 
 
 def pack(span: FlavorNodes, counts: Counts, tier: int, domain: int, pods: int) -> RoleAssignment:
-    """Spread pods inside one domain that has room for them, over as few and as tight domains as can be."""
+    """Place pods inside one domain that fits them, in as few and as tight subdomains as possible."""
     rows: list[IntArray] = []
     taken: list[IntArray] = []
     nodes = len(span.tiers) - 1

@@ -1,6 +1,6 @@
-"""What of a gang matters for where it may go, worked out once for all gangs that are alike.
+"""The part of a gang that matters for scheduling, computed once for all equal gangs.
 
-Two thousand waiting gangs have a few dozen shapes; what is found out about one (it fits nowhere now) holds for all.
+Two thousand pending gangs have a few dozen requests; what is found out about one (it does not fit now) holds for all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from muster.scheduling.nodes import IntArray, NodeRule, NodeTable, node_rule
 T = TypeVar("T")
 
 RoleSizes: TypeAlias = tuple[int, ...]
-"""Pods of each role, in the gang's order."""
+"""Number of pods of each role, in the gang's order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class PlacementGroup:
 
     flavor: str
     roles: tuple[int, ...]
-    pods: tuple[PodClass, ...]  # one a role
+    pods: tuple[PodClass, ...]  # one per role
     required: int | None
     preferred: int | None
 
@@ -39,15 +39,15 @@ class FlavorOption:
     """One way to give every role a flavor."""
 
     groups: tuple[PlacementGroup, ...]
-    flavors: tuple[str, ...]  # one a role
+    flavors: tuple[str, ...]  # one per role
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangRequest:
-    """What a gang needs, apart from its queue. Compared by identity: equal shapes are the same object.
+    """What a gang needs, apart from its queue. Compared by identity: equal requests are the same object.
 
-    A gang's size is told by its step: 0 is the minimum, each step adds one pod to the first elastic role that is not
-    yet full.
+    The size of a gang is its number of extra pods: 0 is the minimum; each extra pod goes to the first elastic role that
+    is not at its maximum.
     """
 
     roles: tuple[Role, ...]
@@ -60,12 +60,12 @@ class GangRequest:
     def of(
         cls, roles: tuple[Role, ...], options: tuple[FlavorOption, ...], rejection: tuple[WaitReason, str] | None = None
     ) -> GangRequest:
-        """The shape of these roles."""
+        """The request of these roles."""
         steps = sum(role.replicas - role.min_replicas for role in roles)
         return cls(roles, options, rejection, steps, tuple(role.min_replicas for role in roles))
 
     def sizes(self, extra_pods: int) -> RoleSizes:
-        """Pods of each role at a step."""
+        """Pods of each role with this many extra pods."""
         if extra_pods == 0:
             return self.min_sizes
         sizes = []
@@ -78,14 +78,14 @@ class GangRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueRequest:
-    """A shape asked for in one queue: the same for all gangs of that shape there."""
+    """A gang request in one queue: shared by all equal gangs there."""
 
     gang_request: GangRequest
     queue: int  # -1: not found
     rejection: tuple[WaitReason, str] | None
     quota_per_pod: tuple[tuple[CellAmounts, ...], ...] = ()  # [option][role] what one pod charges
     min_quota: tuple[CellAmounts, ...] = ()  # [option] what the minimum charges
-    coverable_guarantees: tuple[int, ...] = ()  # [option] bit i: that much is guaranteed to the i-th queue of the path
+    coverable_guarantees: tuple[int, ...] = ()  # [option] bit i: within the guarantee of the i-th queue of the path
 
     def quota_at(self, option: int, sizes: RoleSizes) -> CellAmounts:
         """What the gang charges to its queue at these sizes."""
@@ -98,18 +98,18 @@ class QueueRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestArrays:
-    """Requests of one option each, as arrays, in the order of their numbers."""
+    """Requests of one option each, as arrays, indexed by number."""
 
     index: Mapping[QueueRequest, int]
     queue: IntArray
     amounts: IntArray  # [requests, cells]
-    options: dict[FlavorOption, int]  # each with its number
+    options: dict[FlavorOption, int]  # with the number of each
     option: IntArray  # [requests] number of the option
-    sizes: tuple[tuple[int, ...], ...]  # of each option
+    sizes: tuple[tuple[int, ...], ...]  # per option
 
     @classmethod
     def of(cls, requests: Sequence[QueueRequest], cells: int) -> RequestArrays:
-        """Lay requests out."""
+        """Arrays of these requests."""
         simple = [request for request in requests if len(request.min_quota) == 1 and request.rejection is None]
         amounts = np.zeros((len(simple), cells), dtype=np.int64)
         options: dict[FlavorOption, int] = {}
@@ -131,7 +131,7 @@ class RequestArrays:
         )
 
     def plus(self, other: RequestArrays) -> RequestArrays:
-        """These, and then the others."""
+        """These arrays followed by others."""
         options = dict(self.options)
         sizes = list(self.sizes)
         for option, least in zip(other.options, other.sizes, strict=True):
@@ -151,7 +151,7 @@ class RequestArrays:
 
 @dataclass(slots=True)
 class RequestCache:
-    """Shapes, requests and pod kinds that have been worked out, each once."""
+    """Gang requests, queue requests and pod classes, each computed once."""
 
     table: NodeTable
     tree: QueueTree
@@ -164,11 +164,11 @@ class RequestCache:
     _arrays_cover: int = 0
 
     def __len__(self) -> int:
-        """How many requests are remembered, those of gangs that are long gone included."""
+        """Number of cached requests, including those of gangs that no longer exist."""
         return len(self._queue_requests)
 
     def request(self, gang: Gang) -> QueueRequest:
-        """What a gang asks for in its queue."""
+        """The request of a gang in its queue."""
         queue = self.tree.index.get(gang.queue, -1)
         if queue < 0:
             shape = GangRequest.of(gang.roles, ())
@@ -183,7 +183,7 @@ class RequestCache:
         return request
 
     def as_arrays(self) -> RequestArrays:
-        """All requests that have been worked out, as arrays."""
+        """All cached requests, as arrays."""
         new = tuple(islice(self._queue_requests.values(), self._arrays_cover, None))
         if self._arrays is None or new:
             more = RequestArrays.of(new, len(self.tree.cell_index))
@@ -192,7 +192,7 @@ class RequestCache:
         return self._arrays
 
     def min_usage(self, gang_request: GangRequest, option: int, flavor: str) -> IntArray:
-        """What a shape's minimum takes of one flavor in one of its options, as a row of the node table."""
+        """What the minimum of a request takes of one flavor in one option, as a row of the node table."""
         key = (gang_request.options[option], flavor)
         total = self._min_usage.get(key)
         if total is None:
@@ -203,7 +203,7 @@ class RequestCache:
         return total
 
     def pod_class(self, flavor: FlavorInfo, role: Role, excluded_nodes: frozenset[str]) -> PodClass:
-        """The kind of a role's pods in a flavor."""
+        """The class of a role's pods in a flavor."""
         rule = node_rule(role, flavor, excluded_nodes)
         key = (flavor.name, role.request, rule)
         kind = self._pod_classes.get(key)
@@ -234,13 +234,13 @@ class RequestCache:
         could = tuple(
             sum(1 << i for i, q in enumerate(tree.path[queue]) if all(n <= tree.guaranteed[q][c] for c, n in amounts))
             if any(n for _, n in amounts)
-            else 0  # nothing that it asks for is guaranteed to anybody on its path
+            else 0  # no queue of the path guarantees anything that it requests
             for amounts in least
         )
         return QueueRequest(gang_request, queue, trouble, per_pod, least, could)
 
     def _make_gang_request(self, gang: Gang, queue_flavors: tuple[str, ...]) -> GangRequest:
-        """Every way to give the groups of roles a flavor each, the wishes of the first group varying slowest."""
+        """All combinations of flavors for the groups of roles; the flavors of the first group vary slowest."""
         ways: list[tuple[PlacementGroup, ...]] = [()]
         for roles, topology in _roles_by_domain(gang):
             groups, trouble = self._placement_groups(gang, roles, topology, queue_flavors)
@@ -256,7 +256,7 @@ class RequestCache:
     def _placement_groups(
         self, gang: Gang, roles: Sequence[int], topology: Topology, queue_flavors: tuple[str, ...]
     ) -> tuple[list[PlacementGroup], tuple[WaitReason, str] | None]:
-        """The flavors that one group of roles may go to, in order, or why there are none."""
+        """The flavors that one group of roles may use, in order, or why there are none."""
         wishes = [gang.roles[i].flavors or gang.flavors or queue_flavors for i in roles]
         wanted = [flavor for flavor in wishes[0] if all(flavor in wish for wish in wishes)]
         known = [self.flavors[flavor] for flavor in wanted if flavor in queue_flavors and flavor in self.flavors]
@@ -277,16 +277,16 @@ class RequestCache:
                 None if level is None else span.tier(level) for level in (topology.required, topology.preferred)
             )
             if required is not None and preferred is not None and preferred <= required:
-                preferred = None  # the required domain lies inside of it anyway
+                preferred = None  # the required domain is inside the preferred one anyway
             pods = tuple(self.pod_class(flavor, gang.roles[i], gang.excluded_nodes) for i in roles)
             groups.append(PlacementGroup(flavor.name, tuple(roles), pods, required, preferred))
         return groups, None
 
 
 def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
-    """Roles that share a domain: all those without a topology of their own; each other role is by itself.
+    """Roles that share a domain: all roles without a topology of their own; each other role is alone.
 
-    Without a required level nothing has to be shared, so roles that wish for different flavors stay apart.
+    Without a required level no domain has to be shared, so roles with different flavors are separate.
     """
     shared = gang.topology or Topology()
     together: dict[object, list[int]] = {}
@@ -297,10 +297,8 @@ def _roles_by_domain(gang: Gang) -> list[tuple[tuple[int, ...], Topology]]:
 
 
 def largest_feasible(limit: int, attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
-    """The largest step from 0 up to `steps` that an attempt succeeds for, and its result.
-
-    What succeeds for one step has to succeed for the smaller ones too.
-    """
+    """The largest number of extra pods up to `steps` for which an attempt succeeds, and its result. An attempt that
+    succeeds must succeed for all smaller numbers."""
     found = attempt(limit)
     if found is not None:
         return limit, found

@@ -1,8 +1,8 @@
-"""Elastic gangs that run below their full size take up room that nobody who waits could use.
+"""Grows elastic gangs below their full size into capacity that no waiting gang can use.
 
-Growing costs the gang a checkpoint and a restart, so it happens at most every ten minutes; and never into room that
-would have to be given back at once: of a flavor that a gang within its guarantee waits for, or one of the same leaf.
-Reserved room is left alone as well.
+Growing costs the gang a checkpoint and a restart, so it happens at most every ten minutes, and never into capacity that
+would be reclaimed at once: a flavor that a gang within its guarantee waits for, or that a gang of the same leaf waits
+for. Reserved capacity is not used either.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Growth:
     gang_usage: GangUsage
     request: QueueRequest
     option: int
-    assignment: GangAssignment  # the whole gang's places, the load of the new pods only
+    assignment: GangAssignment  # placement of the whole gang, usage of the new pods only
     added: ExpectedRelease  # what it takes in addition
 
 
 @dataclass(slots=True)
 class ContendedFlavors:
-    """Room that somebody waits for who could take it back from an elastic gang; found out when first asked."""
+    """Flavors that waiting gangs could reclaim from an elastic gang; computed at the first use."""
 
     cache: PlannerCache
     ledger: Ledger
@@ -46,7 +46,7 @@ class ContendedFlavors:
     )  # (queue, flavor) that gangs of that leaf wait for
 
     def is_contended(self, queue: int, flavors: Iterable[str]) -> bool:
-        """Tell whether a gang of this queue should not take more of these flavors than it is entitled to."""
+        """Whether a gang of this queue must not take more of these flavors than it is guaranteed."""
         if self._flavors is None:
             self._flavors = self._find()
         return any(flavor in self._flavors or (queue, flavor) in self._flavors_by_queue for flavor in flavors)
@@ -74,10 +74,8 @@ def find_growths(
     contended: ContendedFlavors,
     preempting: Collection[str],
 ) -> Iterator[Growth]:
-    """One growth after the other; the caller takes the room of each before it asks for the next.
-
-    `safe` are uids that have been asked to leave or shrink.
-    """
+    """Growths one by one; the caller allocates each before it asks for the next. `safe` are uids that are being evicted
+    or shrunk."""
     candidates = [
         stay
         for uid, stay in cache.running.items()
@@ -109,7 +107,7 @@ def _find_growth(
     kept = placed_pods(cache, gang, gang_usage.running.placement)
     now = tuple(kept[role].pods if role in kept else 0 for role in range(len(gang.roles)))
     if request.rejection is not None or sum(now) != sum(part.replicas for part in gang_usage.running.placement):
-        return None  # its queue admits nothing, or one of its nodes is gone
+        return None  # its queue is inactive, or one of its nodes is gone
     flavor_of = {part.role: part.flavor for part in gang_usage.running.placement}
     flavors = tuple(flavor_of.get(role.name, "") for role in gang.roles)
     option = next((i for i, option in enumerate(shape.options) if option.flavors == flavors), None)

@@ -1,11 +1,10 @@
-"""Which guarantees a gang may count on.
+"""Which guarantees a gang is eligible for.
 
-It is within the guarantee of a queue on its path when what is charged there and its own request stay below it. But a
-gang is not within a guarantee that another one waits for which comes first in the same leaf and would fit it once
-others of the leaf have ended: else small gangs, each within what is left of the guarantee, would pass a large one for
-ever, or reclaim room for themselves while it waits. A gang ahead that must borrow in any case hides nobody.
-
-Who is leaving already no longer counts: what they held is what others may count on.
+A gang is within the guarantee of a queue on its path if the queue's usage plus the gang's request stay below it. But it
+is not eligible for a guarantee that a gang ahead of it in the same leaf waits for and would fit once other gangs of the
+leaf have ended: otherwise small gangs, each within what is left of the guarantee, would pass a large one forever, or
+reclaim capacity while it waits. A gang ahead that must borrow in any case does not block smaller gangs behind it.
+Terminating gangs do not count: others may use their guarantee.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.ledger import Ledger
 
 CoveredGuarantees: TypeAlias = tuple[int, ...]
-"""One number an option: bit `i` is set when a gang is within the guarantee of the `i`-th queue of its path."""
+"""One number per option: bit `i` is set if the gang is within the guarantee of the `i`-th queue of its path."""
 
 
 @dataclass(slots=True)
 class GuaranteeEligibility:
-    """The guarantees that gangs are within, as charges stand while a plan goes down the line."""
+    """The guarantees that gangs are within, with the usage at this point of the plan."""
 
     ledger: Ledger
     _amounts_ahead: dict[int, list[dict[int, int]]] = field(
         default_factory=dict
-    )  # by leaf and place on its path, by cell
-    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added up in `_ahead`
-    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: how often it was added up
+    )  # by leaf and position on its path, by cell
+    _not_counted: dict[int, list[QueueRequest]] = field(default_factory=dict)  # by leaf; not yet added to `_ahead`
+    _leaf_versions: dict[int, int] = field(default_factory=dict)  # by leaf: number of updates
     _cached: dict[QueueRequest, tuple[int, int, CoveredGuarantees]] = field(default_factory=dict)
 
     def covered(self, request: QueueRequest) -> CoveredGuarantees:
@@ -52,7 +51,7 @@ class GuaranteeEligibility:
         more = False
         for request in self._not_counted.pop(leaf):
             if not any(request.coverable_guarantees):
-                continue  # it has to borrow from everybody: nobody's guarantee is for it
+                continue  # it must borrow in any case: it uses nobody's guarantee
             more = True
             for place, taken in enumerate(ahead):
                 for could, least in zip(request.coverable_guarantees, request.min_quota, strict=True):

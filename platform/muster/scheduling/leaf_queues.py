@@ -1,8 +1,5 @@
-"""Who waits in each leaf, in the order inside it.
-
-That depends on nothing but who waits there, so it is carried over from plan to plan: only a leaf in which somebody came
-or went is put in order again.
-"""
+"""Pending gangs of each leaf queue, in order. The order depends on the pending gangs only, so it is carried over from
+plan to plan; only leaves with changes are sorted again."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ LeafOrder: TypeAlias = tuple[int, float, str]
 """Priority high to low, first submit time, uid: the order inside a leaf."""
 
 INSERT_LIMIT = 16
-"""So many who come are put in their places one by one; more are sorted."""
+"""Up to this many new gangs are inserted one by one; more are sorted."""
 
 
 class PendingGang(NamedTuple):
-    """A gang that waits, what it asks for, and its place in the order of its leaf."""
+    """A pending gang, its request, and its position in the order of its leaf."""
 
     gang: Gang
     request: QueueRequest
@@ -31,7 +28,7 @@ class PendingGang(NamedTuple):
 
     @classmethod
     def of(cls, gang: Gang, request: QueueRequest) -> PendingGang:
-        """A gang that waits."""
+        """The entry of a pending gang."""
         return cls(gang, request, (-gang.priority, gang.submitted_at, gang.uid))
 
 
@@ -40,15 +37,15 @@ BY_LEAF_ORDER = attrgetter("order")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafQueue:
-    """Everyone who waits in one leaf, the next one first, and the same in two parts: `borrowers` ask for more than the
-    leaf's whole guarantee in every option, the `entitled` do not. Never changed."""
+    """Pending gangs of one leaf, the next one first, and the same in two parts: `borrowers` request more than the
+    leaf's whole guarantee in every option, `entitled` do not. Immutable."""
 
     pending: list[PendingGang]
     entitled: list[PendingGang]
     borrowers: list[PendingGang]
 
     def updated(self, removed: Collection[str], added: Iterable[PendingGang]) -> LeafQueue:
-        """Without those whose uids are gone, and with those who have come."""
+        """Without the gangs of these uids, and with new ones."""
         parts: tuple[list[PendingGang], list[PendingGang]] = ([], [])
         for waiting in added:
             parts[any(option & 1 for option in waiting.request.coverable_guarantees)].append(waiting)
@@ -65,8 +62,8 @@ EMPTY_LEAF = LeafQueue([], [], [])
 def update_leaves(
     leaves: Mapping[int, LeafQueue], removed: Iterable[PendingGang], added: Iterable[PendingGang]
 ) -> dict[int, LeafQueue]:
-    """The leaves with somebody in them, by queue, once some are gone and others have come. Gangs whose queue does not
-    exist are in none."""
+    """The leaves that have pending gangs, by queue, after some left and others came. Gangs of queues that do not exist
+    are in none."""
     changes: dict[int, tuple[set[str], list[PendingGang]]] = {}
     for waiting in removed:
         changes.setdefault(waiting.request.queue, (set(), []))[0].add(waiting.gang.uid)

@@ -1,7 +1,7 @@
-"""The scratch copy that a plan writes on: room on nodes and charges of queues, now, once the leaving have left, and at
-the times for which something is promised.
+"""Capacity and quota usage as a plan changes them: now, once terminating gangs are gone, and at the times of
+reservations.
 
-What may turn out wrong is done inside a trial: unless it is kept, everything is put back as it was.
+Tentative changes are made inside a trial, which undoes them unless it is committed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from muster.scheduling.releases import ExpectedRelease
 
 @dataclass(slots=True)
 class Trial:
-    """Changes of a ledger that are undone at its end unless it is kept."""
+    """Changes that are undone at its end unless it is committed."""
 
     committed: bool = False
 
     def commit(self) -> None:
-        """Let the changes stand."""
+        """Keep the changes."""
         self.committed = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedCapacity:
-    """Room that is left beside a reservation at its time, when everyone up to and including `last` has left."""
+    """Capacity left beside a reservation at its time, when all releases up to and including `last` have happened."""
 
     remaining: FreeCapacity
     last_release: tuple[float, float, int]
@@ -38,7 +38,7 @@ class ReservedCapacity:
 
 @dataclass(slots=True)
 class Ledger:
-    """Room and charges while a plan is made. `version` counts the changes that stand."""
+    """Capacity and quota usage while a plan is made. `version` counts the committed changes."""
 
     free_now: FreeCapacity
     free_later: FreeCapacity
@@ -56,24 +56,24 @@ class Ledger:
         return cls(cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork())
 
     def allocate(self, release: ExpectedRelease) -> None:
-        """A gang gets room and is charged for it, from now until its departure."""
+        """A gang takes capacity and quota, from now until its release."""
         self._record(release, -1, now=True)
 
     def deallocate(self, release: ExpectedRelease) -> None:
-        """The opposite of `take`."""
+        """The opposite of `allocate`."""
         self._record(release, 1, now=True)
 
     def mark_releasing(self, release: ExpectedRelease) -> None:
-        """A running gang is told to leave, or to give up a part: that is free later, not now."""
+        """A running gang is evicted or shrunk: what it gives up is free later, not now."""
         self._record(release, 1, now=False)
 
     def unmark_releasing(self, release: ExpectedRelease) -> None:
-        """The opposite of `dismiss`."""
+        """The opposite of `mark_releasing`."""
         self._record(release, -1, now=False)
 
     @contextmanager
     def trial(self) -> Iterator[Trial]:
-        """Changes within the block are put back at its end, unless the trial is kept. Trials nest."""
+        """Undo the changes of the block at its end, unless the trial is committed. Trials nest."""
         mark = len(self._undo)
         trial = Trial()
         self._trials += 1

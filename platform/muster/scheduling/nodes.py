@@ -1,8 +1,8 @@
 """The nodes of a snapshot as arrays.
 
-A plan asks the same questions of ten thousand nodes again and again: how many of these pods fit here, in this rack, in
-this block. So the nodes are sorted by flavor and domain once; then every domain is a contiguous run of rows, and a
-question is one array operation instead of a loop.
+A plan asks the same question for ten thousand nodes again and again: how many of these pods fit this node, rack or
+block. Nodes are sorted by flavor and domain once, so every domain is a contiguous range of rows and a question is one
+array operation.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ObjectArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tier:
-    """All domains of one width in one flavor, in row order.
+    """All domains of one topology level in one flavor, in row order.
 
-    The widest tier is the flavor itself (one domain), the narrowest are its nodes; the flavor's topology levels lie
+    The widest tier is the flavor itself (one domain), the narrowest its nodes; the flavor's topology levels lie
     between. Domain `d` consists of the domains `first[d]:first[d + 1]` of the next tier and of the flavor's nodes
-    `first_node[d]:first_node[d + 1]`. A domain without a name gathers nodes that lack the level's label; nothing can
-    be required to lie in it.
+    `first_node[d]:first_node[d + 1]`. A domain without a name has the nodes that lack the level's label; it can never
+    be a required domain.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlavorNodes:
-    """The rows `start:stop` of the node table: one flavor's nodes, and the tiers they form, widest first."""
+    """The rows `start:stop` of the node table: one flavor's nodes, and their tiers, widest first."""
 
     flavor: FlavorInfo
     start: int
@@ -50,7 +50,7 @@ class FlavorNodes:
     tiers: tuple[Tier, ...]
 
     def tier(self, level: str) -> int | None:
-        """Index of the tier of a topology level; None when the flavor has no such level."""
+        """Index of the tier of a topology level; None if the flavor does not have the level."""
         return 1 + self.flavor.levels.index(level) if level in self.flavor.levels else None
 
 
@@ -62,12 +62,12 @@ class NodeTable:
     row_of: dict[str, int]
     columns: dict[str, int]
     flavors: dict[str, FlavorNodes]
-    usable: IntArray  # [rows, columns] what our pods may use: allocatable minus foreign
-    allocatable: IntArray  # [rows, columns] allocatable; the same object as `empty` where no foreign pods are
-    schedulable: BoolArray  # [rows] schedulable, and not to be avoided by everyone
+    usable: IntArray  # [rows, columns] what gangs may use: allocatable minus unmanaged usage
+    allocatable: IntArray  # [rows, columns] allocatable; the same object as above if there are no unmanaged pods
+    schedulable: BoolArray  # [rows] schedulable, and not excluded for all gangs
 
     def to_row(self, resources: Resources) -> IntArray:
-        """Resources as a row of the table; what no node has is left out."""
+        """Resources as a row of the table, without those that no node has."""
         row = np.zeros(len(self.columns), dtype=np.int64)
         for name, amount in resources:
             if name in self.columns:
@@ -76,8 +76,8 @@ class NodeTable:
 
 
 def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], excluded_nodes: frozenset[str]) -> NodeTable:
-    """Sort the nodes by flavor and domain, and lay their amounts out in columns. Nodes without a flavor are left out:
-    nothing is ever placed there."""
+    """Sort the nodes by flavor and domain and put their amounts into columns. Nodes without a flavor are left out: no
+    gang is placed there."""
     known = {flavor.name: flavor for flavor in flavors}
     rows = sorted((n for n in nodes if n.flavor in known), key=lambda n: (n.flavor or "", n.domains, n.name))
     columns = {name: i for i, name in enumerate(sorted({name for n in rows for name, _ in n.allocatable}))}
@@ -101,7 +101,7 @@ def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], exclude
 
 
 def _amounts(resources: list[Resources], columns: dict[str, int]) -> IntArray:
-    """One row per entry; equal entries are laid out once, for nodes of a kind have the same amounts."""
+    """One row per entry; equal entries are converted once."""
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(resources))}
     table = np.zeros((max(1, len(kinds)), len(columns)), dtype=np.int64)
     for kind, i in kinds.items():
@@ -144,7 +144,7 @@ def _tiers(flavor: FlavorInfo, nodes: list[NodeInfo]) -> tuple[Tier, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """Which nodes a pod accepts, apart from their room."""
+    """Which nodes a pod accepts, capacity aside."""
 
     node_selector: tuple[tuple[str, str], ...]
     affinity: tuple[tuple[MatchExpression, ...], ...]
@@ -152,7 +152,7 @@ class NodeRule:
     excluded_nodes: frozenset[str]
 
     def accepts(self, nodes: Sequence[NodeInfo]) -> BoolArray:
-        """For each node: do taints, selector and affinity let the pod in? `avoid` is not looked at."""
+        """For each node: whether taints, selector and affinity accept it. `excluded_nodes` are not considered."""
         verdicts: dict[tuple[NodeTaint, ...], bool] = {}
         answer = np.ones(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
@@ -173,7 +173,7 @@ def node_rule(role: Role, flavor: FlavorInfo, excluded_nodes: frozenset[str]) ->
 
 
 def _tolerated(taint: NodeTaint, tolerations: tuple[NodeToleration, ...]) -> bool:
-    """Kubernetes' rule; a PreferNoSchedule taint keeps nobody off."""
+    """Kubernetes' rule; a PreferNoSchedule taint does not exclude a node."""
     if taint.effect == "PreferNoSchedule":
         return True
     return any(
@@ -185,7 +185,7 @@ def _tolerated(taint: NodeTaint, tolerations: tuple[NodeToleration, ...]) -> boo
 
 
 def _matches(node: NodeInfo, line: MatchExpression) -> bool:
-    """One line of a node selector term; the key `metadata.name` stands for the node's name (matchFields)."""
+    """One match expression; the key `metadata.name` is the node's name (matchFields)."""
     value = node.name if line.key == "metadata.name" else node.labels.get(line.key)
     match line.operator:
         case "In":

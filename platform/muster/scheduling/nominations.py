@@ -1,7 +1,7 @@
-"""Room that was promised durably: freed by eviction, or kept across a restart, for one gang.
+"""Capacity nominated for one gang: freed by preemption, or retained across a restart.
 
-A hold is charged like a running gang until its gang starts on it. Its placement is fitted again first, for nodes may
-have been lost since; a hold that covers a part of the gang is completed beside that part, in the same domain.
+A nomination is charged like a running gang until its gang is admitted. Its placement is validated first, since nodes
+may have been lost; a nomination for a part of the gang is completed with further pods in the same domain.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from muster.scheduling.releases import ExpectedRelease, latest_release, tiebreak
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveNomination:
-    """A hold that counts, with what it takes and charges until its gang is gone at the latest."""
+    """A valid nomination, with what it takes and charges until its gang's latest release."""
 
     gang: Gang
     request: QueueRequest
     nomination: Nomination
     release: ExpectedRelease
-    covers_minimum: bool  # does it cover the gang's minimum?
-    node_count: int  # how many it is on
-    nodes_valid: bool  # do all its nodes exist and take its pods, resources aside?
+    covers_minimum: bool  # whether it covers the gang's minimum
+    node_count: int  # number of its nodes
+    nodes_valid: bool  # whether all its nodes exist and accept its pods, capacity aside
 
 
 def active_nominations(cache: PlannerCache) -> Iterator[ActiveNomination]:
-    """The holds that count: not expired, of gangs that wait, restart or back off."""
+    """The valid nominations: not expired, of gangs that are pending, restarting or in backoff."""
     for hold in cache.snapshot.nominations:
         if hold.expires_at > cache.snapshot.now and (gang := _nominated_gang(cache, hold)) is not None:
             request = (
@@ -67,7 +67,7 @@ def _active_nomination(
 
 
 def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
-    """The gang of a hold; None when it runs (its hold is over) or is not known."""
+    """The gang of a nomination; None when it is running (the nomination is over) or unknown."""
     if nomination.gang_uid in cache.pending:
         return cache.pending[nomination.gang_uid].gang
     stay = cache.running.get(nomination.gang_uid)
@@ -77,7 +77,7 @@ def _nominated_gang(cache: PlannerCache, nomination: Nomination) -> Gang | None:
 
 
 def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
-    """Tell whether the whole gang fits where its room is held, with this room and these charges."""
+    """Whether the whole gang fits its nominated placement, with this capacity and quota usage."""
     return (
         active.covers_minimum
         and _has_capacity(cache, active, capacity)
@@ -88,7 +88,7 @@ def nomination_fits(cache: PlannerCache, active: ActiveNomination, capacity: Fre
 def fits_while_reserved(
     cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage
 ) -> bool:
-    """`stands`, of a hold that is set aside: what is left beside it is not overdrawn, neither room nor quota."""
+    """Whether capacity and quota that already include this nomination are not overdrawn."""
     if (
         not active.covers_minimum
         or not _nodes_usable(cache, active)
@@ -101,10 +101,8 @@ def fits_while_reserved(
 def complete_placement(
     cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity, usage: QuotaUsage
 ) -> tuple[int, GangAssignment, CellAmounts] | None:
-    """A gang at its minimum, for a hold of only a part of it: pods where room is held, and the others beside them.
-
-    The option, the places (with the load of all pods), and what it charges; None if the others find no room.
-    """
+    """Complete the nomination of a part of a gang to its minimum: option, placement (with the load of all pods) and
+    quota; None if the other pods do not fit."""
     if active.covers_minimum or not len(active.release.node_usage.rows) or not _has_capacity(cache, active, capacity):
         return None
     shape = active.request.gang_request
@@ -123,7 +121,7 @@ def complete_placement(
 
 
 def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedPods:
-    """A placement as spreads by role; pods on nodes that no longer exist are left out."""
+    """A placement as assignments by role, without pods on nodes that no longer exist."""
     index = {role.name: i for i, role in enumerate(gang.roles)}
     kept: dict[int, RoleAssignment] = {}
     for part in placement:
@@ -139,7 +137,7 @@ def placed_pods(cache: PlannerCache, gang: Gang, placement: Placement) -> FixedP
 
 
 def _has_capacity(cache: PlannerCache, active: ActiveNomination, capacity: FreeCapacity) -> bool:
-    """Tell whether the held pods fit where they are held: all nodes are there, up, and have the room."""
+    """Whether all nominated nodes exist, are schedulable and have the capacity."""
     load = active.release.node_usage
     return _nodes_usable(cache, active) and bool((capacity.free[load.rows] >= load.amounts).all())
 
@@ -149,7 +147,7 @@ def _nodes_usable(cache: PlannerCache, active: ActiveNomination) -> bool:
 
 
 def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
-    """What a gang with a hold waits for, as a sentence."""
+    """What a nominated gang waits for, as a sentence."""
     stays = cache.running
     victims = [
         stays[uid].running.gang.name for uid in active.nomination.victims if uid in stays and not stays[uid].is_admitted
@@ -159,5 +157,5 @@ def waiting_message(cache: PlannerCache, active: ActiveNomination) -> str:
 
 
 def join_names(names: list[str]) -> str:
-    """A few names, and how many more there are."""
+    """Up to three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

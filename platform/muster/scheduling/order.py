@@ -1,12 +1,14 @@
-"""Who goes next.
+"""The order in which gangs are scheduled.
 
-Between queues, at each level of the tree: whose next gang is within its leaf's guarantee, then whose next gang is
-within the guarantee of the child at this level, then the smallest share of decayed usage, then the name. In a leaf:
-priority high to low, first submit time, uid; but a gang that is larger than the leaf's whole guarantee and hence must
-borrow in any case does not hide those behind it that are within it: a borrower of another queue would start, and they
-would reclaim from it at once. A gang counts by the best of its flavors until it turns out in which one it would be
-placed; if it is entitled to less there, its turn comes later. Shares and guarantees shift while a plan places gangs, so
-the tree is a tree of heaps: only the path of the gang just decided is ordered again.
+Between queues, at each level of the tree: first the queue whose next gang is within its leaf's guarantee, then whose
+next gang is within the guarantee of the child at this level, then the smallest share of decayed usage, then the name.
+In a leaf: priority high to low, first submit time, uid; but a gang larger than the leaf's whole guarantee, which must
+borrow in any case, does not block gangs behind it that are within the guarantee: otherwise a borrower of another queue
+would start, and they would reclaim from it at once.
+
+A gang counts by the best of its flavors until it is known in which one it would be placed; if it has a lower rank
+there, its turn comes later. Shares and guarantees change with each admission, so the tree is a tree of heaps: only the
+path of the last gang is sorted again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from muster.scheduling.leaf_queues import BY_LEAF_ORDER, LeafOrder, LeafQueue, P
 from muster.scheduling.policy import Policy
 
 SHARE_TICK_S = 60.0
-"""A gang placed by a plan counts at once with so many seconds of its request: one share tick."""
+"""An admitted gang counts at once with its request times this many seconds: one share tick."""
 
 
 SkipRejected: TypeAlias = Callable[[list[PendingGang], LeafOrder | None], bool]
@@ -37,12 +39,12 @@ class QueueOrder(Protocol):
     def __iter__(self) -> Iterator[PendingGang]: ...
 
     def on_admitted(self, queue: int, amounts: CellAmounts) -> None:
-        """The gang that was last handed out got room."""
+        """The last gang was admitted."""
         ...
 
     def postpone(self, gang: Gang, request: QueueRequest, option: int) -> bool:
-        """Tell whether the gang that was last handed out comes too early to be placed in this option: then it comes
-        again, in the turn of a gang of that option."""
+        """Whether it is too early to place the last gang in this option; if so it comes again, in the turn of a gang of
+        that option."""
         ...
 
 
@@ -54,11 +56,10 @@ def queue_order(
     policy: Policy,
     skip_rejected: SkipRejected,
 ) -> QueueOrder:
-    """The line that a policy asks for, of all who wait but those whose uids are `spoken` of already.
+    """The queue order of a policy, of all pending gangs without those already decided (`spoken`).
 
-    `pass_over` refuses, at the end of a list of gangs and up to a place in the order, those of whose turns nothing
-    would come, and tells whether it ended at one whose turn matters: in a fair line they go together with the one
-    before them.
+    `pass_over` rejects gangs at the end of a list, up to a position, whose turns would have no effect, and returns
+    whether it ended at one whose turn has: in a fair order they go together with the gang before them.
     """
     if policy.order == "fair":
         return FairShareOrder(leaves, decided, guarantees, shares, skip_rejected)
@@ -69,7 +70,7 @@ def queue_order(
 
 
 class StaticOrder:
-    """An order that does not change while a plan is made."""
+    """An order that does not change during a plan."""
 
     def __init__(self, waiting: list[PendingGang]) -> None:
         self._waiting = waiting
@@ -78,7 +79,7 @@ class StaticOrder:
         return iter(self._waiting)
 
     def on_admitted(self, queue: int, amounts: CellAmounts) -> None:
-        """Nothing shifts."""
+        """No effect."""
 
     def postpone(self, gang: Gang, request: QueueRequest, option: int) -> bool:
         """Never: options make no difference."""
@@ -106,11 +107,11 @@ class FairShareOrder:
             borrowers = [waiting for waiting in reversed(leaf.borrowers) if waiting.gang.uid not in decided]
             if entitled or borrowers:
                 self._leaves[queue] = _Leaf(entitled, borrowers)
-        self._last_admitted = False  # did the last gang handed out get room?
-        self._last_postponed = False  # was it postponed?
-        self._postponed_option: dict[str, int] = {}  # in which gangs that were postponed would be placed, by uid
+        self._last_admitted = False  # whether the last gang was admitted
+        self._last_postponed = False  # whether it was postponed
+        self._postponed_option: dict[str, int] = {}  # the option in which a postponed gang would be placed, by uid
         self._heaps: dict[int, list[tuple[tuple[int, float, str], int]]] = {}
-        inside: dict[int, set[int]] = {-1: set()}  # queues with somebody below, by the queue above; -1: above the roots
+        inside: dict[int, set[int]] = {-1: set()}  # queues with pending gangs, by parent; -1: the roots
         for queue in self._leaves:
             for child, above in pairwise((*tree.path[queue], -1)):
                 inside.setdefault(above, set()).add(child)
@@ -132,30 +133,28 @@ class FairShareOrder:
                 entries = self._next(leaf)
                 waiting = entries.pop()
                 yield waiting
-                if (
-                    self._last_postponed
-                ):  # its leaf waits with it: who comes behind it would use up what it is entitled to
+                if self._last_postponed:  # its leaf waits with it: gangs behind it would use up its guarantee
                     entries.append(waiting)
                     self._last_postponed = False
                 self._skip(leaf)
             self._reorder(queue)
 
     def _skip(self, leaf: _Leaf) -> None:
-        """Pass over those next in a leaf of whose turns nothing would come."""
+        """Skip the next gangs of a leaf whose turns would have no effect."""
         while entries := self._next(leaf):
             limit = None
-            if leaf.entitled and leaf.borrowers:  # as far as the other list need not be looked at
+            if leaf.entitled and leaf.borrowers:  # only up to where the other list matters
                 limit = max(leaf.entitled[-1].order, leaf.borrowers[-1].order)
             if self._skip_rejected(entries, limit):
                 return
 
     def on_admitted(self, queue: int, amounts: CellAmounts) -> None:
-        """Count the gang that was last handed out towards the shares of its queues."""
+        """Add the last gang to the shares of its queues."""
         self._shares.add(queue, amounts, SHARE_TICK_S)
         self._last_admitted = True
 
     def postpone(self, gang: Gang, request: QueueRequest, option: int) -> bool:
-        """It was handed out for the best of its options; is it entitled to less in this one, at some level?"""
+        """Whether the last gang, which had its turn for its best option, has a lower rank in this one at some level."""
         if len(request.gang_request.options) == 1 or option <= self._postponed_option.get(gang.uid, -1):
             return False
         turn, placed = self._covered(gang, request), (self._guarantees.covered(request)[option],)
@@ -169,7 +168,7 @@ class FairShareOrder:
         return True
 
     def _reorder(self, leaf: int) -> None:
-        """Give the path of a leaf, which is at the top of every heap, its new place."""
+        """Update the position of a leaf's path, which is at the top of every heap."""
         child = leaf
         for above in (*self._tree.path[leaf][1:], -1):
             heap = self._heaps[above]
@@ -180,7 +179,7 @@ class FairShareOrder:
             elif key != heap[0][0]:
                 heapreplace(heap, (key, child))
             elif child == leaf and not self._last_admitted and key[0] == 0:
-                return  # the leaf's next gang is within its guarantee like the last one: nothing changes above
+                return  # the leaf's next gang is within its guarantee like the last one: no change above
             child = above
         self._last_admitted = False
 
@@ -196,7 +195,7 @@ class FairShareOrder:
         return entries[-1] if entries else None
 
     def _next(self, leaf: _Leaf) -> list[PendingGang]:
-        """The list whose last gang comes next."""
+        """The list whose last gang is next."""
         if not leaf.borrowers or not leaf.entitled:
             return leaf.entitled or leaf.borrowers
         first = leaf.entitled[-1]
@@ -205,7 +204,7 @@ class FairShareOrder:
         return leaf.borrowers if _guarantee_order(self._covered(first.gang, first.request), 0) else leaf.entitled
 
     def _covered(self, gang: Gang, request: QueueRequest) -> CoveredGuarantees:
-        """The guarantees that a gang is within: in each of its options, or in the one it was postponed for."""
+        """The guarantees that a gang is within: in each option, or in the one it was postponed for."""
         within = self._guarantees.covered(request)
         if gang.uid not in self._postponed_option:
             return within
@@ -218,7 +217,8 @@ class FairShareOrder:
 
 
 def _guarantee_order(covered: CoveredGuarantees, place: int) -> int:
-    """The best of some options: 0 within the leaf's guarantee, 1 within that of the queue at this place of the path."""
+    """The best rank of some options: 0 within the leaf's guarantee, 1 within that of the queue at this position of the
+    path."""
     rank = 2
     for option in covered:
         if option & 1:
@@ -249,7 +249,7 @@ class FairShares:
                 self._add(queue, cell, entry.resource_seconds)
 
     def add(self, queue: int, amounts: CellAmounts, seconds: float) -> None:
-        """Count amounts used for so long."""
+        """Add amounts used for this many seconds."""
         for cell, amount in amounts:
             self._add(queue, cell, amount * seconds)
 

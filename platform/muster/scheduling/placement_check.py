@@ -1,8 +1,7 @@
-"""May the pods of a placement still start where they are placed, resources aside?
+"""Whether the pods of a placement may still start on its nodes, capacity aside.
 
-A placement is decided once and used later: by a gang whose pods are created after a crash or a restart's backoff, and
-by one for which it was held. Meanwhile nodes are cordoned, tainted, relabelled, lost. This asks what placing asks, by
-the same rules (`NodeRule`).
+A placement is decided once and used later: when pods are created after a crash or a restart backoff, or for a
+nomination. Meanwhile nodes may be cordoned, tainted, relabelled or lost. The rules are those of placing (`NodeRule`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ def placement_error(
     flavors: Mapping[str, FlavorInfo],
     excluded_nodes: frozenset[str] = frozenset(),
 ) -> str:
-    """Why not, as a sentence; empty where they may. `placement` may be a part of the gang's; `nodes` and `flavors` are
-    by name, and `avoid` are nodes that every gang avoids. Nodes that are not among `nodes` are passed over."""
+    """Why not, as a sentence; "" if they may. `placement` may be a part of the gang's; `nodes` and `flavors` are by
+    name; `excluded_nodes` are excluded for all gangs. Nodes that are not in `nodes` are skipped."""
     roles = {role.name: role for role in gang.roles}
-    domains: dict[tuple[str | None, str], str] = {}  # by the role that is alone in its domain, and flavor
+    domains: dict[tuple[str | None, str], str] = {}  # by the role that has a domain of its own, and flavor
     for part in placement:
         role, flavor = roles.get(part.role), flavors.get(part.flavor)
         if role is None:
@@ -52,7 +51,7 @@ def placement_error(
 
 
 def _required_level(gang: Gang, role: Role, flavor: FlavorInfo) -> int | None:
-    """The index of the topology level that its pods have to share."""
+    """The index of the topology level that its pods must share."""
     topology = gang.topology if role.topology is None else role.topology
     if topology is None or topology.required not in flavor.levels:
         return None

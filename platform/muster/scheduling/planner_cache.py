@@ -1,8 +1,7 @@
-"""What a plan works out about a snapshot, kept for the next plan.
+"""What a plan derives from a snapshot, kept for the next plan: node arrays, free capacity, quota usage, requests.
 
-A memo holds no decision, only cache: arrays of nodes, free room, charges, shapes. Each is a function of the objects it
-was worked out from, so it is carried over where those objects are the same ones, and brought up to date where few
-changed. That is why a plan with a memo equals the plan without.
+It holds no decision. Each value is a function of the objects it was derived from: it is carried over while those
+objects are identical, and updated where few changed. So a plan with a cache equals the plan without one.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STALE_REQUESTS_ALLOWED = 256
-"""So many requests more than twice the gangs that are there are remembered: with more, everything is worked out anew,
-for every plan looks at all of them."""
+"""The cache is rebuilt once it remembers this many requests beyond twice the number of gangs, since every plan
+processes all of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangUsage:
-    """A running gang: what it takes from the nodes, and what it charges to its queue (-1: its queue is gone).
+    """A running gang: what it takes from nodes, and what it charges to its queue (-1: the queue was deleted).
 
-    `later` is the same once those who are leaving have left: all of it when the gang stays, what it goes on with when
-    it is being resized or comes back, None when it leaves for good.
+    `release` is what it takes once terminating gangs are gone: everything while it is admitted, the retained part while
+    it is resized or restarted, None when it leaves.
     """
 
     running: RunningGang
@@ -51,13 +50,13 @@ class GangUsage:
 
     @property
     def is_admitted(self) -> bool:
-        """Tell whether it stays as it is, as far as anyone knows."""
+        """Whether the gang is running and not terminating."""
         return self.running.state == "admitted"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannerCache:
-    """Facts about one snapshot. Never changed once its plan is made, but for lazily counted pod kinds."""
+    """Derived values of one snapshot. Not changed after its plan, except for lazily counted pod classes."""
 
     snapshot: Snapshot
     table: NodeTable
@@ -67,23 +66,21 @@ class PlannerCache:
     pending: dict[str, PendingGang]  # by uid
     infeasible: dict[
         str, UnschedulableReason
-    ]  # by uid, in the snapshot's order: waiting gangs that could not start even if everybody else left
-    leaves: dict[int, LeafQueue]  # with somebody who waits, by queue
-    free_now: FreeCapacity  # free of everyone who runs
-    free_later: FreeCapacity  # free once those who are leaving have left
+    ]  # by uid, in the snapshot's order: pending gangs that could not start in an empty cluster
+    leaves: dict[int, LeafQueue]  # leaf queues with pending gangs, by queue
+    free_now: FreeCapacity  # free beside all running gangs
+    free_later: FreeCapacity  # free once terminating gangs are gone
     messages: RequestMessages
     feasibility: Feasibility
     usage_now: QuotaUsage
-    usage_later: QuotaUsage  # charged once those who are leaving have left
-    releases: ExpectedReleases  # of those who stay for now
-    nominations: dict[str, ActiveNomination]  # by uid of the gang; holds that were looked at
-    last_waits: dict[
-        str, Wait
-    ]  # by uid; what was said last, to be said again by the same object where nothing has changed
+    usage_later: QuotaUsage  # charged once terminating gangs are gone
+    releases: ExpectedReleases  # of gangs that are not terminating
+    nominations: dict[str, ActiveNomination]  # by uid of the gang; nominations that were validated
+    last_waits: dict[str, Wait]  # by uid; the last Wait, reused as the same object while nothing changed
 
 
 def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerCache:
-    """Work out the facts about a snapshot, or carry them over from an earlier one."""
+    """Derive the cache of a snapshot, from an earlier cache where possible."""
     before = previous.snapshot if previous else None
     same_flavors = before is not None and _same(before.flavors, snapshot.flavors)
     same_nodes = (
@@ -129,13 +126,13 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
 
 
 def _mostly_stale(snapshot: Snapshot, cache: PlannerCache) -> bool:
-    """Tell whether most of what is remembered is of gangs that are gone."""
+    """Whether most cached requests are of gangs that no longer exist."""
     there = len(snapshot.pending) + len(snapshot.running) + len(snapshot.nominations)
     return len(cache.request_cache) > 2 * there + STALE_REQUESTS_ALLOWED
 
 
 def _same(old: tuple[object, ...], new: tuple[object, ...]) -> bool:
-    """Are these the very same objects?"""
+    """Whether both tuples hold the same objects."""
     return old is new or (len(old) == len(new) and all(map(_is, old, new)))
 
 
@@ -144,7 +141,7 @@ def _is(old: object, new: object) -> bool:
 
 
 def _added_and_removed(old: Sequence[T], new: Sequence[T]) -> tuple[list[T], list[T]]:
-    """What is in the old only, and what is in the new only: the very same objects are in both."""
+    """Items that are only in the old sequence, and items that are only in the new one, by identity."""
     if old is new:
         return [], []
     before, after = set(map(id, old)), set(map(id, new))
@@ -152,7 +149,7 @@ def _added_and_removed(old: Sequence[T], new: Sequence[T]) -> tuple[list[T], lis
 
 
 def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
-    """The memo brought up to date with who waits and who runs."""
+    """The cache updated with changed pending and running gangs."""
     now, later = previous.free_now.carry_over(), previous.free_later.carry_over()
     charged, staying = previous.usage_now.fork(), previous.usage_later.fork()
     stays = dict(previous.running)
@@ -193,16 +190,16 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
 
 
 def _drop_started(last_waits: dict[str, Wait], pending: dict[str, PendingGang]) -> dict[str, Wait]:
-    """What was told to those who still wait; a copy to write on."""
+    """The last waits of gangs that are still pending; a copy to write on."""
     if len(last_waits) <= len(pending):
-        return last_waits.copy()  # who is gone since is as few as have come: no need to look for them each time
+        return last_waits.copy()  # started gangs are at most as many as new ones: not worth a pass over all
     return {uid: wait for uid, wait in last_waits.items() if uid in pending}
 
 
 def _update_pending(
     snapshot: Snapshot, previous: PlannerCache
 ) -> tuple[dict[str, PendingGang], dict[str, UnschedulableReason], dict[int, LeafQueue]]:
-    """What is known of who waits, brought up to date with who came and went."""
+    """Pending gangs, infeasible gangs and leaf queues, updated with gangs that came and went."""
     if snapshot.pending is previous.snapshot.pending:
         return previous.pending, previous.infeasible, previous.leaves
     gone, come = _added_and_removed(previous.snapshot.pending, snapshot.pending)
@@ -230,7 +227,7 @@ def _add_usage(
     usage_now: QuotaUsage,
     usage_later: QuotaUsage,
 ) -> None:
-    """Give a stay's room and charge back (+1) or take it (-1)."""
+    """Free what a gang takes and charges (+1), or take it (-1)."""
     free_now.add(usage.node_usage, sign)
     if usage.queue >= 0:
         usage_now.add(usage.queue, usage.amounts, -sign)
@@ -260,7 +257,7 @@ def gang_usage(table: NodeTable, tree: QueueTree, running: RunningGang) -> GangU
             queue=queue,
             amounts=amounts if stays else quota_of_placement(tree, queue, gang, running.retained_placement),
             priority=gang.priority,
-            preemptible=stays or back is not None,  # what it keeps can be taken over, as a hold can
+            preemptible=stays or back is not None,  # retained capacity can be preempted, like a nomination
         )
     elastic = any(role.min_replicas < role.replicas for role in gang.roles)
     return GangUsage(running, queue, load, amounts, later, elastic)
@@ -280,7 +277,7 @@ def quota_of_placement(tree: QueueTree, queue: int, gang: Gang, placement: Place
 
 def node_usage_of_placement(table: NodeTable, gang: Gang, placement: Placement) -> NodeUsage:
     """What a placement takes from the nodes that still exist."""
-    if len(placement) == 1 and len(placement[0].nodes) == 1:  # thousands of gangs lie on one node
+    if len(placement) == 1 and len(placement[0].nodes) == 1:  # fast path: thousands of gangs are on one node
         return _node_usage_on_one_node(table, gang, placement[0])
     request_of = {role.name: table.to_row(role.request) for role in gang.roles}
     pods: dict[tuple[int, str], int] = {}

@@ -1,4 +1,4 @@
-"""Which rules a plan follows. Muster's own, and the plain ones it is compared with."""
+"""The rules that a plan follows: Muster's own, and simple ones for comparison."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Quota, flavors, topology and holds are the same under every policy; the rest is chosen here.
+    """Quota, flavors, topology and nominations are the same under every policy.
 
     `order`: `fair` goes down the queue tree by guarantee and share, and by priority in the leaf; `submitted` and
-    `priority` look at all gangs alike. `behind_head`: may gangs start behind one that waits: `none` (it blocks all
-    others), or `easy` (those that do not delay its reservation).
+    `priority` ignore queues. `backfill`: whether gangs may start behind one that waits: `none` (it blocks all others),
+    or `easy` (gangs that do not delay its reservation).
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Room for a gang that may make others shrink or leave, and only if it then starts.
+"""Finds victims whose eviction or shrinking lets a gang start.
 
-Victims are asked in order (`search`). Where that order finds nothing because a borrower was back at its guarantee too
-soon, they are asked node by node instead (`bundles`). Where a domain is required, the domain whose victims cost least
-wins. Most searches end before they begin: even if everybody left whom the gang may ask, it would not fit.
+Victims are tried in order (`preemption_search`). If that fails because a borrower was back within its guarantee too
+soon, they are tried node by node (`candidate_groups`). If a domain is required, the one with the cheapest victims is
+used. Most searches end early: even without all candidates the gang would not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from muster.scheduling.preemption_search import PreemptionResult, PreemptionSear
 from muster.scheduling.releases import latest_release
 
 MAX_DOMAINS_TRIED = 16
-"""Required domains that are tried in full, those that lack the fewest pods first."""
+"""Number of required domains that are searched in full, those that lack the fewest pods first."""
 
 
 @dataclass(slots=True)
@@ -42,14 +42,14 @@ class Preemptor:
     _capacity_if_gone: dict[tuple[int, ...], tuple[Mapping[int, int], FreeCapacity]] = field(default_factory=dict)
 
     def may_preempt(self, gang: Gang, request: QueueRequest) -> bool:
-        """Tell whether the gang is entitled to anybody's room at all."""
+        """Whether the gang may preempt any gang at all."""
         if self.candidates.lower_priority(request.queue, gang.priority) is not None:
             return True
         below_root = (1 << len(self.cache.tree.path[request.queue]) - 1) - 1
         return any(within & below_root for within in self.guarantees.covered(request))
 
     def find(self, gang: Gang, request: QueueRequest) -> PreemptionResult | None:
-        """The cheapest set of victims, in the first option that has one; the ledger is left as it was."""
+        """The cheapest set of victims, in the first option that has one; the ledger is unchanged."""
         lower = self.candidates.lower_priority(request.queue, gang.priority)
         within = self.guarantees.covered(request)
         for option in range(len(request.gang_request.options)):
@@ -80,7 +80,7 @@ class Preemptor:
     def _cheapest(
         self, search: PreemptionSearch, regions: Iterable[tuple[BoolArray, Iterable[CandidateGroup]]]
     ) -> PreemptionResult | None:
-        """Of some regions, each with whom to ask there, in order."""
+        """The cheapest result of some regions, each with its candidates in order."""
         best: PreemptionResult | None = None
         for region, asked in regions:
             with self.ledger.trial():
@@ -92,8 +92,8 @@ class Preemptor:
     def _candidate_regions(
         self, request: QueueRequest, option: int, queues: tuple[int, ...], lower_priority: CandidateSet | None
     ) -> list[BoolArray]:
-        """Rows whose victims may help: one required domain after the other, most promising first, else all rows of
-        the gang's flavors. None where it would not fit even if more left than it may ask."""
+        """Regions of rows whose victims may help: required domains, most promising first, else all rows of the gang's
+        flavors. None where it would not fit even without more gangs than it may preempt."""
         amounts, room = self._capacity_without(queues)
         preempted = {} if lower_priority is None else lower_priority.amounts()
         for cell, amount in request.min_quota[option]:
@@ -125,7 +125,7 @@ class Preemptor:
         return [self._rows_between(int(edges[d]), int(edges[d + 1])) for d in domains[:MAX_DOMAINS_TRIED]]
 
     def _capacity_without(self, queues: tuple[int, ...]) -> tuple[Mapping[int, int], FreeCapacity]:
-        """What everybody in some queues uses together, and the room if all of that were gone."""
+        """What all gangs of some queues use together, and the capacity without them."""
         if self._version != self.ledger.version:
             self._version = self.ledger.version
             self._capacity_if_gone.clear()

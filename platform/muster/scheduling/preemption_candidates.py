@@ -1,9 +1,9 @@
-"""Whom a gang may ask to leave, and in what order.
+"""Which gangs a gang may preempt, and in what order.
 
-Inside a leaf a strictly higher priority may take over. Across queues a gang that stays within a guarantee on its path
-takes back what others use above theirs; priority plays no part there. Of those who may be asked, elastic gangs shrink
-first, then the lowest priority leaves, then the least lost work, the newest, by uid. Who was to start in the same plan
-may be asked like those who run: it has lost nothing and is the newest.
+Inside a leaf a strictly higher priority preempts. Across queues a gang within a guarantee on its path reclaims what
+others use above theirs, whatever their priority. Of the candidates, elastic gangs shrink first, then the lowest
+priority is evicted, then the least lost work, the newest, by uid. A gang admitted in the same plan is a candidate too:
+it has no lost work and is the newest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.scheduling.planner_cache import GangUsage, PlannerCache, node_usage_
 from muster.scheduling.releases import ExpectedRelease
 
 MAX_LOST_WORK_S = 1800.0
-"""Lost work counts at most so many seconds a pod: nobody becomes untouchable by never saving."""
+"""Lost work counts at most this many seconds per pod, so a gang without checkpoints can be preempted too."""
 
 NO_PRIORITY = np.iinfo(np.int64).max
 
@@ -36,8 +36,8 @@ PreemptionReason = Literal["Reclaimed", "Preempted"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
-    """A gang that leaves, shrinks to `kept`, or, where `stay` is None, loses a hold or is not started after all;
-    `freed` is what it gives up."""
+    """A gang that is evicted, shrinks to `remaining`, or, if `gang_usage` is None, loses its nomination or its
+    admission in this plan; `freed` is what it gives up."""
 
     gang: Gang
     freed: ExpectedRelease
@@ -48,25 +48,25 @@ class Victim:
 
 
 Preemptible: TypeAlias = GangUsage | ActiveNomination | Victim
-"""Who may be asked to leave: who runs, holds room, or (as a victim already) starts in this plan."""
+"""Candidates: running gangs, nominations, or (as victims already) admissions of this plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRights:
-    """What a gang is entitled to in one of its options, as charges stand; they change with each victim."""
+    """What a gang may preempt in one of its options, with the current usage; changes with each victim."""
 
     gang: Gang
     queue: int
     tree: QueueTree
     usage_later: QuotaUsage
     cells: frozenset[int]
-    guaranteed: frozenset[int]  # queues on its path, the root aside, that stay within their guarantee with it
+    guaranteed: frozenset[int]  # queues on its path, without the root, that stay within their guarantee with it
 
     @classmethod
     def of(
         cls, gang: Gang, request: QueueRequest, option: int, usage_later: QuotaUsage, covered: int
     ) -> PreemptionRights:
-        """The rights of a gang that is within some guarantees of its path (see `Entitlement`)."""
+        """The rights of a gang that is within some guarantees of its path (see `GuaranteeEligibility`)."""
         path = usage_later.tree.path[request.queue]
         guaranteed = frozenset(q for place, q in enumerate(path[:-1]) if covered >> place & 1)
         cells = frozenset(cell for cell, _ in request.min_quota[option])
@@ -74,25 +74,25 @@ class PreemptionRights:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nobody in other queues may be asked."""
+        """Whether it may preempt no gang of another queue."""
         return not self.guaranteed
 
     def reason_for(self, victim: Victim) -> PreemptionReason | None:
-        """By what right the gang may make somebody leave; None: by none."""
+        """The reason for which it may preempt a gang; None: it may not."""
         if victim.freed.queue == self.queue:
             return "Preempted" if victim.gang.priority < self.gang.priority else None
         cells = self.cells.intersection(cell for cell, _ in victim.freed.amounts)
         return "Reclaimed" if self.may_reclaim(victim.freed.queue, cells) else None
 
     def may_reclaim(self, queue: int, cells: Collection[int]) -> bool:
-        """Tell whether the gang may take back these cells from a queue: every queue from that one up to below the
-        common ancestor is above its guarantee."""
+        """Whether the gang may reclaim these cells from a queue: every queue from that one up to below the common
+        ancestor is above its guarantee."""
         if queue < 0 or not self.guaranteed:
             return False
         mine, theirs = self.tree.path[self.queue], self.tree.path[queue]
         if mine[-1] != theirs[-1]:
             return False
-        depth = 1  # how many queues both paths share, from the root down
+        depth = 1  # number of queues that both paths share, from the root down
         while depth < min(len(mine), len(theirs)) and mine[-depth - 1] == theirs[-depth - 1]:
             depth += 1
         if depth >= len(mine) or depth >= len(theirs) or mine[-depth - 1] not in self.guaranteed:
@@ -102,7 +102,7 @@ class PreemptionRights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateSet:
-    """Some who run, hold room or start, together."""
+    """Several candidates together."""
 
     members: Sequence[Preemptible]
 
@@ -124,15 +124,14 @@ class CandidateSet:
 
 @dataclass(slots=True)
 class PreemptionCandidates:
-    """Everyone who runs, holds room or starts in this plan, by queue, each queue in the order to ask; made when first
-    asked for."""
+    """All candidates of a plan by queue, each queue in preemption order; computed at the first use."""
 
     cache: PlannerCache
-    nominations: dict[str, ActiveNomination] = field(default_factory=dict)  # holds that stand, by uid of the gang
-    preempting: set[str] = field(default_factory=set)  # uids of those who leave or shrink
-    admitting: dict[str, Victim] = field(default_factory=dict)  # those who start, by uid
+    nominations: dict[str, ActiveNomination] = field(default_factory=dict)  # active nominations, by uid of the gang
+    preempting: set[str] = field(default_factory=set)  # uids of gangs that are evicted or shrunk
+    admitting: dict[str, Victim] = field(default_factory=dict)  # admissions of this plan, by uid
     _members: dict[int, list[Preemptible]] = field(default_factory=dict)
-    _admitted: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, those who do not start after all too
+    _admitted: dict[int, list[Victim]] = field(default_factory=dict)  # by queue, withdrawn admissions included
     _nominated: dict[int, list[ActiveNomination]] | None = None
     _grace_s: float | None = None
     _sorted: dict[int, list[Victim]] = field(default_factory=dict)
@@ -141,22 +140,22 @@ class PreemptionCandidates:
     _lower_priority: dict[tuple[int, int], CandidateSet] = field(default_factory=dict)
 
     def in_order(self, rights: PreemptionRights, queues: Iterable[int]) -> Iterator[Victim]:
-        """Those of its own and of other queues whom a gang may ask, cheapest first. Elastic gangs come twice: once to
-        shrink, once to leave."""
+        """Candidates of its own and of other queues, cheapest first. Elastic gangs appear twice: to shrink, then to be
+        evicted."""
         own = [rights.queue] if self.has_candidates(rights.queue) else []
         for victim in merge(*(self._victims_in_queue(q) for q in (*own, *queues)), key=_key):
             if victim.gang.uid not in self.preempting and self._is_current(victim) and rights.reason_for(victim):
                 yield victim
 
     def _is_current(self, victim: Victim) -> bool:
-        """Tell whether somebody still runs, holds its room or is to start."""
+        """Whether a candidate still runs, is nominated or is to start."""
         if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:
             return True
         held = self.nominations.get(victim.gang.uid)
         return held is not None and held.release is victim.freed
 
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
-        """A gang starts in this plan: it loses nothing if it does not."""
+        """A gang is admitted in this plan: preempting it loses no work."""
         key = (True, gang.priority, 0.0, -self.cache.snapshot.now, gang.uid)
         queue, victim = release.queue, Victim(gang, release, None, (), 0.0, key)
         self.admitting[gang.uid] = victim
@@ -171,25 +170,23 @@ class PreemptionCandidates:
             del self._lower_priority[known]
 
     def reclaimable(self, rights: PreemptionRights, version: int) -> tuple[int, ...]:
-        """Queues in which somebody is, from which the gang may take back what they use above their guarantees.
-
-        `version` of the charges: as long as it is the same, so is what is above.
-        """
+        """Queues with candidates from which the gang may reclaim usage above their guarantees. `version` is that of the
+        usage: it is cached while that is the same."""
         if rights.is_empty:
             return ()
         above = self.queues_above_guarantee(rights.cells, rights.usage_later, version)
         path = rights.tree.path[rights.queue]
         found: tuple[int, ...] = ()
         for mine, fork in pairwise(path):
-            if mine in rights.guaranteed:  # and hence not above its guarantee: nobody below it is found here
+            if mine in rights.guaranteed:  # hence not above its guarantee: no queue below it is found here
                 found += above.get(fork, ())
         return found
 
     def queues_above_guarantee(
         self, cells: frozenset[int], usage_later: QuotaUsage, version: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """For each inner queue: those below it in which somebody is, all of them above their guarantee of one of
-        these cells, and so is everyone in between."""
+        """For each inner queue: the queues below it with candidates that, with every queue in between, are above their
+        guarantee of one of these cells."""
         known = self._above_guarantee.get(cells)
         if known is None or known[0] != version:
             tree, columns = usage_later.tree, sorted(cells)
@@ -204,13 +201,13 @@ class PreemptionCandidates:
         return known[1]
 
     def has_candidates(self, queue: int) -> bool:
-        """Tell whether somebody runs, held room when the plan began, or was to start in it, in a queue."""
+        """Whether a queue has running gangs, nominations (when the plan began) or admissions of this plan."""
         if self._lowest_priority is None:
             self._lowest_priority = self._find_lowest_priorities()
         return queue in self._lowest_priority
 
     def members(self, queue: int) -> Sequence[Preemptible]:
-        """Who runs, holds room, or was to start, in a queue."""
+        """The candidates of a queue: running, nominated or admitted in this plan."""
         found = self._members.get(queue)
         if found is None:
             crowd = self.cache.releases
@@ -221,7 +218,7 @@ class PreemptionCandidates:
         return found
 
     def _nominated_by_queue(self) -> Mapping[int, Sequence[ActiveNomination]]:
-        """Who held room when the plan began, by queue: a hold that is tried, and set aside again, counts as well."""
+        """Nominations when the plan began, by queue; includes those that are suspended for a trial."""
         if self._nominated is None:
             self._nominated = {}
             for held in active_nominations(self.cache):
@@ -229,17 +226,17 @@ class PreemptionCandidates:
         return self._nominated
 
     def longest_grace_s(self) -> float:
-        """The longest anybody may take to leave."""
+        """The longest grace period of any gang."""
         if self._grace_s is None:
             self._grace_s = max((stay.running.gang.grace_s for stay in self.cache.running.values()), default=0.0)
         return self._grace_s
 
     def _find_lowest_priorities(self) -> dict[int, int]:
-        """The lowest priority in each queue in which somebody is."""
+        """The lowest priority in each queue that has candidates."""
         crowd = self.cache.releases
         lowest = np.full(
             len(self.cache.tree.queues) + 1, NO_PRIORITY, dtype=np.int64
-        )  # the last is of gangs without a queue
+        )  # the last entry is for gangs without a queue
         np.minimum.at(lowest, crowd.queue[crowd.preemptible], crowd.priority[crowd.preemptible])
         for queue, holders in self._nominated_by_queue().items():
             lowest[queue] = min(int(lowest[queue]), *(held.gang.priority for held in holders))
@@ -248,7 +245,7 @@ class PreemptionCandidates:
         return {queue: priority for queue, priority in enumerate(lowest[:-1].tolist()) if priority < NO_PRIORITY}
 
     def lower_priority(self, queue: int, priority: int) -> CandidateSet | None:
-        """Those of a queue who have a lower priority; None when there are none."""
+        """Candidates of a queue with a lower priority; None if there are none."""
         if self._lowest_priority is None:
             self._lowest_priority = self._find_lowest_priorities()
         if priority <= self._lowest_priority.get(queue, priority):
@@ -277,7 +274,7 @@ class PreemptionCandidates:
         yield _running_victim(stay, stay.release, (), self.cache.snapshot.now)
 
     def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
-        """An elastic gang that sheds so many pods, or as many as it can; those in a region of the nodes first."""
+        """An elastic gang without this many pods, or as many as possible; pods in a region of the nodes first."""
         gang = gang_usage.running.gang
         if not (gang_usage.elastic and gang_usage.is_admitted):
             return None
@@ -309,7 +306,7 @@ def _gang(member: Preemptible) -> Gang:
 
 
 def _release_of(member: Preemptible) -> ExpectedRelease:
-    """What somebody gives up who leaves."""
+    """What an evicted candidate frees."""
     if isinstance(member, ActiveNomination):
         return member.release
     if isinstance(member, Victim):
@@ -323,21 +320,21 @@ def _key(victim: Victim) -> tuple[bool, int, float, float, str]:
 
 
 def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, kept: Placement, now: float) -> Victim:
-    """A running gang with its place in the order: shrink first, then cheapest, newest, uid."""
+    """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
     gang, lost = gang_usage.running.gang, lost_work_s(gang_usage, now)
     key = (not kept, gang.priority, lost, -gang_usage.running.admitted_at, gang.uid)
     return Victim(gang, freed, gang_usage, kept, lost, key)
 
 
 def _nomination_victim(active: ActiveNomination) -> Victim:
-    """Somebody who only holds room: nothing is lost."""
+    """A gang that only has a nomination: no work is lost."""
     key = (True, active.gang.priority, 0.0, -active.nomination.expires_at, active.gang.uid)
     return Victim(active.gang, active.release, None, (), 0.0, key)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:
-    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes a pod. None of a gang whose pods
-    stop already."""
+    """Pod seconds since the last checkpoint, or since the start; at most 30 minutes per pod. 0 for a gang whose pods
+    are terminating."""
     running = gang_usage.running
     if not gang_usage.is_admitted:
         return 0.0
@@ -347,10 +344,8 @@ def lost_work_s(gang_usage: GangUsage, now: float) -> float:
 
 
 def shed_pods(gang: Gang, placement: Placement, first: Collection[str], count: int | None) -> Placement:
-    """A placement without `count` of the pods above the minimum (None: all of them); empty when there are none.
-
-    The last role gives first; of its pods those on the nodes in `first`, and of these the last.
-    """
+    """A placement without `count` of the pods above the minimum (None: all of them); empty if there are none. The last
+    role shrinks first; of its pods those on the nodes in `first`, and of these the last."""
     least = {role.name: role.min_replicas for role in gang.roles}
     left = sum(max(0, part.replicas - least[part.role]) for part in placement) if count is None else count
     parts: list[RolePlacement] = []

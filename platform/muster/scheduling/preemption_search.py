@@ -1,7 +1,5 @@
-"""One search for victims: they are asked in order, in the ledger, until the gang fits; then the needless are let off.
-
-Whoever shrinks gives no more than it has to, and whoever leaves shrinks instead where that is enough after all.
-"""
+"""One search for victims: they are added in order, in the ledger, until the gang fits; then unnecessary ones are
+removed. A gang shrinks by no more than needed, and shrinks instead of being evicted where that is enough."""
 
 from __future__ import annotations
 
@@ -22,12 +20,12 @@ from muster.scheduling.preemption_candidates import PreemptionCandidates, Preemp
 from muster.scheduling.releases import ExpectedRelease, tiebreak_of
 
 ChosenVictims: TypeAlias = dict[str, tuple[Victim, PreemptionReason]]
-"""Who leaves or shrinks, each with the right by which it is asked, by uid."""
+"""Gangs that are evicted or shrunk, each with the reason, by uid."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreemptionResult:
-    """Room for one gang once its victims have gone, each with the right by which it is asked."""
+    """A placement for one gang once its victims are gone, and the victims, each with the reason."""
 
     option: int
     assignment: GangAssignment
@@ -35,15 +33,18 @@ class PreemptionResult:
 
     @property
     def cost(self) -> tuple[int, float, int]:
-        """The lower the better: highest priority that is disturbed, lost work, number of victims."""
+        """Lower is better: highest priority of a victim, lost work, number of victims."""
         disturbed = max(victim.gang.priority for victim, _ in self.victims)
         return disturbed, sum(victim.lost_work_s for victim, _ in self.victims), len(self.victims)
 
 
 @dataclass(slots=True, eq=False)
 class PreemptionSearch:
-    """The search for one gang in one of its options. `until`: when it is gone at the latest. `refused`: somebody who
-    might have been asked at first could not be asked any more, once others had been."""
+    """The search for one gang in one of its options.
+
+    `until`: the gang's latest release. `refused`: whether a candidate was no longer allowed after others had been
+    added.
+    """
 
     ledger: Ledger
     backfill: BackfillReservations
@@ -57,13 +58,11 @@ class PreemptionSearch:
     guarantee_reached: bool = False
     _exhausted: set[tuple[int, tuple[int, ...]]] = field(
         default_factory=set
-    )  # queues, and of what they are at their guarantee
+    )  # queues, and the cells of which they are at their guarantee
 
     def find(self, groups: Iterable[CandidateGroup], region: BoolArray) -> PreemptionResult | None:
-        """Ask one bundle after the other until the gang fits, then let off whoever is not needed after all.
-
-        Leaves its changes in the ledger, for the trial around it to undo.
-        """
+        """Add one group after the other until the gang fits, then remove victims that are not needed. Changes the
+        ledger: the caller's trial undoes it."""
         chosen: ChosenVictims = {}
         self._exhausted.clear()
         place = self._fit()
@@ -89,8 +88,8 @@ class PreemptionSearch:
         return PreemptionResult(self.option, place, tuple(chosen.values())) if chosen else None
 
     def _try_group(self, group: CandidateGroup, region: BoolArray, chosen: ChosenVictims) -> bool:
-        """Everybody in a bundle, or nobody; tell whether somebody was asked. A bundle that makes no room, beside what
-        is promised to others, is not asked."""
+        """Add all of a group or none; return whether any was added. A group that frees no capacity, beside reservations
+        of others, is not added."""
         undo: list[tuple[str, tuple[Victim, PreemptionReason] | None]] = []
         room = self._pods_that_fit(group.target)
         for victim in group.members:
@@ -100,7 +99,7 @@ class PreemptionSearch:
             uid, cells = victim.gang.uid, (victim.freed.queue, tuple(cell for cell, _ in victim.freed.amounts))
             before = chosen.get(uid)
             if before is not None and not before[0].remaining:
-                continue  # it leaves already, for another node
+                continue  # it is a victim already, for another node
             if before is None and cells in self._exhausted:
                 return self._restore(undo, chosen)
             if victim.remaining and victim.gang_usage is not None:
@@ -110,7 +109,7 @@ class PreemptionSearch:
             reason = self.rights.reason_for(victim)
             if reason is None:
                 self.guarantee_reached = True
-                if len(undo) == 1:  # alone: nobody is reinstated whose room would count again
+                if len(undo) == 1:  # a single victim: nothing to restore
                     self._exhausted.add(cells)
                 return self._restore(undo, chosen)
             self._set_victim(chosen, uid, (victim, reason))
@@ -121,13 +120,13 @@ class PreemptionSearch:
     def _restore(
         self, undo: Sequence[tuple[str, tuple[Victim, PreemptionReason] | None]], chosen: ChosenVictims
     ) -> bool:
-        """Nobody of the bundle was asked."""
+        """Undo a group."""
         for uid, before in reversed(undo):
             self._set_victim(chosen, uid, before)
         return False
 
     def _pods_that_fit(self, target: TargetNode | None) -> int:
-        """How many such pods fit the node once those asked so far have left."""
+        """How many such pods fit the node once the victims so far are gone."""
         if target is None:
             return 0
         view = self.backfill.free_capacity(self.reservations, later=True)
@@ -135,7 +134,7 @@ class PreemptionSearch:
         return int(view.node_counts(target.pod, np.array([target.row]), nothing)[0])
 
     def _set_victim(self, chosen: ChosenVictims, uid: str, now: tuple[Victim, PreemptionReason] | None) -> None:
-        """Let this be what becomes of a gang."""
+        """Record what happens to a gang."""
         before = chosen.pop(uid, None)
         if before is not None:
             self._unmark_releasing(before[0])
@@ -144,7 +143,7 @@ class PreemptionSearch:
             chosen[uid] = now
 
     def _smallest_shrink(self, victim: Victim, region: BoolArray) -> tuple[Victim, GangAssignment] | None:
-        """The fewest pods that a gang has to shed, which is reinstated now. None: it has to do what it was asked."""
+        """The fewest pods that a gang, which is restored now, has to shed. None: the victim stays as it is."""
         if victim.gang_usage is None:
             return None
         most = self.candidates.shrink(victim.gang_usage, region, None)
@@ -159,7 +158,7 @@ class PreemptionSearch:
         return found
 
     def _fits_with(self, victim: Victim | None) -> tuple[Victim, GangAssignment] | None:
-        """Whether it is enough that a gang, which is reinstated now, does this."""
+        """Whether this is enough, for a gang that is restored now."""
         if victim is None:
             return None
         self._mark_releasing(victim)
@@ -168,7 +167,7 @@ class PreemptionSearch:
         return None if place is None else (victim, place)
 
     def _fit(self) -> GangAssignment | None:
-        """Where the gang would go if the victims so far were gone, beside what is promised to others."""
+        """Where the gang would be placed without the victims so far, beside reservations of others."""
         request, option = self.request, self.request.gang_request.options[self.option]
         amounts = request.min_quota[self.option]
         if not self.ledger.usage_later.fits(request.queue, amounts):

@@ -1,8 +1,8 @@
-"""Which gangs need no trial now: neither quota nor room would let them start, and nobody has to leave for them.
+"""Rejects pending gangs that need no trial: quota or capacity is short, and no gang may be preempted for them.
 
-Most waiting gangs are of that kind in most plans. Looking at each takes its time; told for all requests at once it is
-a few array operations. The answer holds as long as the ledger does not change; after a change it is worked out again
-only when some gangs in a row were refused, for where one starts the next may start as well.
+In most plans most pending gangs are of that kind. For all requests at once the check is a few array operations. The
+result holds while the ledger does not change; afterwards it is computed again only after some gangs in a row were
+rejected, since where one gang starts the next may start as well.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.preemption_candidates import PreemptionCandidates
 
 MISSES_BEFORE_BATCH = 8
-"""So many gangs in a row are looked at one by one before the rest is looked at together."""
+"""This many gangs in a row are checked one by one before the batch check."""
 
 
 @dataclass(slots=True)
 class QuickReject:
-    """The answer, worked out when it is worth it."""
+    """The check, computed in a batch when that is faster."""
 
     cache: PlannerCache
     ledger: Ledger
@@ -35,11 +35,11 @@ class QuickReject:
     _requests: RequestArrays = field(init=False)
     _version: int = -1
     _misses: int = 0
-    _last_gang: Gang | None = None  # asked twice in a row, at the same version of the ledger, counts once
+    _last_gang: Gang | None = None  # two rejections in a row at the same version of the ledger count once
     _last_version: int = -1
     _reasons: list[UnschedulableReason | None] = field(
         default_factory=list
-    )  # by number of the request, if nobody of its leaf can leave
+    )  # by number of the request, if no gang of its leaf can be preempted
 
     def __post_init__(self) -> None:
         self._requests = self.cache.request_cache.as_arrays()
@@ -59,7 +59,7 @@ class QuickReject:
         return None if self.candidates.lower_priority(request.queue, gang.priority) else why
 
     def on_capacity_changed(self) -> None:
-        """Somebody started, or room is being made for somebody."""
+        """A gang was admitted, or victims were evicted for one."""
         self._misses = 0
 
     def _compute(self) -> None:
@@ -80,7 +80,7 @@ class QuickReject:
         self._reasons = [reasons[i] for i in which.tolist()]
 
     def _may_reclaim(self) -> BoolArray:
-        """Requests within a guarantee of their path, beside a queue that uses more than its own."""
+        """Requests within a guarantee of their path, while some queue is above its own."""
         lined_up, tree, staying = self._requests, self.cache.tree, self.ledger.usage_later
         above = self.candidates.queues_above_guarantee(
             frozenset(range(len(tree.cell_index))), staying, self.ledger.version
@@ -97,7 +97,7 @@ class QuickReject:
 
 
 def _without_capacity(requests: RequestArrays, free_now: FreeCapacity) -> BoolArray:
-    """Options whose minimum finds no room now."""
+    """Options whose minimum does not fit now."""
     table = free_now.table
     pairs = zip(requests.options, requests.sizes, strict=True)
     full: BoolArray = np.array([not fits(table, option, sizes, free_now) for option, sizes in pairs], dtype=np.bool_)
@@ -105,6 +105,6 @@ def _without_capacity(requests: RequestArrays, free_now: FreeCapacity) -> BoolAr
 
 
 def _needs_domain(requests: RequestArrays) -> BoolArray:
-    """Options that have to lie in one domain."""
+    """Options with a required domain."""
     inside = [any(group.required is not None for group in option.groups) for option in requests.options]
     return np.array(inside, dtype=np.bool_)

@@ -1,8 +1,8 @@
-"""Quota over time: what will be charged to every queue as running gangs leave, and what is promised out of it.
+"""Quota usage over time: what is charged to every queue as running gangs end, and what is claimed of it.
 
-A gang that is over its quota waits for others to leave. If whatever comes free in between went to later gangs one by
-one, a large gang would wait for ever. So the first such gang of a leaf has a claim from the time on at which quota
-will allow it, and others may be charged beside it only, or before it.
+A gang that exceeds its quota waits for others to end. If all quota that becomes free went to later gangs one by one, a
+large gang would wait forever. So the first such gang of a leaf has a claim from the time at which quota allows it;
+others may be charged only beside it, or before it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from muster.scheduling.nodes import FloatArray, IntArray
 from muster.scheduling.releases import ExpectedRelease, ExpectedReleases
 
 MAX_TIME_POINTS = 256
-"""So many moments are looked at; with more departures than that, several fall into one."""
+"""Number of moments considered; with more releases than that, several share one."""
 
 
 class QuotaForecast:
-    """The charges of `muster.quota` with one more dimension: moments, each after some have left."""
+    """The usage of `muster.quota` with one more dimension: moments, each after some releases."""
 
     def __init__(self, usage_later: QuotaUsage, releases: ExpectedReleases) -> None:
         tree = self.tree = usage_later.tree
@@ -28,7 +28,7 @@ class QuotaForecast:
         left = np.unique(np.linspace(0, count, min(count + 1, MAX_TIME_POINTS)).astype(np.int64))
         order = np.argsort(releases.positions)
         times = np.concatenate([[-math.inf], releases.release_at[order]])
-        self.released_counts: IntArray = left  # how many have left at each moment
+        self.released_counts: IntArray = left  # number of releases at each moment
         self.times: FloatArray = times[left]
         self._releases = releases
         shape = (len(tree.queues), len(tree.cell_index), len(left))
@@ -45,7 +45,7 @@ class QuotaForecast:
         self._subtree_usage = np.cumsum(change, axis=2, out=change)
         self._usage = self._subtree_usage.copy()
         kept = np.array(tree.local_quota, dtype=np.int64).reshape(shape[:2])
-        for children, parents in tree.depths:  # the lowest first; those of one parent lie side by side
+        for children, parents in tree.depths:  # deepest first; children of one parent are adjacent
             edges = np.flatnonzero(np.diff(parents, prepend=-1))
             above = parents[edges]
             self._subtree_usage[above] += np.add.reduceat(self._subtree_usage[children], edges)
@@ -54,10 +54,8 @@ class QuotaForecast:
             self._usage[above] += np.add.reduceat(np.maximum(lent, 0, out=lent), edges)
 
     def index_of_release(self, release: ExpectedRelease) -> int:
-        """Moments at which a gang has not left yet: those before this index.
-
-        One that starts now leaves before others that are gone by the same time.
-        """
+        """Index of the first moment at which a gang is gone. A gang that starts now comes before others that are gone
+        by the same time."""
         known = self._releases.index_of(release)
         if known is not None:
             return int(np.searchsorted(self.released_counts, self._releases.positions[known] + 1))
@@ -68,7 +66,7 @@ class QuotaForecast:
         )
 
     def index_after(self, count: int) -> int:
-        """The first moment at which so many have left."""
+        """The first moment after this many releases."""
         return int(np.searchsorted(self.released_counts, count))
 
     def add(self, queue: int, amounts: CellAmounts, start: int, stop: int | None, sign: int = 1) -> None:
@@ -79,7 +77,7 @@ class QuotaForecast:
             for q in self.tree.path[queue]:
                 self._subtree_usage[q, cell, start:stop] += amount
                 kept = self.tree.local_quota[q][cell]
-                if not kept:  # all of U goes up: the usual case, and U is never negative
+                if not kept:  # all of U increases: the usual case, and U is never negative
                     self._usage[q, cell, start:stop] += grown
                     continue
                 before = self._usage[q, cell, start:stop].copy()
@@ -87,7 +85,7 @@ class QuotaForecast:
                 grown = np.maximum(0, self._usage[q, cell, start:stop] - kept) - np.maximum(0, before - kept)
 
     def fits(self, release: ExpectedRelease) -> bool:
-        """Tell whether a gang is within quota, beside all that is promised, until it leaves."""
+        """Whether a gang is within quota, beside all claims, until it is gone."""
         stop = self.index_of_release(release)
         return all(
             bool((self._available(release.queue, cell)[:stop] >= amount).all()) for cell, amount in release.amounts
@@ -98,7 +96,7 @@ class QuotaForecast:
         return self._available(queue, cell)
 
     def earliest_fit(self, queue: int, amounts: CellAmounts) -> int | None:
-        """The first moment from which on a request is within quota; None when there is none."""
+        """The first moment from which on a request is within quota; None if there is none."""
         first = 0
         for cell, amount in amounts:
             short = np.flatnonzero(self._available(queue, cell) < amount)

@@ -1,8 +1,8 @@
-"""Who leaves when, at the latest, and what becomes free then: the future, as far as running gangs declare it.
+"""When running gangs end at the latest, and what becomes free then, as far as they declare a maximum run time.
 
-Kept as flat arrays over all running gangs, so that "the room once the first thousand have left" is a few array
-operations. A gang without a bound leaves after all that have one; among equals the one that has been there longest
-leaves first, then a number drawn from its uid decides, so that the order depends on nothing but the gangs.
+Kept as flat arrays over all running gangs, so that the capacity after a thousand releases is a few array operations. A
+gang without a maximum run time comes after all others; ties are ordered by start time (oldest first), then by a hash of
+the uid.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from muster.scheduling.nodes import BoolArray, FloatArray, IntArray, ObjectArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpectedRelease:
-    """What a gang takes and charges until it leaves. `by` is infinite when it declares no bound; `settled`: it may be
-    asked to leave sooner, or to give up what it keeps; `tie` belongs to its uid (see `tie_of`)."""
+    """What a gang takes and charges until it ends. `release_at` is infinite without a maximum run time; `preemptible`:
+    it may be evicted sooner, or lose what it retains; `tiebreak` is a hash of its uid (see `tiebreak_of`)."""
 
     uid: str
     release_at: float
@@ -37,29 +37,29 @@ class ExpectedRelease:
 
     @property
     def key(self) -> tuple[float, float, int]:
-        """The order of leaving."""
+        """The sort key of releases."""
         return self.release_at, self.since, self.tiebreak
 
 
 TERMINATION_SLACK_S = 30.0
-"""Beyond its runtime and grace, a gang's room is free at the latest after so long."""
+"""Seconds after its run time and grace period by which a gang's capacity is free."""
 
 
 def latest_release(gang: Gang, start: float) -> float:
-    """When a gang is gone at the latest that starts at `start` at the latest; infinite when it does not say."""
+    """The latest release of a gang that starts at `start` at the latest; infinite without a maximum run time."""
     return math.inf if gang.max_runtime_s is None else start + gang.max_runtime_s + gang.grace_s + TERMINATION_SLACK_S
 
 
 def tiebreak_of(uid: str) -> int:
-    """A number that belongs to a uid; two uids share one with a chance of one in 2**62."""
+    """A hash of a uid; two uids collide with a probability of 2**-62."""
     return int.from_bytes(blake2b(uid.encode(), digest_size=8).digest(), "big") >> 2
 
 
 @dataclass(slots=True, eq=False)
 class ExpectedReleases:
-    """Many leavings, in no particular order; `rank` tells the order. Never changed.
+    """Many releases, unordered; `rank` gives the order. Immutable.
 
-    Room is given in entries (one per gang and node), charges likewise (one per gang and cell).
+    Capacity is in entries (one per gang and node), and so is quota (one per gang and cell).
     """
 
     uids: ObjectArray
@@ -77,11 +77,11 @@ class ExpectedReleases:
     charge_cell: IntArray
     charge_amount: IntArray
     _positions: IntArray | None = None
-    _index_by_tiebreak: dict[int, int] | None = None  # index by tie
+    _index_by_tiebreak: dict[int, int] | None = None  # index by tiebreak
 
     @classmethod
     def of(cls, releases: Iterable[ExpectedRelease], columns: int) -> ExpectedReleases:
-        """Lay leavings out in arrays; `columns` of the node table."""
+        """Releases as arrays; `columns` of the node table."""
         gone = list(releases)
         charges = [(i, d.queue, cell, amount) for i, d in enumerate(gone) if d.queue >= 0 for cell, amount in d.amounts]
         charge = np.array(charges, dtype=np.int64).reshape(-1, 4)
@@ -109,7 +109,7 @@ class ExpectedReleases:
 
     @property
     def positions(self) -> IntArray:
-        """The place of each gang in the order of leaving; 0 leaves first."""
+        """The position of each gang in the release order; 0 is first."""
         if self._positions is None:
             self._positions = np.empty(len(self), dtype=np.int64)
             self._positions[np.lexsort((self.tiebreak, self.since, self.release_at))] = np.arange(
@@ -118,14 +118,14 @@ class ExpectedReleases:
         return self._positions
 
     def index_of(self, release: ExpectedRelease) -> int | None:
-        """The index of a gang that is among these as it is; None when it is not."""
-        if self._index_by_tiebreak is None:  # asked for every victim that is tried: no search each time
+        """The index of a release that is among these unchanged; None if it is not."""
+        if self._index_by_tiebreak is None:  # hot path: called for every victim that is tried
             self._index_by_tiebreak = {tie: i for i, tie in enumerate(self.tiebreak.tolist())}
         place = self._index_by_tiebreak.get(release.tiebreak)
         return place if place is not None and self.release_at[place] == release.release_at else None
 
     def without(self, tiebreaks: Collection[int]) -> ExpectedReleases:
-        """All but some, told by their ties."""
+        """All but those with these tiebreaks."""
         stays = ~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks)))
         if stays.all():
             return self
@@ -149,7 +149,7 @@ class ExpectedReleases:
         )
 
     def plus(self, more: ExpectedReleases) -> ExpectedReleases:
-        """All of both."""
+        """The union of both."""
         if not len(more):
             return self
         return ExpectedReleases(
@@ -174,19 +174,19 @@ class ExpectedReleases:
         inside = rows[self.node_row]
         owner, amounts = self.node_gang[inside], self.node_amounts[inside]
         total = np.zeros((len(self), amounts.shape[1]), dtype=np.int64)
-        for column in range(amounts.shape[1]):  # exact: see `Releases.between`
+        for column in range(amounts.shape[1]):  # exact: see `OrderedReleases.between`
             total[:, column] = np.bincount(owner, weights=amounts[:, column], minlength=len(self))
         return total
 
     def key_at(self, count: int) -> tuple[float, float, int]:
-        """The key of the last of the first `count` to leave; before everybody's for none."""
+        """The key of the last of the first `count` releases; for 0 one before all others."""
         if count == 0:
             return -math.inf, -math.inf, 0
         last = np.flatnonzero(self.positions == count - 1)[0]
         return float(self.release_at[last]), float(self.since[last]), int(self.tiebreak[last])
 
     def in_order(self) -> OrderedReleases:
-        """What comes free, in the order of leaving."""
+        """What becomes free, in release order."""
         rank = self.positions[self.node_gang]
         order = np.argsort(rank, kind="stable")
         stops = np.searchsorted(rank[order], np.arange(len(self) + 1))
@@ -195,14 +195,14 @@ class ExpectedReleases:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedReleases:
-    """Entries (gang, node) in the order of leaving; those of number `i` to leave are `stops[i]:stops[i + 1]`."""
+    """Entries (gang, node) in release order; those of release `i` are `stops[i]:stops[i + 1]`."""
 
     stops: IntArray
     row: IntArray
     amounts: IntArray
 
     def between(self, start: int, stop: int, rows: int) -> NodeUsage:
-        """What those give back who are number `start` (from 0) up to before `stop` to leave; `rows` of the table."""
+        """What the releases `start` (from 0) up to before `stop` free; `rows` of the table."""
         entries = slice(int(self.stops[start]), int(self.stops[stop]))
         touched = self.row[entries]
         found = unique_rows(touched, rows)

@@ -1,9 +1,9 @@
-"""When a waiting gang may expect to start, as far as running gangs declare their end.
+"""Estimated start times of pending gangs, as far as running gangs declare a maximum run time.
 
-A gang with a promise starts at its time. For the others everyone in line is added up: so much has to come free for all
-who are ahead, and for the gang itself, of its flavor (on nodes that are up) and of its queue's quota. That leaves aside
-where in the cluster it comes free, and that those ahead will end one day: an estimate, no promise. None where somebody
-has to leave first who does not say when.
+A gang with a reservation starts at its time. For the others demand is added up in queue order: that much of its flavor
+(on nodes that are up) and of its queue's quota has to become free for all gangs ahead and for the gang itself. That
+ignores where capacity becomes free, and that gangs ahead end too: it is an estimate. None if a gang without a maximum
+run time has to end first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from muster.scheduling.releases import ExpectedReleases
 ESTIMATED_REASONS = frozenset(
     {"InsufficientResources", "TopologyUnsatisfiable", "BlockedByReservation", "QuotaExceeded", "BlockedByQueueHead"}
 )
-"""Codes of gangs that start once others have left."""
+"""Reasons of gangs that start once others have ended."""
 
 
 def estimate_starts(
@@ -35,17 +35,13 @@ def estimate_starts(
     backfill: BackfillReservations,
     unschedulable: Mapping[str, UnschedulableReason],
 ) -> dict[str, float]:
-    """Expected starts by uid, of those that have one.
-
-    `refusals` are in the order in which they were made: that of the line, but gangs that ask for what somebody before
-    them was refused are passed over, and so refused, a little sooner. That moves estimates, and nothing else.
-    """
+    """Estimated starts by uid. `refusals` are in the order in which they were made: the queue order, except that gangs
+    with the request of an earlier refused gang are refused a little sooner, which moves estimates and nothing else."""
     now = cache.snapshot.now
     waiting = [
         (uid, cache.pending[uid].request, why)
         for uid, why in unschedulable.items()
-        if why.reason in ESTIMATED_REASONS
-        and uid not in cache.infeasible  # pods that are not ours do not say when they end
+        if why.reason in ESTIMATED_REASONS and uid not in cache.infeasible  # it is not known when unmanaged pods end
     ]
     if not waiting:
         return {}
@@ -72,7 +68,7 @@ def estimate_starts(
 
 
 def _releasing_done_at(cache: PlannerCache, now: float) -> float:
-    """When those who are leaving will have left."""
+    """When terminating gangs will be gone."""
     return now + max(
         (stay.running.gang.grace_s for stay in cache.running.values() if not stay.is_admitted), default=0.0
     )
@@ -81,7 +77,7 @@ def _releasing_done_at(cache: PlannerCache, now: float) -> float:
 def _times_by_capacity(
     cache: PlannerCache, ledger: Ledger, releases: ExpectedReleases, waiting: list[tuple[QueueRequest, int]]
 ) -> Iterable[float]:
-    """For each in line, when enough of its flavors will have come free for it and all ahead of it."""
+    """For each gang in order, when enough of its flavors will be free for it and all gangs ahead."""
     at = np.full(len(waiting), -math.inf)
     order = np.argsort(releases.positions)
     times = np.concatenate([[-math.inf], releases.release_at[order], [math.inf]])
@@ -113,17 +109,18 @@ def _times_by_capacity(
 
 @dataclass(slots=True)
 class _QuotaTimes:
-    """When quota allows one gang of a leaf after the other. The first of a leaf has a claim, charged already."""
+    """When quota allows one gang of a leaf after the other. The first gang of a leaf has a claim, which is charged
+    already."""
 
     forecast: QuotaForecast | None
-    times: list[float]  # of the outlook
+    times: list[float]  # of the forecast
     _available_from: dict[tuple[int, int], list[int]] = field(
         default_factory=dict
     )  # (queue, cell): from each moment on
     _amounts_ahead: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def time_of(self, request: QueueRequest, option: int) -> float:
-        """When there is quota for this gang too. Ask in the order of the line."""
+        """When there is quota for this gang too. Call in queue order."""
         if self.forecast is None:
             return math.inf
         times, at = self.times, -math.inf
