@@ -1,1 +1,1 @@
-"""The engine against Kubernetes: watch, plan, apply."""
+"""The operator: runs the engine against the Kubernetes API (watch, decide, write)."""

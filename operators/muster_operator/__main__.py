@@ -1,4 +1,4 @@
-"""`python -m muster_operator`: wire the parts, run until told to stop."""
+"""Entry point `python -m muster_operator`: builds the components and runs them until SIGTERM."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _KEY_RETRY_S = 0.5
-_KEY_TIMEOUTS_S = (3.0, 60.0)  # the second where it may be over, or would cost pods that run
+_KEY_TIMEOUTS_S = (3.0, 60.0)  # the second where the error may be transient, or where giving up would stop running pods
 _LEASE_RATE_LIMITS = ApiRateLimits(in_flight=2, per_s=20.0, burst=20)
 
 
 class ComponentExited(MusterError):
-    """Something that the operator cannot go on without has ended."""
+    """A component that the operator cannot run without has ended."""
 
 
 class Operator:
-    """All parts, wired."""
+    """All components of the operator."""
 
     def __init__(self, settings: Settings, api: ApiServerClient, fence: Fence, metrics: OperatorMetrics) -> None:
         self._settings = settings
@@ -97,9 +97,12 @@ class Operator:
         metrics.before_scrape = self._refresh_metrics
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Raises OSError where an address is taken, ClusterError where the cluster lacks what the
-        settings ask for, and PartEnded: who does not see the cluster as it is must not lead, and whoever can takes over
-        at once."""
+        """Run until `stop` is set.
+
+        Raises OSError where an address is in use, ClusterError where the cluster lacks an API that the settings need,
+        and ComponentExited where a watch or component ended: the process then exits, so that another replica takes over
+        instead of this one leading on stale state.
+        """
         if self._pod_groups is not None:
             await self._pod_groups.check_served()
         await self._server.start(self._settings.addresses)
@@ -129,7 +132,7 @@ class Operator:
             await self._server.stop()
 
     def dump_snapshot(self) -> None:
-        """Write the newest snapshot to a file, for `muster replay`."""
+        """Write the newest snapshot to a file for `muster replay`."""
         data = self._snapshot()
         if data is None:
             _LOG.warning("no snapshot: nothing was planned here yet")
@@ -143,10 +146,10 @@ class Operator:
         _LOG.info("snapshot written", extra={"file": str(path)})
 
     async def _run_leader(self) -> None:
-        """Stand by until the Lease is ours, list everything anew, then lead; again and again.
+        """Wait for the Lease, list everything again, then lead; repeat.
 
-        Whoever could not renew in time, but was not replaced either, goes on with what it sees: nobody else wrote, and
-        of its own writes those that had no answer are settled before it decides.
+        A leader whose renewal came too late but that was not replaced continues with its cache: no other operator has
+        written, and its own unanswered writes are resolved before the next decision.
         """
         listed_for: str | None = None
         while True:
@@ -159,24 +162,25 @@ class Operator:
                     self._admission_key.clear()
                     if self._heartbeat_poller is not None:
                         self._heartbeat_poller.tokens.clear()
-                    self._informers.start()  # what was seen so far may lack what the last holder wrote
+                    self._informers.start()  # the cache may lack the last writes of the previous holder
             await self._informers.wait_until_synced()
             if self._election is not None and self._election.acquired != listed_for:
-                continue  # somebody else led while we listed
+                continue  # another operator led while we listed
             self._fence.enter(listed_for)
             self._events.clear()
             if await self._begin_term():
                 await self._leader.run_term()
                 self._job_metrics.reset()
             if self._election is not None:
-                self._election.refresh()  # or we would try to lead until the next renewal ends
+                self._election.refresh()  # otherwise the loop would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
 
     async def _begin_term(self) -> bool:
-        """Have the key, so that it is known which pods tell the truth of their admission; whether we still lead.
+        """Load the admission key, which verifies the pods that record their job's admission; whether we still lead.
 
-        Without the right to it, or with one that is none, statuses are written before pods, and no pod is believed.
-        Where that would stop pods it takes longer, since an API server that has just started may refuse anything.
+        Where the key cannot be read or is invalid, statuses are written before pods and no pod's record counts. Where
+        that would stop running pods the wait is longer, since an API server that has just started may refuse any
+        request.
         """
         began = time.monotonic()
         while self._fence():
@@ -203,7 +207,7 @@ class Operator:
         return _KEY_TIMEOUTS_S[0 if error.code in INVALID_REQUEST_CODES and not self._cache.has_lagging_jobs() else 1]
 
     def _build_heartbeat_poller(self, api: ApiServerClient) -> HeartbeatPoller:
-        """Collectors are asked, and what they say is decided about and told."""
+        """The poller of collectors, and the hooks that use its results."""
         settings = self._settings
         key_name = f"{settings.lease_name}-collector-key"
         key = SharedKey(api, settings.namespace, key_name, "the key of collectors")
@@ -223,7 +227,7 @@ class Operator:
         )
 
     def _must_defer_events(self) -> bool:
-        """Whether Events have to wait."""
+        """Whether Events have to wait for other writes."""
         return (
             self._writer.active_cycles > 0
             or self._writer.api.available_tokens() < 1.0
@@ -236,7 +240,7 @@ class Operator:
     def _wake_leader(self) -> None:
         self._leader.wakeup.set()
 
-    # ---- what it answers
+    # ---- HTTP endpoints
 
     def _liveness_error(self) -> str:
         return self._informers.failure()
@@ -267,7 +271,7 @@ class Operator:
 
     def _refresh_metrics(self) -> None:
         leads = self._fence()
-        if leads:  # or several operators would count the same jobs
+        if leads:  # otherwise several operators would count the same jobs
             self._job_metrics.refresh()
         else:
             self._job_metrics.reset()
@@ -278,7 +282,7 @@ class Operator:
 
 
 def _exited_components(tasks: Sequence[asyncio.Task[None]], names: Sequence[str]) -> str:
-    """Which part is not running any more."""
+    """Names of the components that ended."""
     return ", ".join(name for task, name in zip(tasks, names, strict=True) if task.done())
 
 
@@ -312,18 +316,18 @@ async def run_operator(settings: Settings, endpoint: ApiServerEndpoint) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run; the exit code."""
+    """Run the operator and return its exit code."""
     settings = parse_flags(argv)
     log_to_stderr(settings.log_level)
     gc_tuning.reduce_gc_frequency()
     try:
         endpoint = load_endpoint(settings.kubeconfig, settings.context)
         _LOG.info("operator starts", extra={"server": endpoint.url, "identity": settings.identity})
-        uvloop.run(run_operator(settings, endpoint))  # the same calls cost a sixth less CPU than on asyncio's own loop
+        uvloop.run(run_operator(settings, endpoint))  # uses a sixth less CPU than asyncio's own event loop
     except (MusterError, ClusterError, OSError) as error:
         _LOG.error("operator ends", extra={"why": str(error)})
         return 1
-    except (Exception, asyncio.CancelledError) as error:  # a bug: its last line in the log tells where
+    except (Exception, asyncio.CancelledError) as error:  # a bug: the last log line names it
         _LOG.error("operator ends", extra={"why": f"{type(error).__name__}: {error}"}, exc_info=True)
         return 1
     return 0

@@ -1,1 +1,1 @@
-"""How what the API server shows becomes the world that the engine decides from."""
+"""The operator's cache of API objects, from which the engine's ObservedState is built."""

@@ -1,8 +1,8 @@
-"""The admission of a gang of one pod, as its pod tells it: in an annotation, from when it was created.
+"""Admission of a single-pod gang, recorded in an annotation of its pod at creation.
 
-So one write does for two. The job's own status follows when there is time; until then this is what was decided, for
-whoever leads. The annotation is sealed with a key of the operators, since who may create pods in a namespace may not
-admit jobs there.
+One write then both creates the pod and admits the job. The job's status is written later; until then the annotation is
+the record of the decision, also for the next leader. It is signed with a key of the operators, because a user who may
+create pods in a namespace must not be able to admit jobs there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from muster.model import RolePlacement
 
 @dataclass(frozen=True, slots=True)
 class PodAdmissionRecord:
-    """One pod on one node. `generation` is that of the job's spec which was decided about, `at` a Unix time."""
+    """Admission of one pod to one node. `generation`: of the job spec that was decided on; `at`: Unix seconds."""
 
     uid: str  # of the job
     attempt: int
@@ -35,27 +35,27 @@ class PodAdmissionRecord:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSigner:
-    """What one leader seals with in one of its terms."""
+    """Signs the admissions of one leader in one of its terms."""
 
     key: bytes
     term: str
 
     def sign(self, admission: PodAdmissionRecord) -> str:
-        """What the pod is to say of it; the rest stands in its labels, its owner and its pin."""
+        """The value of the pod's annotation; labels, owner reference and node pin carry the rest."""
         text = _Text(admission.at, admission.flavor, admission.generation, self.term, _signature(admission, self))
         return msgspec.json.encode(text).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class SignedAdmission:
-    """What some pod says of itself; true if the seal is ours."""
+    """An admission as an annotation states it; to be trusted only after `verify`."""
 
     admission: PodAdmissionRecord
     term: str
     signature: str
 
     def verify(self, key: bytes) -> bool:
-        """Whether one of us sealed it."""
+        """Whether the signature was made with this key."""
         return hmac.compare_digest(
             self.signature.encode(), _signature(self.admission, AdmissionSigner(key, self.term)).encode()
         )
@@ -73,12 +73,12 @@ _text = msgspec.json.Decoder(_Text)
 
 
 def parse_admission(annotation: str, *, uid: str, attempt: int, role: str, node: str) -> SignedAdmission | None:
-    """What the annotation of such a pod says; None where it says nothing."""
+    """The admission in a pod's annotation; None where it is not one."""
     if not annotation:
         return None
     try:
         text = _text.decode(annotation)
-    except (ValueError, RecursionError):  # whatever anybody wrote there
+    except (ValueError, RecursionError):  # any user may write the annotation
         return None
     return SignedAdmission(
         PodAdmissionRecord(uid, attempt, role, node, text.flavor, text.generation, text.at), text.term, text.seal
@@ -86,13 +86,14 @@ def parse_admission(annotation: str, *, uid: str, attempt: int, role: str, node:
 
 
 def may_admit_by_pod(status: spec.TrainingJobStatus) -> bool:
-    """Whether a pod may tell that a job of this status is admitted: it waits, and nobody keeps room for it."""
+    """Whether a job of this status may be admitted by its pod: it is pending and has no nomination."""
     off = is_admitted(status) or is_finished(status) or is_condition_true(status, SUSPENDED)
     return not off and status.nomination is None
 
 
 def admission_record(job: spec.TrainingJob, status: spec.TrainingJobStatus) -> PodAdmissionRecord | None:
-    """The admission that turns the job's status into this one; None where a pod cannot tell all of that."""
+    """The admission that turns the job's present status into `status`; None where an annotation cannot hold all of
+    it."""
     places = from_status(status.placement)
     alone = len(places) == 1 and places[0].replicas == 1
     if not alone or status.admitted_at is None or not may_admit_by_pod(job.status):
@@ -111,7 +112,7 @@ def admission_record(job: spec.TrainingJob, status: spec.TrainingJobStatus) -> P
 
 
 def admitted_status(job: spec.TrainingJob, record: PodAdmissionRecord) -> spec.TrainingJobStatus:
-    """The status of a job that waits, once it is admitted so. One that was edited since leaves again."""
+    """The status of a pending job after this admission. A job whose spec was edited since is evicted again."""
     created, status = job.metadata.creation_timestamp, job.status
     fields: dict[str, object] = {"observed_generation": record.generation}
     if status.submitted_at is None:

@@ -1,4 +1,4 @@
-"""One job as it was written, and what is known of its templates."""
+"""A job as stored in the API server, and its parsed templates."""
 
 from __future__ import annotations
 
@@ -14,76 +14,79 @@ from muster_operator.cache.cached_pod import JobKey
 from muster_operator.cache.templates import CachedTemplate
 
 INVALID = "InvalidSpec"
-"""Reason of whatever cannot be read, or is more than may be."""
+"""Reason of an object that cannot be read, or that exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job, its status as it is written or as its pod tells it (`admission`), the template of each role, and what it
-    was read from, to see what changed: the SHA-256 of its spec, and the text of its status."""
+    """A job with its written or recorded status, its templates, and what they were read from.
+
+    The status is the one in the API server, or the one that the job's pod records (`admission`). The SHA-256 of the
+    spec and the text of the status serve to detect changes.
+    """
 
     job: spec.TrainingJob
     templates: Mapping[str, CachedTemplate]  # by role
     spec_digest: bytes
     status_text: bytes | None  # None after a write of our own
-    lagging_status: spec.TrainingJobStatus | None = None  # what is written, where the job's pod tells more
-    admission: PodAdmissionRecord | None = None  # that is what it tells
+    lagging_status: spec.TrainingJobStatus | None = None  # the written status, where the job's pod records a newer one
+    admission: PodAdmissionRecord | None = None  # the admission that the pod records
 
     @property
     def written_status(self) -> spec.TrainingJobStatus:
-        """The status as it is written."""
+        """The status in the API server."""
         return self.job.status if self.lagging_status is None else self.lagging_status
 
     @property
     def uid(self) -> str:
-        """Of the job."""
+        """The job's uid."""
         return self.job.metadata.uid
 
     @property
     def name(self) -> JobKey:
-        """Which job it is."""
+        """Key of the job."""
         return JobKey(self.uid, self.namespace, self.job.metadata.name)
 
     @property
     def namespace(self) -> str:
-        """Of the job; the API server has filled it in."""
+        """Namespace of the job; always set by the API server."""
         return self.job.metadata.namespace or "default"
 
     @property
     def key(self) -> str:
-        """Its namespace and name."""
+        """NAMESPACE/NAME."""
         return f"{self.namespace}/{self.job.metadata.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """What a dry run said: what the pods really ask for, or (`refusal`) why they would be refused."""
+    """Result of a dry run: the pods as the API server would create them, or (`refusal`) why it rejects them."""
 
     pod: spec.PodSpec | None = None  # None: as the template says
     refusal: str | None = None
 
 
 class PodRequirements(Protocol):
-    """What is known of templates in a namespace."""
+    """Dry-run results of templates, by namespace."""
 
     def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
-        """The verdict; None while it is not known."""
+        """The result; None while there is none."""
 
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
-        """Whether that was learned lately enough for a job that has just come."""
+        """Whether the result is recent enough for a new job."""
 
     def request(self, job: CachedJob) -> None:
-        """Find out about the job's templates; `Jobs.learned` is called then."""
+        """Request dry runs for the job's templates; `JobCache.on_dry_run_result` is called with each result."""
 
 
 def holds_capacity(status: spec.TrainingJobStatus) -> bool:
-    """Whether the job was given room, is promised some, or may still be giving it back."""
+    """Whether the job has or may still have capacity: admitted, nominated, or terminating."""
     return is_admitted(status) or status.nomination is not None or is_condition_true(status, SUSPENDED)
 
 
 def was_accepted(status: spec.TrainingJobStatus, generation: int) -> bool:
-    """Whether an operator has taken the job as it is written now: bounds that came later, or are nearer now, do not
-    concern it. While it is admitted the API server lets nobody edit its templates."""
+    """Whether an operator has accepted the job's present spec, so that limits added or lowered later do not apply.
+    While a job is admitted the API server rejects edits of its templates."""
     if is_admitted(status):
         return True
     said = find_condition(status, ADMITTED)

@@ -1,7 +1,7 @@
-"""One pod: what is kept of it, and how the engine sees it if it is a job's.
+"""A pod: the fields that are cached, and its view for the engine if it belongs to a job.
 
-That it says so is not enough: who may create pods in some namespace may write into them whatever uid, so a pod is a
-job's only in the job's namespace and under the very name that we give it.
+A uid label does not prove ownership, because any user who may create pods can write any uid. A pod belongs to a job
+only if it is in the job's namespace and has the name that Muster would give it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """Which job it is; neither changes as long as there is one of that uid."""
+    """Key of a job; constant for the lifetime of its uid."""
 
     uid: str
     namespace: str
@@ -41,26 +41,26 @@ class JobKey:
 
 @dataclass(frozen=True, slots=True)
 class CachedPod:
-    """A pod: as the engine sees it if its job is known (`view`), and what it takes of `node` otherwise."""
+    """A pod: `view` for the engine if its job is known, else its usage of `node`."""
 
     uid: str
     version: int
     namespace: str
     name: str
-    job: JobKey | None  # whose pod it is, if there is such a TrainingJob
+    job: JobKey | None  # the owning TrainingJob, if it exists
     view: PodView | None
-    node: str  # where it is bound; "" while it is not
+    node: str  # where it is bound; "" before that
     request: Resources
     ended: bool
-    deletion_requested: bool = False  # by us, to stop
+    deletion_requested: bool = False  # we have requested its deletion
     ip: str = ""
-    has_collector: bool = False  # whether the sidecar of ours is in it
-    termination_message: TerminationMessage | None = None  # what that said at its end
-    signed_admission: SignedAdmission | None = None  # what it says of its job's admission
+    has_collector: bool = False  # whether it has our sidecar
+    termination_message: TerminationMessage | None = None  # of the collector
+    signed_admission: SignedAdmission | None = None  # the admission that the pod records
 
 
 def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
-    """What we keep of a pod. The view that says the same as before is the one of before."""
+    """The cached fields of a pod. A view equal to the one in `before` is the same object."""
     meta, spec = pod.metadata, pod.spec
     same = before is not None and before.uid == meta.uid
     job = owner_job(meta)
@@ -71,9 +71,9 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
     ended, told = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
-            view = replace(view, deleting=False)  # it had ended before it was told to
+            view = replace(view, deleting=False)  # it had ended before its deletion was requested
         elif told and (before.ended or not ended):
-            view = replace(view, deleting=True)  # as it was a moment before
+            view = replace(view, deleting=True)  # as it was before this update
         if before.view == view:
             view = before.view
     return CachedPod(
@@ -99,9 +99,9 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
 
 
 def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) -> CachedPod:
-    """A pod that we just created, pinned to `node`, as the watch will show it a moment later.
+    """A pod that was just created and pinned to `node`, as the watch is about to deliver it.
 
-    `request` is what its template asks for; what the API server made of that is read once the watch shows it.
+    `request` is what the template requests; what the API server added to it is read when the watch delivers the pod.
     """
     job = owner_job(meta)
     view = pod_view(V1Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
@@ -113,7 +113,7 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
         job=None if view is None else job,
         view=None if view is None else replace(view, node=node, request=request),
         node="",
-        request=Resources(),  # read once the watch shows it, which is before it takes room
+        request=Resources(),  # read when the watch delivers the node, before it matters
         ended=False,
         signed_admission=None if view is None else _signed_admission(meta, replace(view, node=node)),
     )
@@ -126,8 +126,8 @@ def _signed_admission(meta: V1PodMeta, view: PodView) -> SignedAdmission | None:
 
 
 def owner_job(meta: V1PodMeta) -> JobKey | None:
-    """The job whose pod this is if there is such a job: the one that owns it, in its namespace, if its name is the one
-    that we give to the pod that its labels say it is. Anybody may write that a pod is somebody's."""
+    """The job that may own this pod: named by its owner reference, in its namespace, where the pod's name is the one
+    Muster gives to the role, index and attempt in its labels. None otherwise; labels alone prove nothing."""
     seat = _pod_slot(meta)
     owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
     if owner is None or seat is None or meta.name != pod_name(owner.name, owner.uid, *seat):
@@ -136,7 +136,7 @@ def owner_job(meta: V1PodMeta) -> JobKey | None:
 
 
 def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
-    """Role, index and attempt, as its labels say; None where they do not."""
+    """Role, index and attempt from the labels; None where they are missing or invalid."""
     try:
         role, index, attempt = meta.labels[ROLE], int(meta.labels[INDEX]), int(meta.labels[ATTEMPT])
     except (KeyError, ValueError):
@@ -145,7 +145,7 @@ def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
 
 
 def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
-    """The pod of a job as the engine sees it; None when its labels do not say which one it is."""
+    """The engine's view of a job's pod; None where its labels do not identify it."""
     meta, status, seat = pod.metadata, pod.status, _pod_slot(pod.metadata)
     if seat is None:
         return None
@@ -173,8 +173,8 @@ def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
 def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume", "Node"]:
     """What a pod that has not started waits for.
 
-    A kubelet mounts all volumes, then makes the sandbox, then pulls images. Which of the first two it is at, a status
-    does not say; a pod without a volume of its own can only wait for the node.
+    The kubelet mounts all volumes, then creates the sandbox, then pulls images. The status does not say which of the
+    first two steps it is in; a pod without a volume of its own can only wait for the node.
     """
     conditions = {one.type: one.status for one in pod.status.conditions}
     if conditions.get("PodScheduled") == "False":
@@ -191,7 +191,7 @@ def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume"
 
 
 def _pinned_node(pod: V1Pod) -> str:
-    """The node that a pod of ours is bound to be on: the first field of the first term we wrote."""
+    """The node that a pod of ours is pinned to: the first field of the first term that we wrote."""
     affinity = pod.spec.affinity
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     for term in required.node_selector_terms if required else ():
@@ -207,7 +207,7 @@ def _main_termination(pod: V1Pod) -> V1ContainerStateTerminated | None:
 
 
 def _first_failure(pod: V1Pod) -> V1ContainerStateTerminated | None:
-    """How the main container failed, or else the container that failed first."""
+    """How the main container failed, else the container that failed first."""
     main = _main_termination(pod)
     if main is not None and main.exit_code != 0:
         return main
@@ -220,7 +220,7 @@ def _has_failed(container: V1ContainerStatus) -> bool:
 
 
 def _reason(pod: V1Pod, ended: V1ContainerStateTerminated | None) -> str:
-    """Why it failed. A disruption is none of the job's doing, whatever the containers say."""
+    """Reason of the failure. A disruption takes precedence over what containers report: it is not the job's fault."""
     if any(c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions):
         return "DisruptionTarget"
     return pod.status.reason or (ended.reason if ended is not None else "")

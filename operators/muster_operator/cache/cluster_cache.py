@@ -1,4 +1,4 @@
-"""Everything we see, put together: the world that the engine decides from."""
+"""All caches of the operator, combined into the ObservedState that the engine decides on."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_r
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
 
 _MAX_PENDING_TERMINATIONS = 10_000
-_MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three sweeps without an answer, and what a busy machine takes
+_MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three polls without an answer, and scheduling delay
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """What the installation decides of collectors, and how often they are asked."""
+    """The installation's collector configuration, and how often collectors are polled."""
 
     config: CollectorSidecarConfig = CollectorSidecarConfig()
     heartbeat_interval_s: float = 15.0
 
 
 class ClusterCache:
-    """The sinks of all resources. `changed` is called, often, when the engine would see a difference."""
+    """The event handlers of all resources. `changed` is called whenever the engine would see a difference."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ClusterCache:
         )  # of pods whose jobs are not known yet
 
     def observe(self) -> ObservedState:
-        """The world now. Its parts are not changed afterwards, so that another thread may read them."""
+        """The current state. It is immutable, so that another thread may read it."""
         now = self._clock()
         self._apply_pending_terminations(now)
         self.jobs.mark_observed()
@@ -99,11 +99,11 @@ class ClusterCache:
         return None if known is None else known.name
 
     def begin_term(self, signer: AdmissionSigner | None) -> None:
-        """A term of leading begins, and everything there is has been listed. None: no pod is believed."""
+        """A term of leadership begins, after everything was listed. `signer` None: no pod's record counts."""
         self.jobs.begin_term(signer, self.pods.all())
 
     def has_lagging_jobs(self) -> bool:
-        """Whether some pod says that its job is admitted, and the job's status does not."""
+        """Whether some pod records an admission that its job's status lacks."""
         told = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
         known = (self.jobs.get(job.uid) for job in told)
         return any(one is not None and may_admit_by_pod(one.written_status) for one in known)
@@ -117,15 +117,15 @@ class ClusterCache:
         self._changed()
 
     def _apply_pending_terminations(self, now: float) -> None:
-        """Those of pods that were listed before their jobs."""
+        """Apply termination messages of pods that were listed before their jobs."""
         words, self._pending_terminations = self._pending_terminations, deque(maxlen=_MAX_PENDING_TERMINATIONS)
         self._pending_terminations += (
             pod for pod in words if not self._apply_termination(pod, now) and self.pods.contains(pod)
         )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
-        """Count what was collected; the checkpoint of the pod that speaks for its job is news, if it outlives the pod.
-        False: its job is not known."""
+        """Count collected traces; a durable checkpoint of the lead pod counts as progress. False: the job is not
+        known."""
         known, view, ending = (
             self.jobs.get(pod.job.uid) if pod.job is not None else None,
             pod.view,
@@ -134,7 +134,7 @@ class ClusterCache:
         if known is None or view is None or ending is None:
             return False
         if self._job_key(known.uid) != pod.job:
-            return True  # of a pod that only says it is the job's
+            return True  # a pod that only claims to belong to the job
         seat, speaker = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None:
             self.trace_counts.record_final(known.uid, seat, ending.traces)
@@ -143,7 +143,7 @@ class ClusterCache:
         return True
 
     def _stall_monitored(self) -> Iterator[tuple[str, str]]:
-        """Jobs that may not stand still, and the pod that speaks for each."""
+        """Jobs with a stall timeout, and the lead pod of each."""
         for job in self.jobs.visible() if self._has_heartbeats else ():
             if job.spec.stall_timeout_seconds is not None and is_admitted(job.status):
                 meta = job.metadata

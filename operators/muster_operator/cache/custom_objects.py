@@ -1,7 +1,7 @@
-"""Queues and Flavors as the engine sees them: few, so each change reads the whole object.
+"""Cache of Queues and Flavors. There are few, so every change parses the whole object.
 
-One that cannot be read is told of by name. A queue is shown all the same, since what runs in it stays charged: as it
-was before that edit, else as far as it can be read. A flavor is not: which nodes are of it nobody could say.
+An object that cannot be read is reported by name. Such a queue stays visible, since what runs in it stays charged: as
+it was before the edit, else with the parts that can be read. Such a flavor does not, because its nodes are unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ D = TypeVar("D", bound=spec.Queue | spec.Flavor)
 
 @dataclass(frozen=True, slots=True)
 class InvalidObject:
-    """An object that cannot be read: as it came, and what is wrong with it."""
+    """An object that cannot be read: the raw document and the error."""
 
     metadata: spec.ObjectMeta
     document: Mapping[str, Any]
@@ -32,23 +32,23 @@ class InvalidObject:
 
 
 class CustomObjectCache(Generic[D]):
-    """A sink for one of the two kinds."""
+    """Event handler and cache of one of the two kinds."""
 
     def __init__(self, model: type[D], changed: Callable[[], None]) -> None:
         self._model = model
         self._changed = changed
         self._cache = MutationCache[D](self._on_change)
-        self.invalid: dict[str, InvalidObject] = {}  # what cannot be read, by name
+        self.invalid: dict[str, InvalidObject] = {}  # objects that cannot be read, by name
         self._errors: Mapping[str, str] | None = None
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others."""
+        """A list at `version` has exactly these keys."""
         for name in self.invalid.keys() - keys:
             self._clear_invalid(name)
         self._cache.retain(keys, version)
 
     def on_upsert(self, item: RawCustomObject) -> None:
-        """Created or changed."""
+        """An object was created or changed."""
         name, version = item.metadata.name, item.metadata.version
         if not self._cache.is_newer(name, version):
             return
@@ -70,16 +70,16 @@ class CustomObjectCache(Generic[D]):
         self._cache.upsert(name, version, fresh)
 
     def on_delete(self, item: RawCustomObject) -> None:
-        """Deleted."""
+        """An object was deleted."""
         self._clear_invalid(item.metadata.name)
         self._cache.delete(item.metadata.name, item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to here has been told."""
+        """Everything up to `version` was delivered."""
         self._cache.advance(version)
 
     def on_written(self, name: str, version: int, update: dict[str, object]) -> None:
-        """We wrote it: fields of the model (`status`) and of its metadata (`finalizers`)."""
+        """Our write was acknowledged: fields of the model (`status`) and of its metadata (`finalizers`)."""
         before = self._cache.get(name)
         if before is not None:
             meta: dict[str, Any] = {"resource_version": str(version)}
@@ -91,29 +91,29 @@ class CustomObjectCache(Generic[D]):
             self._cache.on_written(name, version, fresh)
 
     def on_reported(self, before: InvalidObject, reported: InvalidObject) -> None:
-        """We wrote what is wrong with it: `one` is as `told` now, unless watches have shown it anew, or gone,
-        meanwhile."""
+        """Our report of an invalid object was written: replace `before` by `reported`, unless a watch has delivered a
+        newer state or a deletion."""
         name = reported.metadata.name
         if self.invalid.get(name) is before:
             self.invalid[name] = reported
             self._errors = None
 
     def get(self, name: str) -> D | None:
-        """One, or None."""
+        """The object, or None."""
         return self._cache.get(name)
 
     def all(self) -> tuple[D, ...]:
-        """All, by name."""
+        """All objects, ordered by name."""
         return tuple(sorted(self._cache, key=lambda item: item.metadata.name))
 
     def errors(self) -> Mapping[str, str]:
-        """Why some cannot be read, by name; the same mapping as long as nothing changed."""
+        """Error by name of each invalid object; the same mapping until something changes."""
         if self._errors is None:
             self._errors = {name: one.error for name, one in self.invalid.items()}
         return self._errors
 
     def _set_invalid(self, name: str, version: int, document: dict[str, Any], error: str) -> None:
-        """It cannot be read."""
+        """Record that the object cannot be read."""
         metadata, before = metadata_of(document), self._cache.get(name)
         self.invalid[name] = InvalidObject(metadata, document, error)
         self._errors = None
@@ -126,13 +126,13 @@ class CustomObjectCache(Generic[D]):
         self._changed()
 
     def _clear_invalid(self, name: str) -> None:
-        """It can be read, or is gone."""
+        """Forget the error: the object can be read, or was deleted."""
         if self.invalid.pop(name, None) is not None:
             self._errors = None
             self._changed()
 
     def _parse(self, document: dict[str, Any]) -> D:
-        """An object that can be read, but perhaps for its status: that counts as never written then."""
+        """The parsed object; a status that cannot be read counts as never written."""
         try:
             return cast(D, self._model.model_validate(document))
         except ValidationError:

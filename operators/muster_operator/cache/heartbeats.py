@@ -1,7 +1,7 @@
-"""What jobs said of themselves when they were last asked, and what that is worth by now.
+"""The newest heartbeat of each job, and how much progress it proves now.
 
-A job that cannot be asked is no job that stands still: as long as nobody answers, it counts as if it had just made a
-step. So trouble of the pod network, of the operator or of a collector never ends a job.
+A job whose collector cannot be reached does not count as stalled: while there is no answer it counts as if it had just
+made a step. So a failure of the pod network, the operator or a collector never ends a job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from muster.heartbeat import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReport:
-    """One answer. `now` is the clock of who answered; `durable`: its checkpoints outlive its pods."""
+    """One answer of a collector. `now`: the collector's clock; `durable`: the job's checkpoints outlive its pods."""
 
     pod: str
     now: float
@@ -28,19 +28,19 @@ class HeartbeatReport:
 class _Entry:
     pod: str
     responded_at: float
-    offset_s: float  # what to add to a time of the pod's clock
+    offset_s: float  # to add to a time of the pod's clock
     heartbeat: Heartbeat | None
 
 
 class HeartbeatCache:
-    """By job uid. An answer is good for `patience_s`."""
+    """Newest report by job uid. A report is valid for `patience_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._entries: dict[str, _Entry] = {}
 
     def on_response(self, uid: str, report: HeartbeatReport, now: float) -> bool:
-        """An answer came; whether it brings news. `now` is our clock, as it came."""
+        """Record an answer; whether the engine would see a change. `now`: our clock on receipt."""
         before = self._entries.get(uid)
         if before is not None and before.pod == report.pod:
             offset_s = before.offset_s
@@ -56,7 +56,7 @@ class HeartbeatCache:
         return beat is not old
 
     def on_termination(self, uid: str, pod: str, checkpoint: tuple[float, float], now: float) -> bool:
-        """The last words of a pod whose checkpoints are durable name this one (step, when); whether that is news."""
+        """Record the durable checkpoint (step, time) in a pod's termination message; whether that is a change."""
         before = self._entries.get(uid)
         same = before is not None and before.pod == pod
         offset_s = before.offset_s if before is not None and same else 0.0
@@ -80,9 +80,9 @@ class HeartbeatCache:
             del self._entries[uid]
 
     def observed(self, watched: Iterable[tuple[str, str]], now: float) -> dict[str, Heartbeat]:
-        """The beats as the engine is to see them; what did not change keeps its identity.
+        """The heartbeats for the engine; unchanged ones keep their identity.
 
-        `watched` are jobs that may not stand still, and the name of the pod that speaks for each.
+        `watched`: jobs with a stall timeout, and the name of the lead pod of each.
         """
         shown = {uid: known.heartbeat for uid, known in self._entries.items() if known.heartbeat is not None}
         for uid, pod in watched:

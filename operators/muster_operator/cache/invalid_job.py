@@ -1,7 +1,6 @@
-"""Jobs that the API server keeps and this operator cannot read: written under an older CRD, or meant for a newer one.
+"""Jobs in the API server that this operator cannot read: written under an older CRD or for a newer one.
 
-Nothing is decided about such a job. What is wrong with it is said in the words of `muster submit`: field, value, what
-would be right.
+No decision is made about such a job. The error is the one of `muster submit`: field, value, valid values.
 """
 
 from __future__ import annotations
@@ -25,9 +24,11 @@ _MAX_ERROR = 500  # characters of an error
 
 @dataclass(frozen=True, slots=True)
 class InvalidJob:
-    """Which job, what is wrong with it, its status (None where that cannot be read either), and the queue that it
-    names; "" where it names none, or nothing that could be one. `sizes` are those of its pod templates, by text, where
-    they are only too much for its namespace as it is now."""
+    """A job that cannot be read: its key, error, status (None where that cannot be read either), and queue.
+
+    `queue` is "" where the job names none, or not a valid name. `sizes`: bytes of its pod templates by text, where the
+    only error is that they exceed the limit of the namespace.
+    """
 
     metadata: spec.ObjectMeta
     error: str
@@ -37,7 +38,7 @@ class InvalidJob:
 
 
 def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exception) -> InvalidJob:
-    """Why a job could not be read; `error` is told of one that seems to be right."""
+    """The job with its error; `error` is used where validation of the whole finds none."""
     large = isinstance(error, SpecTooLarge)
     document: dict[str, Any] = {
         "apiVersion": spec.API_VERSION,

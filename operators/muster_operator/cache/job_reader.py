@@ -1,4 +1,4 @@
-"""Reads TrainingJobs: each part once, as long as it does not change."""
+"""Parses TrainingJobs, and each part only when it changed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from muster_operator.cache.specs import SpecCache
 
 
 class JobReader:
-    """Jobs written alike share a spec."""
+    """Parser of jobs; jobs with the same spec share the parsed value."""
 
     def __init__(self, specs: SpecCache) -> None:
         self._specs = specs
 
     def read(self, item: RawTrainingJob, before: CachedJob | None) -> CachedJob:
-        """The job as it is written. Raises pydantic's ValidationError, and whatever else a document may bring about."""
+        """The parsed job. Raises pydantic's ValidationError and whatever else an arbitrary document may cause."""
         spec_text, status_text = bytes(item.spec), bytes(item.status)
         digest = hashlib.sha256(spec_text).digest()
         metadata = read_metadata(item)
@@ -42,7 +42,7 @@ class JobReader:
     def with_effective_pods(
         self, job: spec.TrainingJob, verdicts: Mapping[str, DryRunResult | None]
     ) -> spec.TrainingJob:
-        """The job with what its pods really ask for."""
+        """The job with its pods as the API server would create them."""
         pods = {
             role: verdict.pod for role, verdict in verdicts.items() if verdict is not None and verdict.pod is not None
         }
@@ -52,7 +52,7 @@ class JobReader:
 
 
 def read_metadata(item: RawTrainingJob) -> spec.ObjectMeta:
-    """Of a job, as every object has it."""
+    """The metadata of a job."""
     meta = item.metadata
     return spec.ObjectMeta.model_validate(
         {

@@ -1,14 +1,16 @@
-"""TrainingJobs as the engine sees them.
+"""Cache of TrainingJobs, and which of them the engine sees.
 
-A job is shown once it is known what its pods really ask for (`dryrun`): defaults, overhead and sidecars that the API
-server adds take up room too. Until then it is as if it had not come yet; one that is shown and whose templates are
-edited gets no room until they are known. One that an earlier leader has given room, or promised some, is shown at once,
-as it was written: else its room would be given away a second time. If it loses that room before its templates are
-known, it is shown on: what was written of it counts, and its last pods stop. So it is with one that is edited into
-something that cannot be read while it has room: it is shown as it was before that edit, and gets no room by it again.
+A job becomes visible once dry runs have shown what its pods really request, because defaults, overhead and injected
+sidecars use capacity too. Until then it is not part of the ObservedState. A visible job whose templates are edited is
+not admitted before the new dry runs end.
 
-Where a pod tells of its job's admission and the status does not yet, the pod counts (`claims`). A new job whose
-templates are more than its namespace may have is put aside like one that cannot be read (`template_bytes`).
+A job that has capacity or a nomination from an earlier leader is visible at once, as written, so that its capacity is
+not given away twice. If it loses that capacity before its dry runs end it stays visible, so that its status counts and
+its last pods stop. The same holds for a job with capacity that is edited into a form that cannot be read: it stays
+visible as it was before the edit, and is not admitted again.
+
+Where a pod records an admission that the job's status lacks, the record counts (`pod_admissions`). A new job whose
+templates exceed the limit of its namespace is treated like one that cannot be read (`template_bytes`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _DRY_RUN_PENDING = "its pods have not been tried yet: the API server has not sai
 
 
 class JobCache:
-    """A sink for TrainingJobs. `show(uid, shown)` is told who appears and goes, `changed` that anything differs."""
+    """Event handler and cache of TrainingJobs. `show(uid, visible)` is called when visibility changes, `changed` on any
+    change."""
 
     def __init__(
         self,
@@ -54,22 +57,22 @@ class JobCache:
         self._awaiting_dry_run: set[str] = set()
         self._undecided: set[str] = set()
         self._unobserved: set[str] = set()
-        self.decided_count = 0  # how many were decided about for the first time
+        self.decided_count = 0  # jobs decided on for the first time, in total
         self._last_complete_spec: dict[
             str, spec.TrainingJobSpec
-        ] = {}  # what was written when a job was last shown as it really is
+        ] = {}  # the written spec of a job when it was last visible with its dry-run results
         self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._rejections: dict[str, str] | None = None
         self._pod_admissions = PodAdmissions(pods_of)
         self._bytes = TemplateBytes(most_template_bytes)
-        self._lagging: dict[str, CachedJob] = {}  # jobs whose pods tell more than what is written, by uid
-        self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by namespace/name
+        self._lagging: dict[str, CachedJob] = {}  # jobs whose pods record more than their status, by uid
+        self.invalid: dict[str, InvalidJob] = {}  # jobs that cannot be read, by NAMESPACE/NAME
 
-    # ---- what is seen
+    # ---- events of watches
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others."""
+        """A list at `version` has exactly these keys."""
         for gone in self.invalid.keys() - keys:
             self._clear_invalid(gone)
         self._cache.retain(keys, version)
@@ -83,16 +86,16 @@ class JobCache:
         try:
             known = self._pod_admissions.with_pod_admission(self._reader.read(item, before), before)
             self._bytes.check(known, before)
-        except Exception as error:  # not only pydantic's: whatever anybody wrote, it hides no other job
+        except Exception as error:  # not only pydantic's: no document may hide other jobs
             self._set_invalid(key, item, before, error)
             return
         if self.invalid.pop(key, None) is not None and before is not None:
-            self._reject(before.uid, None)  # as what could not be read
+            self._reject(before.uid, None)  # the invalid edit came first
         self._cache.upsert(key, item.metadata.version, known)
 
     def _set_invalid(self, key: str, item: RawTrainingJob, before: CachedJob | None, error: Exception) -> None:
-        """It cannot be read. One that has room keeps it: it is shown as it was before that edit, and stays shown when
-        it loses the room (see `_consider`)."""
+        """Record that the job cannot be read. One with capacity keeps it and stays visible as it was before the edit,
+        also after it loses the capacity (see `_update_visibility`)."""
         aside = key in self.invalid
         one = self.invalid[key] = invalid_job(item, read_metadata(item), error)
         same = before is not None and before.uid == one.metadata.uid
@@ -110,7 +113,7 @@ class JobCache:
         self._changed()
 
     def fits_now(self, one: InvalidJob) -> bool:
-        """Whether a job that was too much for its namespace is not any more, or a pod tells that it is admitted."""
+        """Whether a job over the limit of its namespace now fits, or its pod records that it is admitted."""
         if not one.sizes or one.status is None or one.metadata.uid in self._by_uid:
             return False
         namespace = one.metadata.namespace or "default"
@@ -118,23 +121,23 @@ class JobCache:
         return self._bytes.fits(namespace, one.sizes) or self._pod_admissions.is_told(name, one.status.attempt)
 
     def on_read(self, item: RawTrainingJob) -> None:
-        """A read shows it, which watches may have passed meanwhile."""
+        """A GET returned the job; watches may have delivered newer states."""
         if not self._cache.is_deleted(_object_key(item), item.metadata.version):
             self.on_upsert(item)
 
     def on_delete(self, item: RawTrainingJob) -> None:
-        """A job is gone."""
+        """A job was deleted."""
         self._clear_invalid(_object_key(item))
         self._cache.delete(_object_key(item), item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to here has been told."""
+        """Everything up to `version` was delivered."""
         self._cache.advance(version)
 
-    # ---- what we did
+    # ---- our own writes
 
     def on_status_written(self, uid: str, status: spec.TrainingJobStatus, version: int) -> None:
-        """Our status of a job was accepted."""
+        """Our write of a job's status was acknowledged."""
         known = self._by_uid.get(uid)
         if known is None:
             return
@@ -147,7 +150,8 @@ class JobCache:
         )
 
     def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
-        """A term of leading begins, and these pods are there: what they tell counts, and nothing that others told."""
+        """A term of leadership begins with these pods: their records count, and none made by earlier leaders later
+        on."""
         pods = list(pods)
         self._pod_admissions.begin_term(signer, pods)
         tell = (pod.job for pod in pods if pod.signed_admission is not None and pod.job is not None)
@@ -155,29 +159,29 @@ class JobCache:
             self._apply_pod_admission(job, recompute=True)
 
     def on_pod_admission(self, job: JobKey) -> None:
-        """A pod says that its job is admitted."""
+        """A pod records that its job is admitted."""
         self._apply_pod_admission(job)
 
     def lagging(self) -> Collection[CachedJob]:
-        """Jobs whose pods alone tell so far that they are admitted, oldest first."""
+        """Jobs whose admission only their pods record so far, oldest first."""
         return self._lagging.values()
 
     def on_reported(self, key: str, before: InvalidJob, reported: InvalidJob) -> None:
-        """Our complaint about a job was written: `one` is as `told` now, unless watches have shown the job anew, or
-        gone, meanwhile."""
+        """Our report of an invalid job was written: replace `before` by `reported`, unless a watch has delivered a
+        newer state or a deletion."""
         if self.invalid.get(key) is before:
             self.invalid[key] = reported
 
     def on_dry_run_result(self, namespace: str, digest: str) -> None:
-        """Something was found out about a template."""
+        """A dry run of a template has a result."""
         for uid in tuple(self._uids_by_template.get((namespace, digest), ())):
             if (known := self._by_uid.get(uid)) is not None:
                 self._update_visibility(known)
 
     def refresh_dry_runs(self) -> None:
-        """What was refused may not be any more, and what was learned long ago may be otherwise: ask for jobs that wait.
+        """Repeat dry runs that failed or are old, for jobs that wait.
 
-        A job that has room keeps what was learned before it got it: its pods are as they were created.
+        A job with capacity keeps the result from before its admission: its pods were created with it.
         """
         for uid, known in self._by_uid.items():
             if uid in self._rejected or not (holds_capacity(known.job.status) or is_finished(known.job.status)):
@@ -186,42 +190,45 @@ class JobCache:
     # ---- what the engine sees
 
     def visible(self) -> tuple[spec.TrainingJob, ...]:
-        """All jobs that are ready to be decided about."""
+        """All visible jobs."""
         return tuple(self._visible.values())
 
     def rejections(self) -> Mapping[str, str]:
-        """Why pods of shown jobs would be refused, by uid; the same mapping as long as nothing changed."""
+        """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""
         if self._rejections is None:
             self._rejections = dict(self._rejected)
         return self._rejections
 
     def has_unobserved(self) -> bool:
-        """Whether a new job is shown since `looked`."""
+        """Whether a job became visible since `mark_observed`."""
         return bool(self._unobserved)
 
     def mark_observed(self) -> None:
-        """Whatever is shown is being decided about."""
+        """Note that all visible jobs are part of a scheduling cycle."""
         self._unobserved.clear()
 
     def get(self, uid: str) -> CachedJob | None:
-        """One job as it was written."""
+        """A job as written."""
         return self._by_uid.get(uid)
 
     def status_of(self, one: InvalidJob) -> spec.TrainingJobStatus | None:
-        """The newest status of a job that cannot be read, with what we wrote of it; None where nobody can read that."""
+        """The newest status of a job that cannot be read, including our own writes; None where the status cannot be
+        read."""
         known = self._by_uid.get(one.metadata.uid)
         return one.status if known is None else known.job.status
 
     def all(self) -> Iterable[CachedJob]:
-        """All jobs, shown or not."""
+        """All jobs, visible or not."""
         return self._by_uid.values()
 
-    # ---- the rest
+    # ---- internals
 
     def _on_change(self, key: str, old: CachedJob | None, new: CachedJob | None) -> None:
         self._bytes.count(old, new)
         same = old is not None and new is not None and new.uid == old.uid
-        alike = old is not None and new is not None and new.templates is old.templates  # as of a job created anew, too
+        alike = (
+            old is not None and new is not None and new.templates is old.templates
+        )  # also of a job that was deleted and created again
         if old is not None and not same:
             self._hide(old.uid)
             self._by_uid.pop(old.uid, None)
@@ -257,18 +264,18 @@ class JobCache:
         self._last_complete_spec.pop(uid, None)
         if self._visible.pop(uid, None) is not None:
             self._set_visible(uid, False)
-        self._changed()  # also of one that was not shown yet: its queue may have waited for it
+        self._changed()  # also for a job that was not visible: its queue may have waited for it
 
     def _clear_invalid(self, key: str) -> None:
-        """What could not be read there is gone."""
+        """Forget the error of this job."""
         if self.invalid.pop(key, None) is not None:
             self._changed()
 
     def _update_visibility(self, known: CachedJob) -> None:
-        """Show the job as soon as everything about its templates is known.
+        """Make the job visible once all its dry runs have results.
 
-        One that is shown already stays, always with its newest status: what is written of it, by us too, counts at
-        once. It gets no room by a spec that is not known yet, nor again by one from before an edit that cannot be read.
+        A visible job stays visible, always with its newest status, our own writes included. It is not admitted by a
+        spec whose dry runs are missing, nor again by one from before an edit that cannot be read.
         """
         uid, job, before = known.uid, known.job, self._visible.get(known.uid)
         verdicts = {role: self._requirements.result(known.namespace, one) for role, one in known.templates.items()}
@@ -306,15 +313,15 @@ class JobCache:
         self._changed()
 
     def _invalid_reason(self, known: CachedJob) -> str | None:
-        """Why it gets no room again: its spec is from before an edit that cannot be read. One with room is told so
-        beforehand, since it may lose it and be placed anew within one round; what it is promised it may still take."""
+        """Why it is not admitted again: its spec is from before an edit that cannot be read. Also set while the job has
+        capacity, because it may lose it and be placed again within one cycle; a nomination may still be used."""
         one, status = self.invalid.get(known.key) if self.invalid else None, known.job.status
         if one is None or one.metadata.uid != known.uid or status.nomination is not None or is_finished(status):
             return None
         return f"it cannot be read: {one.error}"
 
     def _needs_dry_run(self, known: CachedJob, verdicts: Mapping[str, DryRunResult | None]) -> bool:
-        """Whether it is not known what its pods ask for; of a job that is shown, what was learned then counts."""
+        """Whether a dry run is missing; for a visible job, the results that it became visible with count."""
         if None in verdicts.values():
             return True
         new = known.uid not in self._visible and not holds_capacity(known.job.status)

@@ -1,4 +1,4 @@
-"""The parts of Kubernetes objects that we read. Everything else is skipped without being built."""
+"""The fields of Kubernetes objects that the operator reads; msgspec skips all others without building them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ResourceList = dict[str, str | int | float]
 
 
 class V1ObjectMeta(msgspec.Struct, rename="camel"):
-    """Of any object's metadata."""
+    """Metadata of any object."""
 
     name: str = ""
     namespace: str = ""
@@ -22,7 +22,7 @@ class V1ObjectMeta(msgspec.Struct, rename="camel"):
 
     @property
     def version(self) -> int:
-        """The resourceVersion as the number that it is."""
+        """The resourceVersion as a number."""
         return int(self.resource_version)
 
 
@@ -37,13 +37,13 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
 
 
 class PodAnnotations(msgspec.Struct):
-    """Those of a pod that we read."""
+    """The annotations of a pod that the operator reads."""
 
     admitted: str = msgspec.field(name=ADMITTED, default="")
 
 
 class V1PodMeta(V1ObjectMeta, rename="camel"):
-    """Of a pod's metadata."""
+    """Metadata of a pod."""
 
     labels: dict[str, str] = {}
     annotations: PodAnnotations = msgspec.field(default_factory=PodAnnotations)
@@ -51,7 +51,7 @@ class V1PodMeta(V1ObjectMeta, rename="camel"):
 
 
 class V1ResourceRequirements(msgspec.Struct):
-    """What a container asks for."""
+    """Resources of a container."""
 
     requests: ResourceList = {}
     limits: ResourceList = {}
@@ -66,14 +66,14 @@ class V1Container(msgspec.Struct, rename="camel"):
 
 
 class V1NodeSelectorRequirement(msgspec.Struct):
-    """One line of a node selector term."""
+    """One expression of a node selector term."""
 
     key: str = ""
     values: list[str] = []
 
 
 class V1NodeSelectorTerm(msgspec.Struct, rename="camel"):
-    """Of a node selector term."""
+    """A term of a node selector."""
 
     match_fields: list[V1NodeSelectorRequirement] = []
 
@@ -85,29 +85,29 @@ class V1NodeSelector(msgspec.Struct, rename="camel"):
 
 
 class V1NodeAffinity(msgspec.Struct):
-    """Of a node affinity."""
+    """Node affinity of a pod."""
 
     required: V1NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
 
 
 class V1Affinity(msgspec.Struct, rename="camel"):
-    """Of an affinity."""
+    """Affinity of a pod."""
 
     node_affinity: V1NodeAffinity | None = None
 
 
 class PresenceMarker(msgspec.Struct):
-    """An object of which it only matters that it is there."""
+    """An object of which only the presence matters."""
 
 
 class V1Volume(msgspec.Struct, rename="camel"):
-    """Of a volume of a pod."""
+    """A volume of a pod."""
 
     empty_dir: PresenceMarker | None = None
 
 
 class V1PodSpec(msgspec.Struct, rename="camel"):
-    """Of a pod's spec. `resources` are those of the whole pod, where the cluster has them."""
+    """Spec of a pod. `resources`: of the whole pod, where the cluster supports them."""
 
     containers: list[V1Container] = []
     init_containers: list[V1Container] = []
@@ -128,13 +128,13 @@ class V1ContainerStateTerminated(msgspec.Struct, rename="camel"):
 
 
 class V1ContainerStateWaiting(msgspec.Struct):
-    """Why a container has not begun."""
+    """Why a container has not started."""
 
     reason: str = ""
 
 
 class V1ContainerState(msgspec.Struct):
-    """Of a container's state."""
+    """State of a container."""
 
     waiting: V1ContainerStateWaiting = msgspec.field(default_factory=V1ContainerStateWaiting)
     running: PresenceMarker | None = None
@@ -142,7 +142,8 @@ class V1ContainerState(msgspec.Struct):
 
 
 class V1ContainerStatus(msgspec.Struct, rename="camel"):
-    """Of a container's status. `resources` are those it runs with, `allocated_resources` those its node set aside."""
+    """Status of a container. `resources`: those it runs with; `allocated_resources`: those the kubelet has
+    allocated."""
 
     name: str = ""
     state: V1ContainerState = msgspec.field(default_factory=V1ContainerState)
@@ -160,7 +161,7 @@ class V1Condition(msgspec.Struct, rename="camel"):
 
 
 class V1PodStatus(msgspec.Struct, rename="camel"):
-    """Of a pod's status."""
+    """Status of a pod."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -189,20 +190,20 @@ class V1Taint(msgspec.Struct):
 
 
 class V1NodeMeta(V1ObjectMeta, rename="camel"):
-    """Of a node's metadata."""
+    """Metadata of a node."""
 
     labels: dict[str, str] = {}
 
 
 class V1NodeSpec(msgspec.Struct):
-    """Of a node's spec."""
+    """Spec of a node."""
 
     taints: list[V1Taint] = []
     unschedulable: bool = False
 
 
 class V1NodeStatus(msgspec.Struct):
-    """Of a node's status."""
+    """Status of a node."""
 
     allocatable: ResourceList = {}
     conditions: list[V1Condition] = []
@@ -230,13 +231,13 @@ class V1PriorityClass(msgspec.Struct):
 
 
 class CustomObjectMeta(V1ObjectMeta, rename="camel"):
-    """Of the metadata of a Queue, a Flavor or a TrainingJob."""
+    """Metadata of a Queue, a Flavor or a TrainingJob."""
 
     finalizers: list[str] = []
 
 
 class RawCustomObject(msgspec.Struct):
-    """A Queue or a Flavor; spec and status are read by `muster.spec`."""
+    """A Queue or a Flavor; `muster.spec` parses spec and status."""
 
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -244,7 +245,7 @@ class RawCustomObject(msgspec.Struct):
 
 
 class RawTrainingJob(msgspec.Struct):
-    """A TrainingJob; spec and status are read when they changed."""
+    """A TrainingJob; spec and status are parsed when they change."""
 
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")

@@ -1,6 +1,6 @@
-"""What was worked out lately and may be worked out again: as much of it as there is room for.
+"""A cache of recomputable values, bounded in number and in bytes.
 
-Users decide how long a text is and how many they write; both must not make the process grow without bound.
+Users decide how many texts there are and how long each is; neither may make the process grow without bound.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ MAX_BYTES = 32 * 2**20
 
 
 class LRUCache(Generic[K, V]):
-    """Values by key. Beyond `most` of them, or `most_bytes` of their sizes together, those go that were not asked for
-    the longest."""
+    """Values by key; evicts the least recently used beyond `most` entries or `most_bytes` in total."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._entries: dict[K, tuple[V, int]] = {}  # the one asked for last is last
+        self._entries: dict[K, tuple[V, int]] = {}  # most recently used last
         self.bytes = 0
-        """Of all that are kept, by the sizes that were told."""
+        """Sum of the sizes of all entries."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """The value, or None: there never was one, or it had to go."""
+        """The value; None: never put, or evicted."""
         kept = self._entries.pop(key, None)
         if kept is None:
             return None
@@ -38,7 +37,7 @@ class LRUCache(Generic[K, V]):
         return kept[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keep it. One that is larger than everything together may be is not kept."""
+        """Add a value, unless its `size` alone exceeds the limit."""
         _, before = self._entries.pop(key, (None, 0))
         self._entries[key] = value, size
         self.bytes += size - before

@@ -1,7 +1,7 @@
-"""Objects of one resource as far as we know them: what watches brought, and our own writes before watches bring them.
+"""Cache of one resource, from watches and from our own acknowledged writes (as client-go's MutationCache).
 
-The newest resourceVersion wins, whoever brought it. So an acknowledged write counts at once, an event that is older
-than it changes nothing, and the event of the write itself is no news.
+The highest resourceVersion wins, whatever its source. So an acknowledged write counts at once, an older event changes
+nothing, and the event of the write itself is not a change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Entry(Generic[T]):
 
 
 class MutationCache(Generic[T]):
-    """Values by key. `changed(key, old, new)` is told of every change; None: there is or was none."""
+    """Values by key. `changed(key, old, new)` is called on every change; None: absent."""
 
     def __init__(self, changed: Callable[[str, T | None, T | None], None]) -> None:
         self._changed = changed
@@ -39,16 +39,16 @@ class MutationCache(Generic[T]):
         return None if kept is None else kept.value
 
     def is_newer(self, key: str, version: int) -> bool:
-        """Whether something of this version is newer than what is known."""
+        """Whether this version is newer than the cached one."""
         kept = self._entries.get(key)
         return kept is None or version > kept.version
 
     def is_deleted(self, key: str, version: int) -> bool:
-        """Whether something of this version was deleted since: watches have passed it and do not show it."""
+        """Whether the object of this version was deleted since: watches have passed it and do not have it."""
         return key not in self._entries and version <= self._observed_version
 
     def upsert(self, key: str, version: int, value: T) -> None:
-        """A watch or list shows it."""
+        """A watch or list delivered the object."""
         kept = self._entries.get(key)
         if kept is None:
             self._entries[key] = _Entry(version, value)
@@ -58,29 +58,29 @@ class MutationCache(Generic[T]):
             self._changed(key, old, value)
 
     def delete(self, key: str, version: int) -> None:
-        """A watch shows that it was deleted, at this version."""
+        """A watch delivered the deletion, at this version."""
         kept = self._entries.get(key)
         if kept is not None and version >= kept.version:
             del self._entries[key]
             self._changed(key, kept.value, None)
 
     def on_written(self, key: str, version: int, value: T) -> None:
-        """Our own write was acknowledged. One that watches have passed and do not show was deleted since."""
+        """Our write was acknowledged. An object that watches have passed and do not have was deleted since."""
         if not self.is_deleted(key, version):
             self.upsert(key, version, value)
 
     def replace(self, key: str, value: T) -> None:
-        """We know more of what is known, at the version that it has: whatever is newer still counts."""
+        """Replace a value at its present version, with more knowledge; anything newer still wins."""
         kept = self._entries[key]
         old, kept.value = kept.value, value
         self._changed(key, old, value)
 
     def advance(self, version: int) -> None:
-        """Watches have told everything up to this version."""
+        """Watches have delivered everything up to this version."""
         self._observed_version = max(self._observed_version, version)
 
     def retain(self, keys: Iterable[str], version: int) -> None:
-        """A list of this version has these keys: others are gone, unless they were written after it."""
+        """A list at this version has exactly these keys: others are gone, unless written after it."""
         here = set(keys)
         for key in [key for key, kept in self._entries.items() if key not in here and kept.version <= version]:
             old = self._entries.pop(key)

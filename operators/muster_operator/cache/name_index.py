@@ -1,4 +1,4 @@
-"""Namespaces and priority classes: a few values by name that change seldom."""
+"""Namespaces and PriorityClasses: few values by name that seldom change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class NameIndex(Generic[O_in, V]):
-    """A sink that keeps one value of each object, by name."""
+    """Event handler that keeps one value of each object, by name."""
 
     def __init__(self, value: Callable[[O_in], V], changed: Callable[[], None]) -> None:
         self._value = value
@@ -28,23 +28,23 @@ class NameIndex(Generic[O_in, V]):
         self._values: dict[str, V] = {}
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others."""
+        """A list at `version` has exactly these keys."""
         self._cache.retain(keys, version)
 
     def on_upsert(self, item: O_in) -> None:
-        """Created or changed."""
+        """An object was created or changed."""
         self._cache.upsert(item.metadata.name, item.metadata.version, self._value(item))
 
     def on_delete(self, item: O_in) -> None:
-        """Deleted."""
+        """An object was deleted."""
         self._cache.delete(item.metadata.name, item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to here has been told."""
+        """Everything up to `version` was delivered."""
         self._cache.advance(version)
 
     def values(self) -> Mapping[str, V]:
-        """By name; the same mapping as long as nothing changed, never changed afterwards."""
+        """Values by name; the same immutable mapping until something changes."""
         return self._values
 
     def _on_change(self, name: str, old: V | None, new: V | None) -> None:
@@ -60,10 +60,10 @@ class NameIndex(Generic[O_in, V]):
 
 
 def namespace_labels(namespace: V1Namespace) -> Mapping[str, str]:
-    """A namespace's labels."""
+    """Labels of a namespace."""
     return namespace.metadata.labels
 
 
 def priority_value(priority_class: V1PriorityClass) -> int:
-    """A priority class's value."""
+    """Value of a PriorityClass."""
     return priority_class.value

@@ -1,6 +1,6 @@
-"""Nodes as the engine sees them, with what pods that are not ours take of each.
+"""Cache of nodes, with the usage of unmanaged pods on each.
 
-A node is made anew only when something that matters changed: heartbeats come all the time and change nothing.
+A view is rebuilt only when a relevant field changed; kubelet heartbeats are frequent and change none.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class _Entry:
 
 
 class NodeCache:
-    """A sink for nodes. `changed` is called when the engine would see a difference."""
+    """Event handler and cache of nodes. `changed` is called when the engine would see a difference."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._cache = MutationCache[_Entry](self._on_change)
         self._unmanaged: dict[str, Resources] = {}
         self._views: dict[str, NodeView] = {}
-        self._stale: set[str] = set()  # views to make anew
+        self._stale: set[str] = set()  # views to rebuild
         self._view_tuple: tuple[NodeView, ...] = ()
 
-    # ---- what is seen
+    # ---- events of watches
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others."""
+        """A list at `version` has exactly these keys."""
         self._cache.retain(keys, version)
 
     def on_upsert(self, item: V1Node) -> None:
@@ -59,11 +59,11 @@ class NodeCache:
         self._cache.delete(item.metadata.name, item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to here has been told."""
+        """Everything up to `version` was delivered."""
         self._cache.advance(version)
 
     def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
-        """Foreign pods take so much more (or less, when negative) of a node, which may not be known yet."""
+        """Add to the unmanaged usage of a node (negative: subtract). The node may not be known yet."""
         self._unmanaged[node] = self._unmanaged.get(node, Resources()).plus(amount)
         if not self._unmanaged[node]:
             del self._unmanaged[node]
@@ -73,7 +73,7 @@ class NodeCache:
     # ---- what the engine sees
 
     def views(self) -> tuple[NodeView, ...]:
-        """All nodes, by name; the same tuple as long as nothing changed."""
+        """All nodes, ordered by name; the same tuple until something changes."""
         if self._stale:
             before = len(self._views)
             for name in self._stale:
@@ -99,10 +99,10 @@ class NodeCache:
 
 
 def node_view(node: V1Node) -> NodeView:
-    """The node without foreign pods. Since when it is unknown counts only if nobody can tell what it does.
+    """The node without unmanaged usage. `unknown_since` is set only where its condition cannot be known.
 
-    What the control plane itself taints passes: a node under pressure is as good as cordoned, and one that is cordoned
-    or not ready says so by other means. The planner would take a taint for a reason why pods can never be there.
+    Taints of the control plane are left out because they are transient: pressure counts as cordoned, and cordoned or
+    not ready have fields of their own. The planner would treat a taint as a permanent reason.
     """
     ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
     unknown = ready is not None and ready.status == "Unknown"
@@ -122,7 +122,7 @@ def _taint(taint: k8s_types.V1Taint) -> NodeTaint:
 
 
 def _is_same(a: V1Node, b: V1Node) -> bool:
-    """Whether what we read of a node is the same but for heartbeats."""
+    """Whether two versions of a node differ in heartbeats only."""
     return (
         a.metadata.labels == b.metadata.labels
         and a.spec == b.spec

@@ -1,7 +1,7 @@
-"""Which pods are believed that their jobs are admitted, and how such a job looks.
+"""Which pods' records of their job's admission are trusted, and the job's status that follows.
 
-Believed are those sealed in the present term, and those that were there when it began. What comes later from an earlier
-term was sent by a leader that is none any more, and may have been decided otherwise since.
+Trusted are records signed in the present term, and those of pods that existed when it began. A record of an earlier
+term that appears later was sent by a former leader, and may contradict later decisions.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from muster_operator.cache.cached_pod import CachedPod, JobKey
 
 @dataclass(slots=True)
 class PodAdmissions:
-    """Believes nobody before `begin`. `pods_of` tells which pods are a job's."""
+    """Trusts no pod before `begin_term`. `pods_of` returns the pods of a job."""
 
     pods_of: Callable[[JobKey], Iterable[CachedPod]]
     _signer: AdmissionSigner | None = None
-    _trusted_pods: set[str] = field(default_factory=set)  # pods that were there, by uid
+    _trusted_pods: set[str] = field(default_factory=set)  # uids of pods that existed when the term began
 
     def begin_term(self, signer: AdmissionSigner | None, pods: Iterable[CachedPod]) -> None:
-        """A term begins, or goes on, and these pods are there."""
+        """A term begins with these pods."""
         if signer is None or signer != self._signer:
             self._trusted_pods = {pod.uid for pod in pods if pod.signed_admission is not None}
         self._signer = signer
 
     def with_pod_admission(self, known: CachedJob, before: CachedJob | None) -> CachedJob:
-        """The job, admitted as its pod tells, if its status does not say so yet. `known.job` is as written, and was
-        `before`."""
+        """The job, admitted as its pod records if its status lacks that. `known.job` is as written; `before` is its
+        previous state."""
         written = known.job.status
         admission = self._admission(known, before) if may_admit_by_pod(written) else None
         if admission is None:
@@ -46,18 +46,18 @@ class PodAdmissions:
         return replace(known, job=job, lagging_status=written, admission=admission)
 
     def is_told(self, name: JobKey, attempt: int) -> bool:
-        """Whether a pod tells that this attempt of the job is admitted."""
+        """Whether a pod records the admission of this attempt."""
         return self._admission_from_pods(name, attempt) is not None
 
     def recompute(self, known: CachedJob) -> CachedJob:
-        """The job as it looks by what its pods tell now; what was learned of edits counts on."""
+        """The job with the admission that its pods record now; dry-run results are kept."""
         admission = self._admission_from_pods(known.name, known.written_status.attempt)
         job = known.job.model_copy(update={"status": known.written_status})
         return self.with_pod_admission(replace(known, job=job), known if admission is not None else None)
 
     def _admission(self, known: CachedJob, before: CachedJob | None) -> PodAdmissionRecord | None:
-        """What its pod tells, or told before it went: of the spec as it is now, if an edit since has left alone what
-        pods are made from."""
+        """The admission in the pod's record, present or previous, if no edit since changed what pods are created
+        from."""
         attempt, generation = known.job.status.attempt, known.job.metadata.generation
         told = None if before is None or before.uid != known.uid else before.admission
         if before is None or told is None or told.attempt != attempt:
@@ -66,7 +66,7 @@ class PodAdmissions:
         return replace(told, generation=generation) if same else told
 
     def _admission_from_pods(self, name: JobKey, attempt: int) -> PodAdmissionRecord | None:
-        """What a pod of the job tells of this attempt."""
+        """The trusted admission of this attempt among the job's pods."""
         for pod in self.pods_of(name):
             claim = pod.signed_admission
             if claim is not None and claim.admission.attempt == attempt and self._is_trusted(pod, claim):
@@ -81,6 +81,7 @@ class PodAdmissions:
 
 
 def _creates_same_pods(before: CachedJob, now: CachedJob) -> bool:
-    """Whether an edit leaves alone everything that pods are made from: specs hold of templates only what is read."""
+    """Whether an edit leaves everything unchanged that pods are created from: a spec keeps of templates only what
+    decisions need."""
     templates = [{role: one.text for role, one in known.templates.items()} for known in (before, now)]
     return templates[0] == templates[1] and keeps_pods(before.job, now.job)

@@ -1,4 +1,4 @@
-"""What pods ask for and nodes have, from the texts of the API server to whole numbers."""
+"""Resources of pods and nodes: from quantities to integers."""
 
 from __future__ import annotations
 
@@ -27,29 +27,27 @@ _NO_STATUS = V1PodStatus()
 
 
 def parse_resources(quantities: Mapping[str, str | int | float]) -> Resources:
-    """Quantities by resource name. What cannot be read counts as nothing: one odd device must not hide a node."""
+    """Quantities by resource name. A quantity that cannot be read counts as 0: one bad device must not hide a node."""
     return Resources.of({name: _parse_quantity(text, name) for name, text in quantities.items()})
 
 
 def effective_request(pod: V1PodSpec, status: V1PodStatus = _NO_STATUS) -> Resources:
-    """What a pod takes of its node, its slot included, as kube-scheduler counts it: while a pod is resized in place,
-    the largest of what it asks for now, what its node has set aside, and what it runs with.
+    """What a pod uses of its node, its pod slot included, as kube-scheduler computes it: during an in-place resize the
+    maximum of what it requests, what the node has allocated, and what it runs with.
 
-    Anybody's pod has an answer: one that asks for more than anything can be takes all there can be.
+    Defined for any pod: a request beyond the largest amount counts as the largest amount.
     """
     pod = _with_effective_requests(pod, status)
     key = msgspec.json.encode((pod.containers, pod.init_containers, pod.resources, pod.overhead))
     known = _CACHE.get(key)
     if known is None:
-        known = pod_request(
-            cast(spec.PodSpec, pod), _parse_quantity
-        ).capped()  # it reads only what the two have in common
+        known = pod_request(cast(spec.PodSpec, pod), _parse_quantity).capped()  # reads only fields that both types have
         _CACHE.put(key, known, len(key))
     return known
 
 
 def _with_effective_requests(pod: V1PodSpec, status: V1PodStatus) -> V1PodSpec:
-    """The pod with the requests that count: see determineEffectiveRequests in k8s.io/component-helpers/resource."""
+    """The pod with its effective requests: see determineEffectiveRequests in k8s.io/component-helpers/resource."""
     seen = {one.name: one for one in (*status.container_statuses, *status.init_container_statuses) if one.resources}
     if not seen and status.resources is None:
         return pod
@@ -84,7 +82,7 @@ def _effective_container(container: V1Container, status: V1ContainerStatus | Non
 def _max_requests(
     desired: ResourceList, actual: ResourceList, allocated: ResourceList, *, infeasible: bool
 ) -> ResourceList:
-    """The largest amount of each resource; what is asked for does not count where no node could give it."""
+    """The maximum of each resource; `desired` does not count where the resize is infeasible."""
     most: ResourceList = {}
     for texts in (actual, allocated) if infeasible else (desired, actual, allocated):
         for name, text in texts.items():

@@ -1,8 +1,8 @@
-"""Pods that ended by themselves and were taken away before anybody had decided about their end.
+"""Pods that ended and were deleted before a decision about their end.
 
-A cluster bounds how many ended pods it keeps. One that is gone is shown on as it ended, until its job goes on without
-it: else its work would be done a second time. Nobody but this process knows of it, so whoever leads next sees only what
-a status tells (`finishedPods`).
+Kubernetes limits the number of ended pods (pod garbage collection). Such a pod stays visible as it ended until its job
+is decided on; otherwise its work would be repeated. Tombstones are in memory only: the next leader has only the status
+(`finishedPods`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ K = TypeVar("K", bound=Hashable)
 
 
 class PodTombstones(Generic[K]):
-    """Their last views, by job; of each job those of the newest attempt in which a pod departed."""
+    """The last views of deleted pods, by job: of each job those of the newest attempt with one."""
 
     def __init__(self) -> None:
         self._views: dict[K, dict[str, PodView]] = {}
 
     def add(self, job: K, view: PodView) -> None:
-        """It is gone, and had ended; one that was told to stop may have done so for that reason."""
+        """A pod that had ended was deleted. One whose deletion was requested may have ended because of that."""
         if not view.deleting:
             others = self._views.get(job, {}).values()
             self._views[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
 
     def views_of(self, job: K | None) -> Iterable[PodView]:
-        """Those of a job."""
+        """The tombstones of a job."""
         return self._views[job].values() if job in self._views else ()
 
     def remove(self, job: K, name: str) -> bool:
-        """The job goes on without this pod, or has another of its name; whether there was one."""
+        """Remove one: the job was decided on, or has a new pod of that name; whether it existed."""
         return self._views.get(job, {}).pop(name, None) is not None
 
     def remove_job(self, job: K) -> None:
-        """It is not looked at any more."""
+        """Remove those of a job."""
         self._views.pop(job, None)

@@ -1,7 +1,7 @@
-"""Pods as the engine sees them: those of the jobs it knows, by job; all others as room that is taken on their nodes.
+"""Cache of pods: those of visible jobs by job; all others as unmanaged usage of their nodes.
 
-Whether a pod is ours depends on whether its job is shown to the engine: pods may be listed before their job is, and
-outlive it. A pod that has ended takes nothing; one that is gone may be shown all the same (`departed`).
+Whether a pod is managed depends on whether its job is visible to the engine: a pod may be listed before its job and may
+outlive it. A pod that ended uses nothing; a deleted one may stay visible (`pod_tombstones`).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class PodCache:
         self._on_admission = on_admission
         self._cache = MutationCache[CachedPod](self._on_change)
         self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
-        self._visible: dict[str, JobKey] = {}  # jobs that the engine knows
-        self._stale: set[str] = set()  # of them, those whose views are to be made anew
+        self._visible: dict[str, JobKey] = {}  # visible jobs
+        self._stale: set[str] = set()  # of them, those whose views are to be rebuilt
         self._views: dict[str, tuple[PodView, ...]] = {}
         self._tombstones = PodTombstones[JobKey]()
-        self._unbound: set[str] = set()  # of our pods, by namespace/name
-        self.bound_count = 0  # how many of them wait no more
+        self._unbound: set[str] = set()  # unbound pods of jobs, by NAMESPACE/NAME
+        self.bound_count = 0  # pods that were bound, in total
 
-    # ---- what is seen
+    # ---- events of watches
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others."""
+        """A list at `version` has exactly these keys."""
         self._cache.retain(keys, version)
 
     def on_upsert(self, item: V1Pod) -> None:
@@ -57,27 +57,27 @@ class PodCache:
             self._cache.upsert(key, version, cached_pod(item, self._cache.get(key)))
 
     def on_read(self, item: V1Pod) -> None:
-        """A read shows it, which watches may have passed meanwhile."""
+        """A GET returned the pod; watches may have delivered newer states."""
         if not self._cache.is_deleted(_object_key(item), item.metadata.version):
             self.on_upsert(item)
 
     def on_delete(self, item: V1Pod) -> None:
-        """A pod is gone for good."""
+        """A pod was deleted."""
         self._cache.delete(_object_key(item), item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to here has been told."""
+        """Everything up to `version` was delivered."""
         self._cache.advance(version)
 
-    # ---- what we did
+    # ---- our own writes
 
     def on_created(self, pod: CachedPod) -> None:
-        """We created it."""
+        """Our creation of a pod was acknowledged."""
         self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, pod)
 
     def on_delete_requested(self, pod: CachedPod) -> None:
-        """We asked for its end, knowing this of it, and it is on its way. What has become of it meanwhile counts: it
-        may have ended by itself just before."""
+        """Our deletion request for this state of the pod was acknowledged. Its newest state counts: it may have ended
+        by itself just before."""
         if pod.ended and pod.job is not None:
             self.remove_tombstone(pod.job.uid, pod.name)
         key = f"{pod.namespace}/{pod.name}"
@@ -87,7 +87,7 @@ class PodCache:
         self._cache.replace(key, replace(now, deletion_requested=True, view=replace(now.view, deleting=True)))
 
     def remove_tombstone(self, uid: str, name: str) -> None:
-        """The job goes on without this pod, which is gone."""
+        """The job was decided on without this pod, which is gone."""
         job = self._job_key(uid)
         if job is not None and self._tombstones.remove(job, name):
             self._mark_job_stale(uid)
@@ -97,15 +97,15 @@ class PodCache:
         return self._pods_of(self._job_key(uid)).get(name)
 
     def all(self) -> Iterable[CachedPod]:
-        """All pods, of whomever they are."""
+        """All pods of the cluster."""
         return self._cache
 
     def of_job(self, job: JobKey) -> Collection[CachedPod]:
-        """The pods that are a job's, whether it is shown or not."""
+        """The pods of a job, visible or not."""
         return self._pods_of(job).values()
 
     def lead_pod(self, uid: str, role: str) -> CachedPod | None:
-        """Pod 0 of a role, of the newest attempt that has one: of a job that was told to stop, the one that stops."""
+        """Pod 0 of a role, of the newest attempt that has one; of a terminating job the terminating one."""
         pods = self._pods_of(self._job_key(uid)).values()
         found = [(pod.view.attempt, pod) for pod in pods if pod.view and (pod.view.role, pod.view.index) == (role, 0)]
         return max(found, key=lambda one: one[0])[1] if found else None
@@ -117,18 +117,18 @@ class PodCache:
         )
 
     def contains(self, pod: CachedPod) -> bool:
-        """Whether that very pod still is."""
+        """Whether this pod (by uid) still exists."""
         now = self._cache.get(f"{pod.namespace}/{pod.name}")
         return now is not None and now.uid == pod.uid
 
     def has_unbound(self) -> bool:
-        """Whether a pod of some job still waits for kube-scheduler."""
+        """Whether a pod of a job waits for kube-scheduler."""
         return bool(self._unbound)
 
     # ---- what the engine sees
 
     def set_visible(self, uid: str, visible: bool) -> None:
-        """From now on the engine knows this job, or no longer: its pods are ours, or foreign."""
+        """Mark a job as visible to the engine or not: its pods count as managed, or as unmanaged usage."""
         if (uid in self._visible) == visible:
             return
         job = self._job_key(uid) if visible else self._visible[uid]
@@ -145,7 +145,7 @@ class PodCache:
         self._stale.add(uid)
 
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
-        """Pods by job uid; tuples are the same as long as nothing about a job's pods changed."""
+        """Pods by job uid; the tuple of a job stays the same until its pods change."""
         for uid in self._stale:
             job = self._visible.get(uid)
             here = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
@@ -211,7 +211,7 @@ class PodCache:
         self._changed(uid)
 
     def _track_binding(self, key: str, pod: CachedPod | None) -> None:
-        """Note whether this pod of ours waits for kube-scheduler."""
+        """Track whether this pod waits for kube-scheduler."""
         waits = pod is not None and pod.view is not None and not (pod.node or pod.ended or pod.view.deleting)
         if waits and self._is_managed(pod):
             self._unbound.add(key)

@@ -1,7 +1,7 @@
-"""Specs of jobs, read once however many jobs were written alike.
+"""Parsed job specs, shared by all jobs with the same text.
 
-Thousands of jobs differ in nothing but their names, which are not in their specs. They share one value then: reading
-and checking it is done for the first, and whoever works something out of it may remember that by its identity.
+Thousands of jobs may differ only in their names, which are not part of the spec. They share one parsed and validated
+value, so that derived values can be cached by its identity.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig, has_co
 _MAX_BYTES = 16 * 2**20
 _STRING = re.compile(
     rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL
-)  # possessive: to go back would take 100 bytes a character
+)  # possessive: backtracking would need 100 bytes a character
 _Fields = dict[str, msgspec.Raw]
 _Pods = Mapping[str, spec.PodSpec]
 
 
 class SpecTooLarge(Exception):
-    """The roles of a spec are larger than they may be: they are not decoded, since that is what is not to happen."""
+    """The roles of a spec exceed the limit, so they are not decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedSpec:
-    """What a job wants, and the template of each role."""
+    """A parsed spec, and the template of each role."""
 
     spec: spec.TrainingJobSpec
     templates: Mapping[str, CachedTemplate]  # by role
@@ -48,17 +48,17 @@ class _EffectiveSpec(NamedTuple):
 
 
 class SpecCache:
-    """Known specs by their text. The API server writes keys in order, so the same spec is the same text."""
+    """Parsed specs by text. The API server writes keys in order, so equal specs have equal texts."""
 
     def __init__(self, collectors: CollectorSidecarConfig, templates: TemplateCache | None = None) -> None:
         self._collectors = collectors
         self._templates = TemplateCache() if templates is None else templates
         self._parsed = LRUCache[bytes, ParsedSpec](max_bytes=_MAX_BYTES)
-        self._effective: dict[int, _EffectiveSpec] = {}  # by the identity of the spec, as long as anybody has it
+        self._effective: dict[int, _EffectiveSpec] = {}  # by identity of the spec, while it is referenced
 
     def read(self, text: bytes, digest: bytes, *, accepted: bool = False) -> ParsedSpec:
-        """What the text says; `digest` is its SHA-256. `accepted`: an operator has taken this spec already,
-        so it may be larger than is allowed now. Raises TooLarge else, and pydantic's ValidationError."""
+        """The parsed text; `digest` is its SHA-256. `accepted`: an operator has accepted this spec already, so it may
+        exceed the present limit. Raises SpecTooLarge and pydantic's ValidationError."""
         known = self._parsed.get(digest)
         if known is None:
             known = self._read(text, accepted=accepted)
@@ -68,7 +68,7 @@ class SpecCache:
         return known
 
     def with_effective_pods(self, job_spec: spec.TrainingJobSpec, pods: _Pods) -> spec.TrainingJobSpec:
-        """The spec with other pods in some roles, by name; the same value for the same spec and pods."""
+        """The spec with other pods for some roles (by name); the same value for the same arguments."""
         key = id(job_spec)
         known = self._effective.get(key)
         if known is not None and known.written() is job_spec and known.pods == pods:
@@ -103,16 +103,16 @@ class SpecCache:
         rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
         wanted = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
         if wanted.stall_timeout_seconds is not None and not self._collectors.image:
-            # Without beats every job would look as if it made no step.
+            # Without heartbeats every job would count as stalled.
             wanted = wanted.model_copy(update={"stall_timeout_seconds": None})
         for name, template in templates.items():
-            if has_collector(wanted, name, 0, self._collectors):  # its pods are others than those without
+            if has_collector(wanted, name, 0, self._collectors):  # its pods differ from those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")
         return ParsedSpec(wanted, templates, fault)
 
 
 def check_size(roles: msgspec.Raw | bytes) -> None:
-    """Count without decoding, in compact JSON as the API server writes it. Raises TooLarge."""
+    """Count nodes and bytes of the compact JSON that the API server writes, without decoding. Raises SpecTooLarge."""
     text = bytes(roles)
     plain = _STRING.sub(b"0", text)
     inside = plain.count(b"{") - plain.count(b"{}") + plain.count(b"[") - plain.count(b"[]")

@@ -1,6 +1,6 @@
-"""How many bytes of pod templates the unfinished jobs of each namespace have, and how many they may have.
+"""Limits the bytes of pod templates of the unfinished jobs in each namespace.
 
-Templates that are alike count once in a namespace: they are held once.
+Equal templates in a namespace count once, as they are stored once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from muster_operator.cache.cached_job import CachedJob, was_accepted
 from muster_operator.cache.specs import SpecTooLarge
 
 MOST_BYTES = 64 * 2**20
-"""Of JSON text, in one namespace."""
+"""Bytes of JSON text in one namespace."""
 
 
 class TooManyBytes(SpecTooLarge):
-    """The templates of a job, and those of all others of its namespace, are more than may be. `sizes`: bytes of its
-    own, by the SHA-256 of each text."""
+    """The templates of a job exceed what its namespace has left. `sizes`: its bytes by the SHA-256 of each text."""
 
     def __init__(self, message: str, sizes: Mapping[str, int]) -> None:
         super().__init__(message)
@@ -26,7 +25,7 @@ class TooManyBytes(SpecTooLarge):
 
 
 class TemplateBytes:
-    """What unfinished jobs have. `most`: bytes in one namespace."""
+    """Bytes in use by unfinished jobs. `most`: limit of a namespace."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self._most = most
@@ -34,7 +33,7 @@ class TemplateBytes:
         self._bytes: Counter[str] = Counter()  # by namespace
 
     def count(self, old: CachedJob | None, new: CachedJob | None) -> None:
-        """What was known of a job, and is known of it, or of another of that name."""
+        """Account for a job that replaces another of that name, or none; None: absent."""
         if old is not None and new is not None and _alike(old, new):
             return
         if new is not None:
@@ -43,8 +42,8 @@ class TemplateBytes:
             self._remove(old)
 
     def check(self, known: CachedJob, before: CachedJob | None) -> None:
-        """Raises TooManyBytes for a job that no operator has accepted as it is now and that adds bytes beyond what its
-        namespace may have. `before`: what is counted of it."""
+        """Raises TooManyBytes for a job whose present spec was not accepted and that adds bytes beyond the limit of its
+        namespace. `before`: the job that is counted now."""
         status, namespace = known.job.status, known.namespace
         if is_finished(status) or was_accepted(status, known.job.metadata.generation):
             return
@@ -61,7 +60,7 @@ class TemplateBytes:
             raise TooManyBytes(message, sizes)
 
     def fits(self, namespace: str, sizes: Mapping[str, int]) -> bool:
-        """Whether a job with such templates may come."""
+        """Whether a job with such templates fits."""
         return self._bytes[namespace] + self._missing(namespace, sizes) <= self._most
 
     def _missing(self, namespace: str, sizes: Mapping[str, int]) -> int:
@@ -90,7 +89,7 @@ def _alike(old: CachedJob, new: CachedJob) -> bool:
 
 
 def _sizes(known: CachedJob) -> dict[str, int]:
-    """Bytes of a job's templates, by text; none of one that has ended."""
+    """Bytes of a job's templates by text; empty for a finished job."""
     if is_finished(known.job.status):
         return {}
     return {one.text: one.size for one in known.templates.values()}

@@ -1,8 +1,8 @@
-"""Pod templates: what is known of each, however many jobs carry the same one, and the texts of those read lately.
+"""Pod templates: one parsed value of each, shared by all jobs, and a bounded cache of their texts.
 
-Thousands of jobs differ in nothing but their names; reading, checking and trying their template is done for the first.
-What is held of a template as long as a job has it is what decisions are made from. Its text, and what that says once it
-is decoded, are needed when pods are made: they are kept while there is room, and read from the API server again else.
+Thousands of jobs may differ only in their names; a template is parsed, checked and dry-run once. The parsed model,
+trimmed to what decisions need, lives as long as a job has it. The text is needed only to create pods: it is cached
+within a byte limit, and read from the API server again otherwise.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _REQUIREMENT_FIELDS = ("key", "operator", "values")
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class CachedTemplate:
-    """A pod template: what decisions are made from (`model`), and what it requests by its own words.
+    """A pod template: `model` for decisions, and the request that it states itself.
 
-    `digest` tells pods that are made alike, in one namespace; `text` is the SHA-256 of what the user wrote, and `size`
-    how many bytes that has.
+    `digest` is equal for templates whose pods are created alike in one namespace; `text` is the SHA-256 of the user's
+    text, and `size` its bytes.
     """
 
     digest: str
@@ -42,7 +42,7 @@ class CachedTemplate:
 
 
 class TemplateCache:
-    """Known templates by their text. The API server writes keys in order, so the same template is the same text."""
+    """Templates by text. The API server writes keys in order, so equal templates have equal texts."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[str, CachedTemplate] = weakref.WeakValueDictionary()
@@ -59,13 +59,13 @@ class TemplateCache:
         return known
 
     def store(self, text: bytes) -> str:
-        """Have the text at hand for a while; its SHA-256."""
+        """Cache the text; its SHA-256."""
         digest = hashlib.sha256(text).hexdigest()
         self._texts.put(digest, text, len(text))
         return digest
 
     def document(self, template: CachedTemplate) -> dict[str, Any] | None:
-        """What the user wrote, never to be changed; None where the text has to be read again."""
+        """The decoded template, which must not be modified; None where the text has to be read again."""
         document = self._decoded.get(template.text)
         if document is None and (text := self._texts.get(template.text)) is not None:
             document = msgspec.json.decode(text)
@@ -74,12 +74,12 @@ class TemplateCache:
 
 
 def trim_template(template: spec.PodTemplate) -> spec.PodTemplate:
-    """The template with what decisions are made from, and nothing else."""
+    """The template with only the fields that decisions need."""
     return spec.PodTemplate.model_construct(metadata=spec.TemplateMeta(), spec=trim_pod(template.spec))
 
 
 def trim_pod(pod: spec.PodSpec) -> spec.PodSpec:
-    """The same of a pod's spec."""
+    """The pod spec with only the fields that decisions need."""
     env, mounts, volumes = run_folder_fields(pod)
     main, *others = pod.containers
     return spec.PodSpec.model_construct(
@@ -110,7 +110,7 @@ def _resources(resources: spec.ContainerResources) -> spec.ContainerResources:
 
 
 def _affinity(affinity: dict[str, Any]) -> dict[str, Any]:
-    """What the planner obeys: required node affinity."""
+    """The required node affinity: all that the planner uses."""
     required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return {}

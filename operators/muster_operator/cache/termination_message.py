@@ -1,7 +1,6 @@
-"""The last words of collectors, which Kubernetes puts into the status of their pods
-(`muster.tracing.termination_message`).
+"""Termination messages of collectors, from the container statuses of their pods (`muster.tracing.termination_message`).
 
-They are a program's in a user's pod: only numbers that can be true are taken.
+They come from a program in a user's pod, so only valid numbers are accepted.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from muster_operator.cache.k8s_types import V1ContainerStatus
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 
 MAX_TRACES = 1_000_000
-_MAX_LENGTH = 4096  # characters: as much as Kubernetes keeps of one
+_MAX_LENGTH = 4096  # characters: the limit of Kubernetes
 
 
 @dataclass(frozen=True, slots=True)
 class TerminationMessage:
-    """What a collector said at its end: how many traces it has collected, and the newest checkpoint as it is written
-    in the run folder."""
+    """Termination message of a collector: traces collected, and the newest checkpoint in the run folder."""
 
     traces: int
-    checkpoint: tuple[float, float] | None  # step, and when, by the pod's clock
+    checkpoint: tuple[float, float] | None  # step, and time by the pod's clock
 
 
 class _Message(msgspec.Struct):
@@ -35,14 +33,14 @@ class _Message(msgspec.Struct):
 
 
 def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
-    """The last words among a pod's sidecars; None where the collector has not ended, or said nothing we know."""
+    """The message among a pod's sidecars; None where the collector has not ended or the message is not ours."""
     for one in containers:
         end = one.state.terminated
         if one.name == COLLECTOR and end is not None and len(end.message) <= _MAX_LENGTH:
             try:
                 return _validated(msgspec.json.decode(end.message, type=_Message))
             except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-                return None  # nothing, or the end of its log
+                return None  # empty, or the tail of its log
     return None
 
 

@@ -1,4 +1,4 @@
-"""Times as the API server writes them."""
+"""Times of the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many traces the collectors of each job have collected, as they last said: when asked, and at their end."""
+"""Traces collected by each job's collectors, from heartbeats and termination messages."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Collection
 
 
 class TraceCounts:
-    """By job uid, then by (role, index): a collector counts what those of earlier attempts had listed, as far as it
-    still can see it, so that the greatest number of each pod counts."""
+    """Counts by job uid, then by (role, index). A collector also counts the traces of earlier attempts that it still
+    finds, so the maximum of each pod counts."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[tuple[str, int], int]] = {}
         self._pending: set[str] = set()
 
     def record(self, uid: str, slot: tuple[str, int], traces: int) -> None:
-        """The collector of this pod has so many."""
+        """The collector of this pod has collected so many."""
         counts = self._counts.setdefault(uid, {})
         counts[slot] = max(traces, counts.get(slot, 0))
 
     def record_final(self, uid: str, slot: tuple[str, int], traces: int) -> None:
-        """It has ended with so many."""
+        """The collector of this pod has ended with so many."""
         self.record(uid, slot, traces)
         self._pending.add(uid)
 
     def count(self, uid: str) -> int:
-        """Of all its pods."""
+        """Sum over the pods of a job."""
         return sum(self._counts.get(uid, {}).values())
 
     def pending(self) -> list[str]:
-        """Jobs of which a collector has ended since they were settled, in order."""
+        """Jobs with a collector that ended since `mark_written`, sorted."""
         return sorted(self._pending)
 
     def mark_written(self, uid: str) -> None:
-        """All that it said is written."""
+        """The final counts of a job were written."""
         self._pending.discard(uid)
 
     def retain(self, uids: Collection[str]) -> None:

@@ -1,6 +1,6 @@
-"""What the API server answers to a write: the metadata of the object as it is now.
+"""The answer of the API server to a write: the object's new metadata.
 
-Who owns which field stands in it too, and is as deep as whatever a user wrote.
+It includes managedFields, which are nested as deep as the user's object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _write_response = msgspec.json.Decoder(_WriteResponse)
 
 
 def written_metadata(answer: bytes) -> V1PodMeta:
-    """The metadata. Raises ClusterError where the answer is none: who gives it is no API server."""
+    """The metadata. Raises ClusterError where the answer is not an object."""
     try:
         return decode_truncated(_write_response.decode, answer).metadata
     except ValueError as error:
