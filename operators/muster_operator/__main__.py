@@ -87,7 +87,7 @@ class Operator:
         )
         self._writer.on_status_written = self._job_metrics.on_status_written
         key_name = f"{settings.lease_name}-admission-key"
-        self._admission_key = SharedKey(api, settings.namespace, key_name, "the key of admissions that pods tell")
+        self._admission_key = SharedKey(api, settings.namespace, key_name, "the key of signed admissions")
         self._writer.pod_control.pod_groups = self._pod_groups = PodGroups(api) if settings.pod_groups else None
         self._leader = Leader(self._cache, self._writer, metrics, self._job_metrics, fence)
         self._heartbeat_poller = self._build_heartbeat_poller(api) if collectors.config.image else None
@@ -135,7 +135,7 @@ class Operator:
         """Write the newest snapshot to a file for `muster replay`."""
         data = self._snapshot()
         if data is None:
-            _LOG.warning("no snapshot: nothing was planned here yet")
+            _LOG.warning("no snapshot: this operator has not completed a scheduling cycle")
             return
         path = self._settings.snapshot_dir / f"muster-snapshot-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
         try:
@@ -210,7 +210,7 @@ class Operator:
         """The poller of collectors, and the hooks that use its results."""
         settings = self._settings
         key_name = f"{settings.lease_name}-collector-key"
-        key = SharedKey(api, settings.namespace, key_name, "the key of collectors")
+        key = SharedKey(api, settings.namespace, key_name, "the key of collector tokens")
         tokens = CollectorTokens(api, settings.collectors.config, key)
         self._writer.pod_control.tokens = tokens
         self._leader.timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s)

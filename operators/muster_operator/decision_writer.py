@@ -1,7 +1,7 @@
-"""Carries a round's writes out: many jobs side by side, each job's status before its pods.
+"""Writes the decisions of a scheduling cycle: many jobs concurrently, each job's status before its pods.
 
-The rules are those of `muster.cluster`. A round that takes long stops beginning jobs after a while: what was not
-begun is decided again, on news, and nothing that happened meanwhile has to wait for thousands of writes.
+The order of writes is the one of `muster.cluster`. A long cycle stops starting jobs after a while: what was not started
+is decided again on newer state, so that other changes need not wait for thousands of writes.
 """
 
 from __future__ import annotations
@@ -46,34 +46,37 @@ from muster_operator.single_pod_admission import SinglePodAdmitter
 from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
-_SUPERSEDES = {"Completed": "Admitted", "Admitted": PENDING}  # an Event, and the one that is worth nothing after it
+_SUPERSEDES = {
+    "Completed": "Admitted",
+    "Admitted": PENDING,
+}  # an Event reason, and the reason of the pending Event that it makes obsolete
 
 
 class StatusObserver(Protocol):
-    """Who is told of acknowledged statuses."""
+    """Called for each acknowledged status."""
 
     def __call__(self, before: spec.TrainingJob, status: spec.TrainingJobStatus) -> None:
-        """The status of this job is written."""
+        """The status of this job was written."""
 
 
 class StatusMutator(Protocol):
-    """Who adds to statuses that are about to be written."""
+    """Completes statuses before they are written."""
 
     def __call__(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
-        """What is written of this job, instead of `status`."""
+        """The status to write instead of `status`."""
 
 
 @dataclass(slots=True)
 class WriteResult:
-    """`unwritten`: jobs whose status, or all, was not written; `conflicts`: how many statuses were refused, since
-    something changed meanwhile."""
+    """What was not written. `unwritten`: uids of jobs whose status or other writes are missing; `conflicts`: statuses
+    rejected because the object changed meanwhile."""
 
     unwritten: set[str] = field(default_factory=set)
-    not_admitted: set[str] = field(default_factory=set)  # jobs that were not admitted, since their pod was not created
-    deferred: set[str] = field(default_factory=set)  # jobs of which something is refused; `Refusals` says until when
+    not_admitted: set[str] = field(default_factory=set)  # jobs not admitted because their pod was not created
+    deferred: set[str] = field(default_factory=set)  # jobs with a rejected write; `RetryLimiter` has the pause
     conflicts: int = 0
-    refused: int = 0  # statuses that the API server does not take, for another reason
-    api_error: ClusterError | None = None  # the API server could not be reached, or may not be written to
+    refused: int = 0  # statuses rejected for another reason than a conflict
+    api_error: ClusterError | None = None  # no answer, or no right to write at all
 
     @property
     def is_complete(self) -> bool:
@@ -81,7 +84,7 @@ class WriteResult:
         return not self.unwritten and self.api_error is None
 
     def merge(self, other: WriteResult) -> None:
-        """What was written after it belongs to it."""
+        """Add the result of later writes."""
         self.unwritten |= other.unwritten
         self.not_admitted |= other.not_admitted
         self.deferred |= other.deferred
@@ -92,7 +95,7 @@ class WriteResult:
 
 @dataclass(slots=True)
 class DecisionWriter:
-    """Writes to the API server, and tells `sight` what was acknowledged."""
+    """Writes to the API server, and updates the cache with acknowledged writes."""
 
     api: ApiServerClient
     cache: ClusterCache
@@ -104,22 +107,22 @@ class DecisionWriter:
     max_concurrent_jobs: int = 64
     mutate_status: StatusMutator = lambda known, status: status
     on_status_written: StatusObserver = lambda before, status: None
-    active_cycles: int = 0  # rounds under way: events wait for them
+    active_cycles: int = 0  # cycles in progress: Events wait for them
     retry_limiter: RetryLimiter = field(default_factory=RetryLimiter)
-    signer: AdmissionSigner | None = None  # of what pods tell; None: every status comes before its pods
+    signer: AdmissionSigner | None = None  # of pods' admission records; None: every status is written before its pods
     pod_control: PodControl = field(init=False)
     single_pod_admitter: SinglePodAdmitter = field(init=False)
     pending_reasons: PendingReasonEvents = field(init=False)
 
     def __post_init__(self) -> None:
-        """The same parts write pods."""
+        """Build the components that share these parts."""
         parts = self.api, self.cache, self.dry_runs, self.uncertain_writes, self.pod_config
         self.pod_control = PodControl(*parts, self.record, self.retry_limiter)
         self.single_pod_admitter = SinglePodAdmitter(self.cache, self.pod_control, self.retry_limiter)
         self.pending_reasons = PendingReasonEvents(self.cache, self.record)
 
     async def apply(self, phases: Sequence[WritePhase], start_within_s: float) -> WriteResult:
-        """Phase after phase, until one is not carried out whole. After `begin_within_s` no more jobs are begun."""
+        """Write phase after phase until one is incomplete. No job is started after `start_within_s`."""
         outcome, began = WriteResult(), time.monotonic()
         self.active_cycles += 1
         try:
@@ -143,7 +146,7 @@ class DecisionWriter:
                 group.create_task(self._run_worker(left, outcome, until))
 
     async def _run_worker(self, left: Any, outcome: WriteResult, until: float) -> None:
-        """Take one job after the other."""
+        """Write objects until none is left."""
         for item in left:
             if outcome.api_error is not None or time.monotonic() >= until:
                 outcome.unwritten.add(item.job_uid)
@@ -159,14 +162,14 @@ class DecisionWriter:
                     self._record_failure(_object_key(item), error, outcome)
                 else:
                     outcome.api_error = error
-            except Exception as error:  # a bug that this object met: all others are written
+            except Exception as error:  # a bug that this object caused: the others are written
                 _LOG.exception("write failed", extra={"of": _object_key(item)})
                 outcome.unwritten.add(item.job_uid)
                 outcome.refused += 1
                 self._record_failure(_object_key(item), ApiError(500, "", f"{type(error).__name__}: {error}"), outcome)
 
     def _record_failure(self, key: str, error: ApiError, outcome: WriteResult) -> None:
-        """Something of an object is refused, other than pods."""
+        """A write of an object other than a pod was rejected."""
         if key not in outcome.deferred:
             outcome.deferred.add(key)
             self.retry_limiter.record_write_failure(key, error)
@@ -174,7 +177,7 @@ class DecisionWriter:
     # ---- one object
 
     async def _apply_object(self, item: ObjectWrites, outcome: WriteResult) -> bool:
-        """All writes of one object; False when its status was refused."""
+        """All writes of one object; False if its status was rejected."""
         if (how := await self._admit_by_pod(item, outcome)) is not None:
             return how
         pods: list[CreatePod | DeletePod] = []
@@ -202,8 +205,8 @@ class DecisionWriter:
         return True
 
     async def _admit_by_pod(self, item: ObjectWrites, outcome: WriteResult) -> bool | None:
-        """Admit a gang of one pod by its creation. False when the job was changed meanwhile; None where it is not to be
-        admitted so: its status comes first."""
+        """Admit a single-pod gang by creating its pod. False: the job changed meanwhile; None: its status has to be
+        written first."""
         alone = None if self.signer is None else self.single_pod_admitter.plan(item, self.signer)
         if alone is None or self.mutate_status(alone.known, alone.status.status) is not alone.status.status:
             return None
@@ -222,14 +225,14 @@ class DecisionWriter:
         return how != "changed"
 
     async def _write_lagging_status(self, uid: str) -> bool:
-        """Write the status of a job that its pod alone told of, before it gets another; False if that is refused."""
+        """Write the status of a job whose admission only its pod records, before its next status; False if rejected."""
         known = self.cache.jobs.get(uid)
         if known is None or known.lagging_status is None:
             return True
         return await self.write_status(WriteStatus(uid, known.job.status, known.job.metadata.resource_version or ""))
 
     async def write_status(self, write: WriteStatus) -> bool:
-        """Write one status, unless the job was changed meanwhile (False). Raises as `Api.patch` does."""
+        """Write one status, unless the job changed meanwhile (False). Raises as `ApiServerClient.patch` does."""
         known = self.cache.jobs.get(write.job_uid)
         if known is None or known.job.metadata.resource_version != write.resource_version:
             return False
@@ -267,7 +270,7 @@ class DecisionWriter:
                 self.cache.flavors.on_written(write.flavor, version, {"status": write.status})
 
     def record(self, event: RecordEvent) -> None:
-        """Have an Event told when there is time."""
+        """Queue an Event."""
         known = self.cache.jobs.get(event.job_uid)
         if known is not None:
             manifest = event_manifest(known.job.metadata, event, time.time(), self.instance)
@@ -276,7 +279,7 @@ class DecisionWriter:
             self.events.enqueue(PendingEvent(known.namespace, manifest, about, instead))
 
     async def _remove(self, uid: str, outcome: WriteResult) -> None:
-        """Delete a job whose time is over. One that a user deletes goes by itself once its pods are gone."""
+        """Delete a job whose TTL expired. One that a user deletes is gone once its pods are."""
         known = self.cache.jobs.get(uid)
         if known is None or known.job.metadata.deletion_timestamp is not None:
             return
@@ -293,7 +296,7 @@ class DecisionWriter:
 
 
 def _object_key(item: ObjectWrites) -> str:
-    """Whose writes these are: a job's uid, or which queue or flavor."""
+    """Key of the object that is written: a job's uid, or the queue's or flavor's name."""
     first = item.writes[0]
     if isinstance(first, WriteQueueStatus):
         return f"queue {first.queue}"
@@ -301,8 +304,8 @@ def _object_key(item: ObjectWrites) -> str:
 
 
 def _status_patch_body(target: spec.Queue | spec.Flavor, status: spec.QueueStatus | spec.FlavorStatus) -> bytes:
-    """A status for the version that we have seen, and no other: an edit that lies between would be taken for older than
-    our own write, and never be seen."""
+    """A status for the version in our cache only: otherwise an edit in between would look older than our own write, and
+    never be seen."""
     version = {"resourceVersion": target.metadata.resource_version}
     return msgspec.json.encode(
         {"metadata": version, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
@@ -310,7 +313,7 @@ def _status_patch_body(target: spec.Queue | spec.Flavor, status: spec.QueueStatu
 
 
 async def _version_unless_gone(call: Any) -> int | None:
-    """The version after the call; None when there is nothing of that name, uid and version any more."""
+    """The version after the call; None if no object of that name, uid and version exists."""
     try:
         return written_metadata(await call).version
     except ApiError as error:

@@ -1,6 +1,7 @@
-"""What may be written later: why gangs wait, and that they run. While new jobs come that nobody has decided about, and
-pods wait for kube-scheduler, it would only be in their way: on a small control plane a status costs more than the pod
-that it tells of, and most of those who wait in a crowd wait only for a moment.
+"""Statuses that can be written later: why gangs wait, and that they run.
+
+While new jobs are undecided and pods wait for kube-scheduler these writes would delay them: on a small control plane a
+status costs more than the pod it describes, and in a burst of jobs most waits are short.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from muster.cluster import ObjectWrites, WritePhase
 
 _EXCLUSIVE_S = 60.0
 _STALL_S = 2.0
-_DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, in a rush that lasts
+_DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
 _MAX_BUDGET = 256.0
 
 
 class WriteThrottle:
-    """Whether somebody waits who is more pressing (`pressing`), and does not wait in vain: `progress` grows.
+    """Delays deferrable writes while urgent work (`has_urgent_work`) makes progress (`progress` grows).
 
-    One that stands still for 2 s is none. After a minute of one others may have a tenth of all writes, and ten a second
-    at least (`spares`): they wait as well.
+    Urgent work without progress for 2 s does not count. After a minute deferrable writes get a tenth of all writes, and
+    at least ten a second (`take_budget`).
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class WriteThrottle:
         self._budget, self._budget_updated_at = 0.0, 0.0
 
     def is_active(self) -> bool:
-        """Whether what can wait should."""
+        """Whether deferrable writes are limited now."""
         now, far = self._clock(), self._progress()
         if far != self._last_progress:
             self._last_progress, self._progressed_at = far, now
@@ -51,15 +52,15 @@ class WriteThrottle:
         return now - self._progressed_at < _STALL_S
 
     def blocks_deferred_writes(self) -> bool:
-        """Whether there is one that has not lasted for a minute yet: nothing else is written."""
+        """Whether deferrable writes are blocked: the first minute of a burst."""
         return self.is_active() and self._active_since is not None and self._clock() - self._active_since < _EXCLUSIVE_S
 
     def record_writes(self, count: int) -> None:
-        """So many were served."""
+        """Count other writes, which add to the budget."""
         self._budget = min(_MAX_BUDGET, self._budget + _DEFERRED_SHARE * count)
 
     def take_budget(self, limit: int) -> int:
-        """How many of those who can wait may be written now."""
+        """How many deferrable writes may be made now, at most `limit`; they are taken from the budget."""
         if not self.is_active():
             return limit
         now = self._clock()
@@ -74,7 +75,8 @@ class WriteThrottle:
 
 
 class DeferredStatusQueue:
-    """The newest of these writes, by job, oldest first. Statuses in it are guarded like all others."""
+    """The newest of these writes by job, oldest first. Their statuses are guarded by resourceVersion like all
+    others."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, ObjectWrites] = {}
@@ -86,25 +88,25 @@ class DeferredStatusQueue:
         return uid in self._waiting
 
     def add(self, items: Iterable[ObjectWrites]) -> None:
-        """Write these when there is time."""
+        """Queue these writes."""
         for item in items:
             self._waiting.pop(item.job_uid, None)
             self._waiting[item.job_uid] = item
 
     def discard(self, items: Iterable[ObjectWrites]) -> None:
-        """These jobs are written otherwise now."""
+        """Drop the writes of these jobs: newer ones are about to be made."""
         for item in items if self._waiting else ():
             self._waiting.pop(item.job_uid, None)
 
     def take(self, count: int) -> WritePhase:
-        """The oldest ones, which are not in it any more."""
+        """Remove and return the oldest ones."""
         taken = tuple(islice(self._waiting.values(), count))
         for item in taken:
             del self._waiting[item.job_uid]
         return taken
 
     def clear(self) -> set[str]:
-        """Forget everything; whose writes that were."""
+        """Remove all; returns the keys of their jobs."""
         uids = set(self._waiting)
         self._waiting.clear()
         return uids

@@ -1,10 +1,10 @@
-"""What pods of a template really ask for, learned by asking the API server to pretend to create one.
+"""Dry runs: what the pods of a template really request, as the API server would create them.
 
-Defaults, admission plugins and webhooks add resources, overhead and sidecars, or refuse the pod. So before a job is
-shown to the engine, one server-side dry run for each template and namespace tells. A refusal is asked about again and
-again: a missing service account or a quota of the namespace may be mended any time. So is a failure that stays, as of a
-webhook that does not answer: the job waits, and is told why. Verdicts by which jobs wait are
-asked for anew after a while, since LimitRanges, RuntimeClasses and webhooks may be edited, too.
+Defaults, admission plugins and webhooks add resources, overhead and sidecars, or reject the pod. So each template of a
+namespace has a server-side dry run before its job becomes visible to the engine. Rejections are retried, since a
+missing service account or a quota may be fixed at any time; so are lasting failures, such as of an unreachable webhook:
+the job waits with that reason. Results that pending jobs depend on are refreshed, because LimitRanges, RuntimeClasses
+and webhooks may change too.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from muster_operator.retry_limiter import INVALID_REQUEST_CODES, is_server_wide
 from muster_operator.template_reader import PodTemplateReader
 
 _LOG = logging.getLogger("muster.operator")
-_REFRESH_PERIOD_S = 15.0  # how often refused templates are tried anew, at most
+_REFRESH_PERIOD_S = 15.0  # minimum interval between retries of rejected templates
 _RETRY_S = 2.0
-_MAX_FAILURES = 2  # that the API server has to answer with before its pods count as refused
+_MAX_FAILURES = 2  # of the API server, before the pods count as rejected
 _MAX_CONCURRENT = 8
-_MAX_BYTES = 16 * 2**20  # of pods that are others than their templates
-_STRICT = {"dryRun": "All", "fieldValidation": "Strict"}  # a misspelt field is refused by name, not dropped
+_MAX_BYTES = 16 * 2**20  # of pods that differ from their templates
+_STRICT = {"dryRun": "All", "fieldValidation": "Strict"}  # an unknown field is rejected by name instead of dropped
 _COMPARED_FIELDS = ("containers", "initContainers", "resources", "overhead", "nodeSelector", "affinity", "tolerations",
               "terminationGracePeriodSeconds")  # fmt: skip
 _UNKNOWN_FIELD = re.compile(r'unknown field "([^"]+)"')
@@ -62,14 +62,14 @@ _dry_run_pod = msgspec.json.Decoder(_DryRunPod)
 
 @dataclass(slots=True)
 class DryRuns:
-    """Verdicts by namespace and template. `learned` is called whenever there is a new one."""
+    """Results by namespace and template. `on_result` is called with each new one."""
 
     api: ApiServerClient
     pod_config: PodConfig
     template_reader: PodTemplateReader
-    refresh_s: float = 600.0  # how long a verdict counts for jobs that wait
+    refresh_s: float = 600.0  # how long a result is fresh for pending jobs
     clock: Callable[[], float] = time.monotonic
-    retry_s: float = _RETRY_S  # after a call without success
+    retry_s: float = _RETRY_S  # after a failed call
     on_result: Callable[[str, str], None] = lambda namespace, digest: None
     _results: LRUCache[_TemplateKey, DryRunResult] = field(default_factory=lambda: LRUCache(MAX_ENTRIES, _MAX_BYTES))
     _completed_at: dict[_TemplateKey, float] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class DryRuns:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CONCURRENT))
 
     def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
-        """What is known; None: not asked yet, or no answer yet."""
+        """The result; None while there is none."""
         return self._results.get((namespace, template.digest))
 
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
-        """Whether what is known was learned lately enough for a job that has just come."""
+        """Whether the result is fresh enough for a new job."""
         return not self._is_stale((namespace, template.digest))
 
     def request(self, job: CachedJob) -> None:
-        """Ask about each template of the job that is not known, was refused, or was learned long ago."""
+        """Request a dry run of each template of the job without a result, with a rejection, or with an old result."""
         for role, template in job.templates.items():
             key = (job.namespace, template.digest)
             known = self._results.get(key)
@@ -94,7 +94,7 @@ class DryRuns:
                 self._in_progress[key] = asyncio.create_task(self._run(key, job, role))
 
     def on_pod_refused(self, job: CachedJob, role: str, refusal: str) -> bool:
-        """A real pod was refused: what the dry run said does not hold any more. Whether that is news."""
+        """A real pod was rejected, so the result of the dry run is obsolete. Whether the result changes."""
         key = job.namespace, job.templates[role].digest
         known = self._results.get(key)
         if known is not None and known.refusal is not None:
@@ -104,7 +104,7 @@ class DryRuns:
         return True
 
     async def refresh_periodically(self, request_all: Callable[[], None]) -> None:
-        """Call `waiting`, which asks for all that jobs wait by, every few seconds, until cancelled."""
+        """Call `request_all`, which requests dry runs for all pending jobs, every few seconds until cancelled."""
         while True:
             await asyncio.sleep(min(_REFRESH_PERIOD_S, self.refresh_s))
             request_all()
@@ -131,14 +131,14 @@ class DryRuns:
                         break
                     _LOG.warning("dry run", extra={"job": job.job.metadata.name, "why": str(error)})
                     await asyncio.sleep(self.retry_s)
-                except Exception as error:  # a bug that this template met; as long as the job waits it is tried again
+                except Exception as error:  # a bug that this template caused: it is retried while the job waits
                     _LOG.exception("dry run", extra={"job": job.job.metadata.name})
-                    verdict = DryRunResult(refusal=f"its pods cannot be tried: {type(error).__name__}: {error}")
+                    verdict = DryRunResult(refusal=f"dry run of its pods failed: {type(error).__name__}: {error}")
         finally:
             del self._in_progress[key]
         before, awaited = self._results.get(key), self._is_stale(key)
         if len(self._completed_at) >= MAX_ENTRIES:
-            self._completed_at.clear()  # only costs asking again
+            self._completed_at.clear()  # costs only repeated dry runs
         self._completed_at[key] = self.clock()
         self._store(key, verdict)
         if verdict != before or awaited:
@@ -173,12 +173,12 @@ class DryRuns:
         try:
             pretended = decode_truncated(_dry_run_pod.decode, answer)
         except ValueError as error:
-            raise ClusterError(f"the answer is no pod: {answer[:200]!r}") from error
+            raise ClusterError(f"the answer to the dry run is not a pod: {answer[:200]!r}") from error
         return compare_pod(job.templates[role].model.spec, pretended.spec)
 
 
 def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunResult:
-    """What the answer says beyond the template; a verdict without a pod if that is nothing we care about."""
+    """What the API server added to the template; a result without a pod if nothing relevant."""
     if created.get("resourceClaims"):
         return DryRunResult(
             refusal=f"the API server adds resourceClaims to the pod (a webhook or a policy): "
@@ -189,11 +189,11 @@ def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunRes
         really, template = trim_pod(whole), trim_pod(template)
         asked = pod_request(really)
     except ValidationError as error:
-        return DryRunResult(refusal=f"the API server turns the template into something that cannot be read: {error}")
+        return DryRunResult(refusal=f"the pod that the API server makes of the template cannot be read: {error}")
     for name, amount in asked:
         if amount > MAX_AMOUNT:
-            told = f"one pod asks for {name} {format_quantity(amount, name)}, more than anything can have"
-            return DryRunResult(refusal=f"as the API server completes the template, {told}")
+            told = f"one pod requests {name} {format_quantity(amount, name)}, more than the supported maximum"
+            return DryRunResult(refusal=f"with the defaults of the API server, {told}")
     same = (
         asked == pod_request(template)
         and really.node_selector == template.node_selector
@@ -205,13 +205,13 @@ def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunRes
 
 
 def _without_generated_name(message: str) -> str:
-    """The API server's sentence without the name it made up for the pretended pod."""
+    """The API server's message without the generated name of the dry-run pod."""
     return message.replace('"muster-dry-run-', '"').strip() or "the API server refuses the pod"
 
 
 def _with_field_paths(message: str, template: Mapping[str, Any]) -> str:
-    """The message, with fields of the template that the API server does not know at their own places, and with the
-    names that were probably meant, where the pinned document of Kubernetes does not know them either."""
+    """The message with the paths of unknown fields within the template, and with suggestions where the pinned
+    Kubernetes schema does not know the field either."""
     unknown = _UNKNOWN_FIELD.findall(message)
     names = {re.split(r"[.\[\]]+", path)[-1] for path in unknown}
     found = [one for one in unknown_in("PodTemplateSpec", template) if one.path[-1] in names]

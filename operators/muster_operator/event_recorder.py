@@ -1,9 +1,9 @@
-"""Events, written whenever nothing more pressing waits: they tell people, and nothing depends on them.
+"""Events, sent only when no other write waits: they inform people, and no decision depends on them.
 
-They come the slower the slower the API server answers, since each costs others the more then; while it does not answer,
-they wait. Warnings come first, and every fourth time the others. What waits for too long, or has too many behind it, is
-dropped and counted, the oldest first, warnings last of all. One that would come too late to tell anybody anything is
-not sent: that a job was admitted, once it has ended (`Letter.instead`).
+The interval grows with the response time of the API server, and sending pauses while it does not answer. Warnings come
+first, with one other Event after every three. Events that are too old or too many are dropped and counted, oldest
+first, warnings last. An Event that is obsolete before it was sent is dropped (`PendingEvent.supersedes`), for example
+Admitted after Completed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from muster_operator.kube.resources import EVENTS
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_PENDING = 20_000
-_MAX_AGE_S = 900.0  # of those that are no warnings
+_MAX_AGE_S = 900.0  # of Events other than warnings
 _NORMAL_EVERY = 4
 _SENDERS = 4
 _POLL_S = 0.05
-_INTERVAL_FACTOR, _MAX_INTERVAL_S = 9.0, 2.0  # of what sending one took, waiting in line for the API server included
+_INTERVAL_FACTOR, _MAX_INTERVAL_S = (
+    9.0,
+    2.0,
+)  # of the time that the last one took, including the wait for the rate limiter
 
 
 def _monotonic() -> float:
@@ -37,22 +40,22 @@ def _monotonic() -> float:
 
 @dataclass(frozen=True, slots=True)
 class PendingEvent:
-    """An Event, and the namespace it belongs to."""
+    """An Event, and its namespace."""
 
     namespace: str
     manifest: dict[str, Any]
-    key: str = ""  # what it tells of whom
-    supersedes: str = ""  # what another one was about that is not sent any more if it waits still
+    key: str = ""  # the object and reason
+    supersedes: str = ""  # key of the pending Event that this one makes obsolete
     queued_at: float = field(default_factory=_monotonic, compare=False)
 
     @property
     def is_warning(self) -> bool:
-        """Whether it tells of something that somebody may have to act on."""
+        """Whether its type is Warning."""
         return bool(self.manifest.get("type") == "Warning")
 
 
 class EventRecorder:
-    """`busy` tells whether more pressing writes are on their way."""
+    """Queue and sender of Events. `busy`: whether other writes are in progress."""
 
     def __init__(self, api: ApiServerClient, busy: Callable[[], bool], on_drop: Callable[[], None]) -> None:
         self._api = api
@@ -66,7 +69,7 @@ class EventRecorder:
         self._not_empty = asyncio.Event()
 
     def enqueue(self, event: PendingEvent) -> None:
-        """Send it when there is time."""
+        """Queue it."""
         if event.supersedes in self._by_key:
             number = self._by_key.pop(event.supersedes)
             (self._warnings if number in self._warnings else self._normal).pop(number)
@@ -82,7 +85,7 @@ class EventRecorder:
         self._not_empty.set()
 
     def clear(self) -> None:
-        """Forget what was not sent: somebody else leads."""
+        """Drop all pending Events: another operator led meanwhile."""
         for _ in range(len(self)):
             self._on_drop()
         self._warnings.clear()
@@ -90,7 +93,7 @@ class EventRecorder:
         self._by_key.clear()
 
     def pending(self) -> list[PendingEvent]:
-        """What was not sent yet: warnings, then others, oldest first."""
+        """Events not sent yet: warnings, then others, oldest first."""
         return [*self._warnings.values(), *self._normal.values()]
 
     def __len__(self) -> int:
@@ -103,7 +106,7 @@ class EventRecorder:
                 senders.create_task(self._run_sender())
 
     def _next(self) -> tuple[int, PendingEvent] | None:
-        """The next one, with its number; None where what waited was worth nothing any more."""
+        """The next Event with its number; None if all pending ones have expired."""
         while self._normal and next(iter(self._normal.values())).queued_at < _monotonic() - _MAX_AGE_S:
             self._take(self._normal)
             self._on_drop()
@@ -121,7 +124,7 @@ class EventRecorder:
         return number, letter
 
     def _requeue(self, number: int, event: PendingEvent) -> None:
-        """It was not sent, and is the next one again."""
+        """Put an unsent Event back in front."""
         letters = self._warnings if event.is_warning else self._normal
         letters[number] = event
         letters.move_to_end(number, last=False)
@@ -140,18 +143,18 @@ class EventRecorder:
             began, rest_s = _monotonic(), 0.0
             try:
                 await self._post(following[1])
-            except ClusterError as error:  # there was no answer, or we may not write just now
+            except ClusterError as error:  # no answer, or no right to write at present
                 self._requeue(*following)
                 rest_s = _MAX_INTERVAL_S
-                _LOG.debug("event not recorded yet", extra={"why": str(error)})
+                _LOG.debug("event not recorded; retrying", extra={"why": str(error)})
             await asyncio.sleep(rest_s or min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (_monotonic() - began)))
 
     async def _post(self, event: PendingEvent) -> None:
-        """Send it, or drop it if it is refused. Raises ClusterError where nobody knows."""
+        """Send it, or drop it if rejected. Raises ClusterError where there was no answer."""
         try:
             body = msgspec.json.encode(event.manifest)
             await self._api.post(EVENTS.path(event.namespace), body, accept=METADATA_ONLY)
-        except Exception as error:  # whatever is wrong with one, the others are sent
+        except Exception as error:  # one bad Event must not stop the others
             if isinstance(error, ClusterError) and not isinstance(error, ApiError):
                 raise
             self._on_drop()

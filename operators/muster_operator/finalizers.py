@@ -1,4 +1,4 @@
-"""Queues stay until no unfinished job names them: a finalizer, put on when a queue is first seen."""
+"""The finalizer of queues, which keeps a queue as long as unfinished jobs name it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
 
 def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
-    """The finalizers the queue should have, if others than it has. `named` are queues that unfinished jobs name."""
+    """The finalizers to write, None if unchanged. `in_use`: queues that unfinished jobs name."""
     meta = queue.metadata
     if meta.deletion_timestamp is None:
         return None if IN_USE in meta.finalizers else [*meta.finalizers, IN_USE]
@@ -28,7 +28,7 @@ def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str]
 
 
 def queues_in_use(jobs: JobCache) -> set[str]:
-    """Queues that unfinished jobs name, those included that are not shown yet or cannot be read."""
+    """Queues that unfinished jobs name, including jobs that are not visible or cannot be read."""
     named = {known.job.spec.queue for known in jobs.all() if not is_finished(known.job.status)}
     for one in jobs.invalid.values():
         status = jobs.status_of(one)
@@ -40,8 +40,8 @@ def queues_in_use(jobs: JobCache) -> set[str]:
 async def reconcile_finalizers(
     api: ApiServerClient, queues: CustomObjectCache[spec.Queue], jobs: JobCache, retry_limiter: RetryLimiter
 ) -> None:
-    """Put the finalizer on queues that lack it, and take it off those that may go. Raises ClusterError for what is no
-    single queue's trouble."""
+    """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
+    for errors that affect all objects."""
     every = queues.all()
     leaving = any(queue.metadata.deletion_timestamp is not None for queue in every)
     named = queues_in_use(jobs) if leaving else set[str]()
@@ -56,7 +56,7 @@ async def reconcile_finalizers(
         except ApiError as error:
             if is_server_wide(error):
                 raise
-            if error.code not in (404, 409):  # else it changed meanwhile, and the watch wakes us
+            if error.code not in (404, 409):  # else it changed meanwhile, and its event starts the next cycle
                 retry_limiter.record_write_failure(path, error)
             continue
         retry_limiter.reset(path)

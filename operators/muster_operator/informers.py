@@ -1,4 +1,4 @@
-"""All watches together: started at once, seen to the end of their first lists, started anew when asked."""
+"""All watches: started together, synced when every first list is complete, and restarted on request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from muster_operator.kube.client import ApiServerClient
 from muster_operator.kube.reflector import Reflector
 
 _LOG = logging.getLogger("muster.operator")
-_JOB_PAGE_SIZE = 50  # an object may be 1.5 MiB long
+_JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
 
 
 class InformerSet:
-    """Keeps `sight` up to date. Cancelling `run` ends it."""
+    """The watches that keep the cache up to date."""
 
     def __init__(self, api: ApiServerClient, sight: ClusterCache) -> None:
         self._reflectors: list[Reflector[Any]] = [
@@ -32,35 +32,35 @@ class InformerSet:
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""
         self.failed = asyncio.Event()
-        """A watch has ended, which none ever should: from then on the world is not seen as it is."""
+        """Set when a watch ended unexpectedly: the cache is out of date from then on."""
 
     def start(self) -> None:
-        """List and watch everything, from scratch if it was started before."""
+        """List and watch everything, from scratch if started before."""
         self.stop()
         for reflector in self._reflectors:
             reflector.synced.clear()
         self._tasks = [asyncio.create_task(self._watch(reflector)) for reflector in self._reflectors]
 
     def stop(self) -> None:
-        """End all watches."""
+        """Stop all watches."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
 
     def unsynced(self) -> list[str]:
-        """What was not listed yet."""
+        """Resources that are not listed yet."""
         return [one.resource.plural for one in self._reflectors if not one.synced.is_set()]
 
     def resource_versions(self) -> dict[str, int]:
-        """How far each watch has come: the resourceVersion, by resource."""
+        """The resourceVersion that each watch has reached, by resource."""
         return {one.resource.plural: one.version for one in self._reflectors}
 
     def failure(self) -> str:
-        """Which watch ended that never should, and why; empty while all go on."""
+        """Which watch ended unexpectedly and why; "" if none."""
         return self._failure
 
     async def wait_until_synced(self) -> None:
-        """Until everything was listed."""
+        """Wait until everything is listed."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 
@@ -79,5 +79,5 @@ class InformerSet:
         self.failed.set()
 
     def _is_stopped(self) -> bool:
-        """Whether whoever is cancelled now was to be."""
+        """Whether `stop` caused this cancellation."""
         return asyncio.current_task() not in self._tasks

@@ -1,9 +1,9 @@
-"""Tells whoever wrote something that it cannot be read: a condition with reason InvalidSpec, an Event, a log line.
+"""Reports objects that cannot be read: a condition with reason InvalidSpec, an Event and a log line.
 
-A job says so in Admitted=False. One that has room keeps it, and its conditions: it is decided about as it was before
-the edit (`sight.jobs`), so only the Event tells; if it loses the room, the engine writes why it gets none again. A
-queue says so in Active=False, which the engine writes, and a flavor in Valid=False. A job whose templates are too
-much for its namespace is told so in the same way, and is read again once they are not.
+A job has Admitted=False. A job with capacity keeps it and its conditions: the engine uses the spec from before the edit
+(`cache.jobs`), so only the Event reports the error; if it loses the capacity, the engine writes why it is not admitted
+again. A queue has Active=False, which the engine writes, and a flavor Valid=False. A job whose templates exceed the
+limit of its namespace is reported in the same way, and read again once they fit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from muster_operator.retry_limiter import RetryLimiter, is_server_wide
 
 VALID = "Valid"
 _LOG = logging.getLogger("muster.operator")
-_MAX_MESSAGE = 4096  # of a condition's message; an Event holds less and is cut
+_MAX_MESSAGE = 4096  # of a condition's message; an Event is truncated further
 
 
 class _Jobs(msgspec.Struct):
@@ -48,7 +48,7 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 @dataclass(slots=True)
 class InvalidObjectReporter:
-    """What is said of objects that cannot be read."""
+    """Writes the reports."""
 
     api: ApiServerClient
     cache: ClusterCache
@@ -56,11 +56,11 @@ class InvalidObjectReporter:
     instance: str
     clock: Callable[[], float] = time.time
     retry_limiter: RetryLimiter = field(default_factory=RetryLimiter)
-    _reported: set[tuple[str, int]] = field(default_factory=set)  # uid and generation of what has had its Event
+    _reported: set[tuple[str, int]] = field(default_factory=set)  # uid and generation of objects that have an Event
 
     async def report(self) -> None:
-        """Tell what was not told yet, and of flavors that they can be read again. Raises ClusterError for what is no
-        single object's trouble."""
+        """Report new errors, and flavors that are valid again. Raises ClusterError for errors that affect all
+        objects."""
         jobs, queues, flavors = self.cache.jobs, self.cache.queues, self.cache.flavors
         for key, one in tuple(jobs.invalid.items()):
             if jobs.fits_now(one):
@@ -85,7 +85,7 @@ class InvalidObjectReporter:
             self._reported.clear()
 
     async def _read_again(self, key: str, one: InvalidJob) -> None:
-        """By a list of one: the operator has no right to get single objects."""
+        """List the one job, because the operator has no right to `get`."""
         query = {"fieldSelector": f"metadata.name={one.metadata.name}"}
         answer = await self.api.get(TRAINING_JOBS.path(one.metadata.namespace), query)
         for item in decode_truncated(_jobs.decode, answer).items:
@@ -108,7 +108,7 @@ class InvalidObjectReporter:
             self._record_event(TRAINING_JOBS, one)
 
     async def _report_invalid_flavor(self, one: InvalidObject) -> None:
-        """Say in a flavor's status that it cannot be read."""
+        """Write Valid=False with the error."""
         meta = one.metadata
         try:
             status = spec.FlavorStatus.model_validate(one.document["status"])
@@ -122,7 +122,7 @@ class InvalidObjectReporter:
             self.cache.flavors.on_reported(one, replace(one, metadata=told, document=document))
 
     async def _report_valid_flavor(self, flavor: spec.Flavor) -> None:
-        """Say in a flavor's status that it can be read again."""
+        """Write Valid=True."""
         version, wanted = await self._write_condition(
             flavor.metadata, flavor.status, valid=True, reason="Valid", message=""
         )
@@ -132,7 +132,7 @@ class InvalidObjectReporter:
     async def _write_condition(
         self, meta: spec.ObjectMeta, status: spec.FlavorStatus, *, valid: bool, reason: str, message: str
     ) -> tuple[str | None, spec.FlavorStatus]:
-        """Write the condition, unless it is there; its version if it was written."""
+        """Write the condition unless it is present; returns the new version if written."""
         conditions = with_condition(status.conditions, VALID, valid, reason, message, self.clock(), meta.generation)
         if conditions is status.conditions:
             return None, status
@@ -142,8 +142,8 @@ class InvalidObjectReporter:
         return await self._patch(path, msgspec.json.encode(patch)), wanted
 
     async def _patch(self, path: str, patch: bytes) -> str | None:
-        """The version after the write; None where the object changed meanwhile (the watch wakes us), or the API server
-        refuses the write: it is tried again after a pause."""
+        """The version after the write; None on a conflict (the event of the change starts the next cycle), or if the
+        API server rejects the write: it is retried after a pause."""
         if not self.retry_limiter.may_retry(path):
             return None
         try:

@@ -1,4 +1,4 @@
-"""What is told of jobs as numbers: how many wait where, how long they waited, how many GPU-seconds they had."""
+"""Metrics of jobs: how many wait in each queue, how long they waited, their GPU-seconds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _RunningUsage:
 
 
 class JobMetrics:
-    """Keeps `metrics` up to date from acknowledged statuses, and from all jobs whenever somebody asks.
+    """Updates `metrics` from acknowledged statuses, and from all jobs on each scrape.
 
-    Only jobs that are other objects than the last time are looked into: somebody may ask every second.
+    Only jobs whose objects changed since the last scrape are read, so that frequent scrapes are cheap.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class JobMetrics:
         self._start_usage(before, status, now)
 
     def refresh(self) -> None:
-        """Bring gauges and running counters up to now."""
+        """Bring gauges and running counters up to date."""
         now, depth = self._clock(), dict[tuple[str, ...], float]()
         before, self._scraped_jobs = self._scraped_jobs, {}
         for job in self._jobs():
@@ -64,13 +64,13 @@ class JobMetrics:
         self._metrics.queue_jobs.replace(depth)
 
     def reset(self) -> None:
-        """Another operator leads, and counts from now on. What was counted here stays in the counters."""
+        """Another operator leads and counts from now on. The counters keep their values."""
         self._scraped_jobs.clear()
         self._running.clear()
         self._metrics.queue_jobs.replace({})
 
     def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
-        """From now on the job has what its status says."""
+        """Start counting the usage in this status."""
         uid = job.metadata.uid
         self._accrue_usage(uid, now)
         self._running.pop(uid, None)

@@ -1,4 +1,4 @@
-"""One JSON object a line on stderr: time, level, message, and whatever fields the message brings."""
+"""Logs to stderr as one JSON object per line: time, level, message, and the fields of `extra`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names that pods, Services and Queues of ours carry."""
+"""Labels, annotations and finalizers of Muster's pods, Services and Queues."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["ADMITTED", "ATTEMPT", "INDEX", "IN_USE", "JOB", "JOB_UID", "ROLE"]
 
 INDEX = "muster.dev/index"
 ATTEMPT = "muster.dev/attempt"
-ADMITTED = "muster.dev/admitted"  # annotation of a pod whose job is admitted by its creation
-JOB_UID = "muster.dev/job-uid"  # names come again, uids do not: what a Service selects by
+ADMITTED = "muster.dev/admitted"  # annotation of a pod whose creation admits its job
+JOB_UID = "muster.dev/job-uid"  # unlike names never reused: what a Service selects by
 IN_USE = "muster.dev/in-use"  # finalizer of a Queue that unfinished jobs may name

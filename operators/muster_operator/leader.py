@@ -1,7 +1,7 @@
-"""The operator: watches everything, and while it holds the Lease decides and writes, round after round.
+"""The leader's loop: while this operator holds the Lease, one scheduling cycle after another (observe, decide, write).
 
-The engine decides in a thread of its own, from values that nobody changes, so that watches are read and the Lease is
-renewed however long a plan takes.
+The engine decides in a thread, on immutable values, so that watches are read and the Lease is renewed however long it
+takes.
 """
 
 from __future__ import annotations
@@ -28,31 +28,33 @@ from muster_operator.metrics import OperatorMetrics
 from muster_operator.trace_status import TraceStatusTracker
 
 _LOG = logging.getLogger("muster.operator")
-_CONFLICT_BACKOFF_S = 0.05  # for the watch to bring what changed
+_CONFLICT_BACKOFF_S = 0.05  # for the watch to deliver the change
 _FAILURE_BACKOFF_S = (0.2, 15.0)
 _MAX_CONFLICT_BACKOFF_S = 5.0
 _MAX_IDLE_S = 60.0
-_INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # of what deciding took, from one round's begin to the next one's
-_START_WITHIN_S = 2.0  # what is not begun by then is decided again, on news,
-_DEFERRED_BATCH = 64  # of the backlog, between two looks at what has changed
+_INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # minimum interval between the starts of cycles, times the time to decide
+_START_WITHIN_S = 2.0  # what is not started by then is decided again on newer state,
+_DEFERRED_BATCH = 64  # deferred statuses between two checks for changes
 _BULK_DEFERRAL_S = 60.0
-_POLL_S = 1.0  # how long a backlog rests at most, where no round has to
-_MIN_WRITE_FACTOR = 6.0  # but not before writing took so many times as long as deciding: that would decide for nothing
+_POLL_S = 1.0  # longest sleep while deferred statuses wait
+_MIN_WRITE_FACTOR = (
+    6.0  # but not before writing took this many times as long as deciding: otherwise most decisions would be discarded
+)
 
 
 @dataclass(slots=True)
 class LeaderTerm:
-    """One time of leading: an engine of its own, which remembers nothing of earlier ones."""
+    """One period of leadership, with an engine of its own that knows nothing of earlier ones."""
 
     engine: Engine
     last_cycle: CycleResult | None = None
-    min_interval_s: float = 0.0  # from the begin of one round to the next, at least: news come in crowds
+    min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: int = 0
-    refused_cycles: int = 0  # rounds that a refused status cut short, one after the other
+    refused_cycles: int = 0  # consecutive cycles with a rejected status
 
 
 class Leader:
-    """Rounds, as long as `may_write` and nobody cancels."""
+    """Runs scheduling cycles while `may_write` allows."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Leader:
         self.wakeup = asyncio.Event()
         self.term: LeaderTerm | None = None
         self.timeouts = Timeouts()
-        self.trace_status: TraceStatusTracker | None = None  # None: nobody collects any
+        self.trace_status: TraceStatusTracker | None = None  # None: no traces are collected
         self._cache = sight
         self._writer = writer
         self._metrics = metrics
@@ -76,14 +78,14 @@ class Leader:
             lambda: sight.jobs.decided_count + sight.pods.bound_count,
         )
         self._deferred_statuses = DeferredStatusQueue()
-        self._is_incomplete = False  # not everything of the last round was written
+        self._is_incomplete = False  # the last cycle left something unwritten
         self._invalid_objects = InvalidObjectReporter(writer.api, sight, writer.events, writer.instance)
 
     async def run_term(self) -> None:
-        """Decide and write until the Lease is lost (returns) or cancelled."""
+        """Run cycles until the Lease is lost (returns) or cancelled."""
         term = self.term = LeaderTerm(Engine(None, timeouts=self.timeouts))
         self._deferred_statuses.clear()
-        self._writer.retry_limiter.end_backoffs()  # nobody remembers when they end
+        self._writer.retry_limiter.end_backoffs()  # the timers that ended them belong to the previous term
         self._writer.pending_reasons.reset()
         try:
             while self._may_write():
@@ -98,7 +100,7 @@ class Leader:
             self.term = None
 
     async def _run_cycle(self, term: LeaderTerm) -> float:
-        """One round; for how many seconds nothing needs to be done unless something changes."""
+        """Run one cycle; returns how many seconds to wait unless something changes."""
         try:
             outcome = await self._decide_and_write(term)
         except Fenced:
@@ -129,7 +131,7 @@ class Leader:
         round_ = await asyncio.to_thread(term.engine.reconcile, world)
         if outages.count != seen_at:
             term.engine.recheck()
-            raise Fenced("aborted: the API server could not be reached while this was decided")
+            raise Fenced("aborted: the API server was unreachable during the decision")
         decided = time.monotonic()
         self._metrics.cycles.add()
         self._metrics.scheduling_s.observe(decided - began)
@@ -159,11 +161,11 @@ class Leader:
         if self.trace_status is not None and (due := self.trace_status.due_writes()):
             told = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
             late = await self._writer.apply([told], _START_WITHIN_S)
-            outcome.api_error = outcome.api_error or late.api_error  # what is refused is due again in the next round
+            outcome.api_error = outcome.api_error or late.api_error  # what was rejected is due again in the next cycle
         return outcome
 
     async def _write_deferred(self, term: LeaderTerm, outcome: WriteResult) -> None:
-        """Write what may be written later, piece by piece; once something changes, one for each second of rest."""
+        """Write deferred statuses in batches; after a change, one batch per second of the minimum interval."""
         pieces = 0
         while outcome.api_error is None and (piece := self._next_deferred()):
             pieces += 1
@@ -174,18 +176,18 @@ class Leader:
                 return
 
     def _next_deferred(self) -> WritePhase:
-        """What may be written now of what can wait."""
+        """The deferred statuses to write now."""
         owed = self._lagging_statuses()
         count = self.throttle.take_budget(
             min(_DEFERRED_BATCH, len(owed) + len(self._deferred_statuses))
-        )  # half for each, if both want it
+        )  # half for each kind, if both have some
         told = owed[: max(count - len(self._deferred_statuses), (count + 1) // 2)]
         return (*told, *self._deferred_statuses.take(count - len(told)))
 
     def _lagging_statuses(self) -> WritePhase:
-        """Statuses of jobs whose pods alone tell so far that they are admitted, but for those that are in the backlog.
+        """Statuses of jobs whose admission only their pods record, except those with a deferred status.
 
-        In a crowd most pods get ready before long, and one status tells both. So there it is owed after a minute only.
+        In a burst most pods become ready soon, and one status then covers both. So there it is written after a minute.
         """
         behind = self._cache.jobs.lagging()
         due = float("inf") if len(behind) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
@@ -202,7 +204,7 @@ class Leader:
         )
 
     def _by_backoff(self, uids: Iterable[str]) -> dict[float, set[str]]:
-        """Jobs of which something was refused, by how many seconds they are left alone."""
+        """Jobs with a rejected write, by seconds until the retry."""
         pauses: dict[float, set[str]] = {}
         for uid in uids:
             pauses.setdefault(self._writer.retry_limiter.backoff_s(uid), set()).add(uid)
@@ -214,7 +216,7 @@ class Leader:
             self.wakeup.set()
 
     async def _wait_until_synced(self) -> None:
-        """Until all is listed again, after an outage say, or the Lease is lost."""
+        """Wait until everything is listed again, for example after an outage, or the Lease is lost."""
         outages, began, logged_after_s = self._writer.api.outages, time.monotonic(), _POLL_S
         while self._may_write() and not outages.is_synced():
             try:
@@ -224,22 +226,22 @@ class Leader:
                 waited_s = time.monotonic() - began
                 if waited_s >= logged_after_s:
                     logged_after_s = waited_s * 2.0
-                    _LOG.warning("nothing is decided until all is listed again", extra={"missing": outages.unsynced()})
+                    _LOG.warning("waiting until all resources are listed again", extra={"missing": outages.unsynced()})
 
     def _back_off(self, term: LeaderTerm, error: ClusterError) -> float:
-        """What was not written is decided again, after a pause that grows."""
+        """Seconds until the next cycle, which decides again what was not written; grows with consecutive failures."""
         if not self._writer.api.outages.is_synced():
-            _LOG.warning("round ended early", extra={"why": str(error)})
+            _LOG.warning("scheduling cycle aborted", extra={"why": str(error)})
             return 0.0
         term.failures += 1
         least, most = _FAILURE_BACKOFF_S
         pause_s = min(most, least * 2.0 ** min(term.failures - 1, 10))
-        _LOG.warning("round ended early", extra={"why": str(error), "again_in_s": pause_s})
+        _LOG.warning("scheduling cycle aborted", extra={"why": str(error), "again_in_s": pause_s})
         self.wakeup.clear()
         return pause_s
 
     async def _sleep(self, pause_s: float) -> None:
-        """Until something changes, `pause_s` at most, or the Lease is lost."""
+        """Sleep until something changes, `pause_s` at most, or the Lease is lost."""
         until = time.monotonic() + pause_s
         while (left := until - time.monotonic()) > 0 and not self.wakeup.is_set() and self._may_write():
             try:

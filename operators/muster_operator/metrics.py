@@ -97,35 +97,35 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.before_scrape: Callable[[], None] = lambda: None
         self.api_calls = Metric(
-            "counter", "muster_api_calls_total", "Calls to the API server.", ("verb", "resource", "code")
+            "counter", "muster_api_calls_total", "Requests to the API server.", ("verb", "resource", "code")
         )
-        self.cycles = Metric("counter", "muster_scheduling_cycles_total", "Rounds: observe, decide, write.")
+        self.cycles = Metric("counter", "muster_scheduling_cycles_total", "Scheduling cycles: observe, decide, write.")
         self.component_failures = Metric(
-            "counter", "muster_component_failures_total", "Failures that a component survived: bugs.", ("component",)
+            "counter", "muster_component_failures_total", "Failures after which a component was restarted.", ("component",)
         )
         self.conflicts = Metric(
-            "counter", "muster_conflicts_total", "Statuses refused because the job changed meanwhile."
+            "counter", "muster_conflicts_total", "Status writes rejected because the job changed meanwhile."
         )
-        self.scheduling_s = Histogram("muster_scheduling_duration_seconds", "Time to decide one round.")
-        self.write_s = Histogram("muster_write_duration_seconds", "Time to write what a round decided.")
-        self.wait_s = Histogram("muster_wait_seconds", "From submission to admission.", labels=("queue",))
+        self.scheduling_s = Histogram("muster_scheduling_duration_seconds", "Time to decide in one scheduling cycle.")
+        self.write_s = Histogram("muster_write_duration_seconds", "Time to write the decisions of one scheduling cycle.")
+        self.wait_s = Histogram("muster_wait_seconds", "Time from submission to admission.", labels=("queue",))
         self.admission_s = Histogram(
-            "muster_admission_seconds", "From when a round began to the acknowledged admission of a job."
+            "muster_admission_seconds", "Time from the start of a scheduling cycle to the acknowledged admission of a job."
         )
         self.admitted = Metric("counter", "muster_admissions_total", "Jobs admitted.", ("queue",))
         self.gpu_s = Metric(
             "counter", "muster_gpu_seconds_total", "GPU-seconds of admitted jobs.", ("queue", "namespace", "resource")
         )
         self.queue_jobs = Metric("gauge", "muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
-        self.leading = Metric("gauge", "muster_leading", "1 while this operator acts.")
+        self.leading = Metric("gauge", "muster_leading", "1 while this operator leads.")
         self.watch_version = Metric(
-            "gauge", "muster_watch_version", "The resourceVersion that each watch has come to.", ("resource",)
+            "gauge", "muster_watch_version", "The resourceVersion that each watch has reached.", ("resource",)
         )
         self.heartbeats = Metric(
-            "counter", "muster_heartbeats_total", "Collectors asked, by what came of it.", ("outcome",)
+            "counter", "muster_heartbeats_total", "Heartbeat requests by outcome.", ("outcome",)
         )
         self.unreachable_collectors = Metric("gauge", "muster_collectors_unreachable", "Collectors that do not answer.")
-        self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events not recorded for lack of time.")
+        self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events dropped before they were recorded.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:
         """For `kube.api`."""

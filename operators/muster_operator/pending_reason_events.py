@@ -1,7 +1,7 @@
-"""An Event for a job that has waited for a while: why it waits, as its status says it.
+"""Events for jobs that stay pending: the reason in their status.
 
-Most jobs start at once, and most reasons change soon; so an Event comes only when a reason has stood for a while
-without a change, and rarely for the same job. Like every Event that is no warning it is sent when nothing else is.
+Most jobs start at once and most reasons change soon, so an Event is recorded only when a reason has not changed for a
+while, and rarely for the same job. Like all Events other than warnings it is sent when nothing else is.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from muster.lifecycle.conditions import ADMITTED
 from muster_operator.cache.cluster_cache import ClusterCache
 
 PENDING = "Pending"
-_MIN_STABLE_S = 30.0  # that a reason has to stand
-_MIN_INTERVAL_S = 600.0  # of one job
+_MIN_STABLE_S = 30.0  # that a reason must be unchanged
+_MIN_INTERVAL_S = 600.0  # between Events of one job
 _MAX_ENTRIES = 50_000
 
 
 @dataclass(slots=True)
 class PendingReasonEvents:
-    """Notes since when reasons stand (`wrote`), in one term of the leader (`begin`); rounds record them (`settle`)."""
+    """Tracks since when reasons are unchanged (`on_status_written`) in one term (`reset`); `record_due` records
+    Events."""
 
     cache: ClusterCache
     record: Callable[[RecordEvent], None]
     clock: Callable[[], float] = time.monotonic
-    _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason, since when; oldest first
+    _since: OrderedDict[str, tuple[str, float]] = field(
+        default_factory=OrderedDict
+    )  # reason and since when, by uid; oldest first
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
 
     def reset(self) -> None:
-        """A term begins: nobody knows since when the present reasons stand."""
+        """A term begins: it is unknown since when the present reasons exist."""
         self._since.clear()
 
     def on_status_written(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
@@ -46,14 +49,14 @@ class PendingReasonEvents:
             self._since.move_to_end(uid)
 
     def record_due(self) -> None:
-        """Record the reasons that have stood for long enough."""
+        """Record the reasons that have been unchanged for long enough."""
         now = self.clock()
         while self._since and self.due_in_s() <= 0.0:
             uid, (reason, _) = self._since.popitem(last=False)
             self._record(uid, reason, now)
 
     def due_in_s(self) -> float:
-        """Seconds until the next reason will have stood for long enough, 0 if one has; infinity where none is noted."""
+        """Seconds until the next reason is due, 0 if one is; infinity if there is none."""
         since = next((since for _, since in self._since.values()), float("inf"))
         return max(0.0, since + _MIN_STABLE_S - self.clock())
 
@@ -67,7 +70,7 @@ class PendingReasonEvents:
         self._recorded[uid] = (reason, now)
         self._recorded.move_to_end(uid)
         if len(self._recorded) > _MAX_ENTRIES:
-            self._recorded.popitem(last=False)  # only costs another Event
+            self._recorded.popitem(last=False)  # costs only another Event
         condition = find_condition(known.job.status, ADMITTED)
         message = "" if condition is None else condition.message
         self.record(RecordEvent(uid, "Normal", PENDING, f"{reason}: {message}"))

@@ -1,6 +1,6 @@
-"""Creates and stops the pods of a gang, and makes what has to stand before its first pod.
+"""Creates and deletes the pods of a gang, and creates what its first pod needs.
 
-What the API server refuses here keeps this job waiting and nobody else: see `refusals`.
+A rejection by the API server affects this job only: see `retry_limiter`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from muster_operator.uncertain_writes import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_SERVICES = 50_000
-_MAX_MANIFESTS = 128  # pods whose manifests are made, more than there are calls on their way
+_MAX_MANIFESTS = 128  # manifests in memory at once, more than requests in flight
 CreateResult: TypeAlias = V1PodMeta | Literal["taken", "refused"]
-"""What was created; or that another has its name, or that it is refused."""
+"""The created pod's metadata; or that another pod has its name, or that it was rejected."""
 
 
 @dataclass(slots=True)
 class PodControl:
-    """Writes pods to the API server, and tells `sight` what was acknowledged."""
+    """Writes pods to the API server, and updates the cache with acknowledged writes."""
 
     api: ApiServerClient
     cache: ClusterCache
@@ -50,12 +50,13 @@ class PodControl:
     record: Callable[[RecordEvent], None]
     retry_limiter: RetryLimiter
     tokens: CollectorTokens | None = None  # None: no pod has a collector
-    pod_groups: PodGroups | None = None  # None: kube-scheduler binds each pod by itself
+    pod_groups: PodGroups | None = None  # None: kube-scheduler binds each pod separately
     _manifest_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_MANIFESTS))
-    _services: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Service was there
+    _services: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Service was created
 
     async def apply(self, uid: str, writes: Sequence[CreatePod | DeletePod], deferred: set[str]) -> None:
-        """All of one job. What is refused is noted in `later`; raises ClusterError for what concerns everybody."""
+        """All pod writes of one job. Jobs with a rejected write are added to `deferred`; raises ClusterError for errors
+        that affect all objects."""
         known = self.cache.jobs.get(uid)
         if known is None:
             return
@@ -65,7 +66,7 @@ class PodControl:
         if created is not None and self.retry_limiter.has_repeated(uid):
             await self._apply_one(
                 known, created, deferred
-            )  # a webhook may take its time with each: one of them tells enough
+            )  # after repeated rejections one request is enough to find out: a webhook may be slow
             writes = [
                 one for one in writes if one is not created and not (uid in deferred and isinstance(one, CreatePod))
             ]
@@ -89,7 +90,7 @@ class PodControl:
     async def _ensure_prerequisites(
         self, known: CachedJob, created: CreatePod, deferred: set[str], *, grouped: bool = True
     ) -> bool:
-        """What has to be there before a gang's first pod is there; False where it is refused."""
+        """Create what a gang's first pod needs; False where that is rejected."""
         try:
             await self._ensure_service(known)
             if self.tokens is not None:
@@ -104,7 +105,7 @@ class PodControl:
         return True
 
     async def _ensure_service(self, known: CachedJob) -> None:
-        """Asked for before each attempt: somebody may have deleted it, and no attempt would ever meet."""
+        """Create the Service before each attempt: it may have been deleted, and no attempt could start without."""
         attempt = known.job.status.attempt
         if self._services.get(known.uid) == attempt or not needs_service(known.job):
             return
@@ -115,18 +116,18 @@ class PodControl:
             if error.reason != "AlreadyExists":
                 raise
         if len(self._services) >= _MAX_SERVICES:
-            self._services.clear()  # only costs asking again
+            self._services.clear()  # costs only repeated requests
         self._services[known.uid] = attempt
 
     async def admit(self, known: CachedJob, write: CreatePod, annotation: str, deferred: set[str]) -> CreateResult:
-        """Create the only pod of a gang, which tells (`told`) that the gang is admitted. Raises as `carry_out` does."""
-        later_stay = known.job.status.attempt > 0  # an earlier one may have had a group, which goes
+        """Create the only pod of a gang, whose annotation records that the gang is admitted. Raises as `apply` does."""
+        later_stay = known.job.status.attempt > 0  # an earlier attempt may have had a PodGroup, which is to be deleted
         if not await self._ensure_prerequisites(known, write, deferred, grouped=later_stay):
             return "refused"
         return await self._create(known, write, deferred, annotation)
 
     async def roll_back(self, known: CachedJob, pod: V1PodMeta) -> None:
-        """Take back a pod that was just created. Raises ClusterError for what concerns everybody."""
+        """Delete a pod that was just created. Raises ClusterError for errors that affect all objects."""
         options = {"preconditions": {"uid": pod.uid}}
         try:
             await self.api.delete(PODS.path(known.namespace, pod.name), msgspec.json.encode(options))
@@ -135,7 +136,7 @@ class PodControl:
                 raise
 
     def reject_admission(self, known: CachedJob, pod: str, message: str, deferred: set[str]) -> None:
-        """Its pod is no use; somebody may mend that."""
+        """The created pod cannot be used: treat it as a rejection, which may be fixed."""
         self._record_failure(known.uid, ApiError(422, "", message), deferred)
         self._record_warning_once(known, "PodRejected", message, pod)
 
@@ -149,7 +150,7 @@ class PodControl:
             answer = await self.uncertain_writes.perform(
                 path,
                 lambda: self._post(known, write, annotation),
-                lambda: self.cache.jobs.get(known.uid) is not None,  # or it was deleted meanwhile
+                lambda: self.cache.jobs.get(known.uid) is not None,  # the job may be deleted meanwhile
             )
         except ApiError as error:
             if error.reason == "AlreadyExists":
@@ -164,7 +165,8 @@ class PodControl:
         return meta
 
     async def _post(self, known: CachedJob, write: CreatePod, annotation: str) -> bytes:
-        """Create the pod. Its manifest is made when its turn comes: those of a large gang together may be very long."""
+        """Create the pod. Its manifest is built only when its request is next: those of a large gang together may be
+        large."""
         async with self._manifest_slots:
             document = await self.dry_runs.template_reader.read(known, write.role)
             flavor = self.cache.flavors.get(write.flavor)
@@ -190,7 +192,7 @@ class PodControl:
         try:
             await self.api.delete(path, msgspec.json.encode(options))
         except ApiError as error:
-            if error.code in (404, 409):  # there is nothing of that name and uid any more, as the watch will tell
+            if error.code in (404, 409):  # no pod of that name and uid exists; the watch will deliver that
                 self.cache.pods.on_delete_requested(pod)
                 return
             if is_server_wide(error):
@@ -199,16 +201,16 @@ class PodControl:
             return
         self.cache.pods.on_delete_requested(pod)
 
-    # ---- what is refused
+    # ---- rejections
 
     def _on_create_refused(self, known: CachedJob, write: CreatePod, error: ApiError, deferred: set[str]) -> None:
-        """A pod, or what has to be there before it. What is refused as it is, and what goes on failing, keeps others
-        with the same template from being admitted in vain, until a dry run says otherwise."""
+        """A pod or a prerequisite was rejected. If the request is invalid or fails repeatedly, jobs with the same
+        template are not admitted until a dry run succeeds."""
         why = error.message or str(error)
         self._record_failure(known.uid, error, deferred)
         if error.code not in INVALID_REQUEST_CODES and not self.retry_limiter.has_repeated(known.uid):
-            return  # over in a moment, mostly
-        if error.code != 409:  # as it is where many pods want a part of one quota at a time
+            return  # mostly transient
+        if error.code != 409:  # a conflict: many pods update one quota at a time
             self.dry_runs.on_pod_refused(known, write.role, why)
         self._record_warning_once(known, "PodRejected", why, write.name)
 

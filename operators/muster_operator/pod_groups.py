@@ -1,7 +1,8 @@
-"""Native gangs, where they are asked for: a PodGroup stands before the first pod of an attempt, and its pods name it.
+"""Native gang scheduling, where enabled: a PodGroup is created before the first pod of an attempt, and its pods name
+it.
 
-Muster itself decides who starts where; the PodGroup makes kube-scheduler bind all of a gang or nothing, so that a gang
-that meets something only kube-scheduler knows (ports, volumes, pods that may not be neighbours) is never half bound.
+Muster decides when and where gangs start; the PodGroup makes kube-scheduler bind all pods of a gang or none, so that
+constraints known only to kube-scheduler (ports, volumes, pod anti-affinity) never leave a gang partly bound.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class PodGroups:
     """PodGroups of gangs of more than one pod."""
 
     api: ApiServerClient
-    _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and its group's name
+    _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and name of its PodGroup
 
     async def check_served(self) -> None:
-        """Raise ClusterError that says how to have the API served, where it is not."""
+        """Raise ClusterError, with the flags that enable the API, where it is not served."""
         path = f"/apis/{POD_GROUPS.group}/{POD_GROUPS.version}"
         try:
             served = msgspec.json.decode(await self.api.get(path), type=_ApiResourceList).resources
@@ -54,7 +55,8 @@ class PodGroups:
             )
 
     async def ensure(self, known: CachedJob) -> None:
-        """The group of the attempt at hand is there, that of the attempt before is not. Raises as `Api.post` does."""
+        """Create the PodGroup of the present attempt and delete that of the previous one. Raises as
+        `ApiServerClient.post` does."""
         job = known.job
         attempt = job.status.attempt
         if self._groups.get(known.uid, (None, None))[0] == attempt:
@@ -71,13 +73,13 @@ class PodGroups:
         if attempt > 0:
             await self._delete(known, pod_group_name(job.metadata.name, known.uid, attempt - 1))
         if manifest is None:
-            return  # in this attempt it may yet have more pods
+            return  # the attempt may still grow
         if len(self._groups) >= _MAX_ENTRIES:
-            self._groups.clear()  # only costs asking again
+            self._groups.clear()  # costs only repeated requests
         self._groups[known.uid] = attempt, manifest["metadata"]["name"]
 
     def set_group(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
-        """Let a pod that is to be created name its group, if it has one."""
+        """Set the PodGroup, if any, in the manifest of a pod."""
         of_attempt, name = self._groups.get(uid, (attempt, ""))
         if name and of_attempt == attempt:
             manifest["spec"]["schedulingGroup"] = {"podGroupName": name}

@@ -1,4 +1,4 @@
-"""What the operator answers over HTTP: probes, metrics, live positions; on loopback the snapshot as well."""
+"""HTTP endpoints of the operator: probes, metrics, queue positions; the snapshot on loopback only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster_operator.settings import ListenAddresses
 
 @dataclass(frozen=True, slots=True)
 class ServerCallbacks:
-    """Where the answers come from. `unwell`: why it should be restarted, or ""; `unready`: why it sees nothing yet."""
+    """Sources of the answers. Liveness and readiness errors are "" if there is none."""
 
     metrics: OperatorMetrics
     liveness_error: Callable[[], str]
@@ -25,19 +25,19 @@ class ServerCallbacks:
 
 
 class OperatorServer:
-    """Two listeners; `run` opens them and stays until cancelled."""
+    """Two listeners."""
 
     def __init__(self, answers: ServerCallbacks) -> None:
         self._callbacks = answers
         self._runners: list[web.AppRunner] = []
 
     async def start(self, addresses: ListenAddresses) -> None:
-        """Open both listeners. Raises OSError where an address is taken."""
+        """Open both listeners. Raises OSError where an address is in use."""
         await self._listen(addresses.public, self._routes())
         await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)])
 
     async def stop(self) -> None:
-        """Close them."""
+        """Close both listeners."""
         for runner in self._runners:
             await runner.cleanup()
 
@@ -77,5 +77,5 @@ class OperatorServer:
     async def _snapshot(self, request: web.Request) -> web.Response:
         snapshot = self._callbacks.snapshot()
         if snapshot is None:
-            return web.Response(text="nothing was planned yet; ask the operator that leads", status=404)
+            return web.Response(text="no scheduling cycle completed yet; request the snapshot from the leader", status=404)
         return web.Response(body=snapshot, content_type="application/json")

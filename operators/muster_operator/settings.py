@@ -1,4 +1,4 @@
-"""The flags of the operator."""
+"""Command-line flags of the operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 @dataclass(frozen=True, slots=True)
 class ListenAddresses:
-    """Where the operator answers: `public` is for probes, metrics and positions, `private` for the snapshot as well."""
+    """`public` serves probes, metrics and positions, `private` the snapshot as well."""
 
     public: str
     private: str
@@ -33,7 +33,7 @@ class ListenAddresses:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says. `lease_times` None: there is no other operator, so no Lease."""
+    """Values of the flags. `lease_times` None: no leader election."""
 
     kubeconfig: str | None
     context: str | None
@@ -54,7 +54,7 @@ class Settings:
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:
-    """Read the flags; ends the process with a usage message if something is wrong with them."""
+    """Parse the flags; exits with a usage message if one is invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m muster_operator", description="Runs Muster on a Kubernetes cluster.", allow_abbrev=False
     )
@@ -63,91 +63,91 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         "--kubeconfig",
         metavar="FILE",
         default=os.environ.get("KUBECONFIG") or None,
-        help="how to reach the cluster; default: $KUBECONFIG, else the service account of the pod it runs in",
+        help="kubeconfig file (default: $KUBECONFIG, else the pod's service account)",
     )
-    add("--context", metavar="NAME", help="a context of the kubeconfig other than its current one")
-    add("--namespace", metavar="NAME", default=_own_namespace(), help="where the Lease lies (default: %(default)s)")
+    add("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    add("--namespace", metavar="NAME", default=_own_namespace(), help="namespace of the Lease and the keys (default: %(default)s)")
     add(
         "--identity",
         metavar="NAME",
         default=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
-        help="this operator's name in the Lease; another one for each process",
+        help="name of this process in the Lease; must be unique",
     )
     add("--lease-name", metavar="NAME", default="muster-operator", help="default: %(default)s")
-    add("--no-lease", action="store_true", help="act without a Lease; only where no other operator can run")
+    add("--no-lease", action="store_true", help="disable leader election; only where no other operator can run")
     add(
         "--lease-duration-seconds",
         metavar="S",
         type=_positive_number,
         default=15.0,
-        help="a Lease that was not renewed for so long is taken over (default: %(default)g)",
+        help="time without a renewal after which another operator takes over (default: %(default)g)",
     )
     add(
         "--renew-deadline-seconds",
         metavar="S",
         type=_positive_number,
         default=10.0,
-        help="without a renewal for so long nothing is written any more (default: %(default)g)",
+        help="time without a renewal after which the leader stops writing (default: %(default)g)",
     )
     add("--retry-period-seconds", metavar="S", type=_positive_number, default=2.0, help="default: %(default)g")
-    add("--qps", metavar="N", type=_positive_number, default=300.0, help="calls a second (default: %(default)g)")
+    add("--qps", metavar="N", type=_positive_number, default=300.0, help="API requests per second (default: %(default)g)")
     add(
         "--burst",
         metavar="N",
         type=_positive_integer,
         default=500,
-        help="calls at once beyond that (default: %(default)d)",
+        help="burst of API requests beyond that (default: %(default)d)",
     )
     add(
         "--in-flight",
         metavar="N",
         type=_positive_integer,
         default=64,
-        help="calls under way at once (default: %(default)d)",
+        help="concurrent API requests (default: %(default)d)",
     )
     add(
         "--listen",
         metavar="HOST:PORT",
         default="0.0.0.0:8080",
-        help="probes, metrics, positions (default: %(default)s)",
+        help="address of probes, metrics and positions (default: %(default)s)",
     )
     add(
         "--listen-local",
         metavar="HOST:PORT",
         default="127.0.0.1:8081",
-        help="the same and the snapshot, on loopback only (default: %(default)s)",
+        help="address of these and the snapshot; must be on loopback (default: %(default)s)",
     )
     add(
         "--priority-class",
         metavar="NAME",
         default="",
-        help="priority class of all pods; give it preemptionPolicy Never (default: the cluster's default)",
+        help="priority class of all pods; should have preemptionPolicy Never (default: the cluster's)",
     )
     add(
         "--dry-run-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=600.0,
-        help="while jobs wait, what their pods really ask for is looked up again after so long (default: %(default)g)",
+        help="interval of dry runs of the pods of pending jobs (default: %(default)g)",
     )
     add(
         "--namespace-templates-mib",
         metavar="N",
         type=_positive_integer,
         default=MOST_BYTES // 2**20,
-        help="MiB of JSON that the templates of unfinished jobs in one namespace may be (default: %(default)d)",
+        help="limit of the pod templates of unfinished jobs in one namespace, in MiB of JSON (default: %(default)d)",
     )
     add(
         "--pod-groups",
         action="store_true",
-        help="have kube-scheduler bind gangs whole (PodGroups of scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha)",
+        help="create PodGroups, so that kube-scheduler binds all pods of a gang or none (PodGroups of scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha)",
     )
     add(
         "--snapshot-dir",
         metavar="DIR",
         type=Path,
         default=Path(os.environ.get("TMPDIR", "/tmp")),
-        help="where SIGUSR1 writes the newest snapshot (default: %(default)s)",
+        help="directory to which SIGUSR1 writes the newest snapshot (default: %(default)s)",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: %(default)s")
     _add_collector_flags(parser)
@@ -161,9 +161,9 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         )
     for flag, address in (("--listen", flags.listen), ("--listen-local", flags.listen_local)):
         if not address.rpartition(":")[2].isdecimal():
-            parser.error(f"{flag} {address!r} has no port; write HOST:PORT, such as 127.0.0.1:8080")
+            parser.error(f"{flag} must be HOST:PORT, such as 127.0.0.1:8080; got {address!r}")
     if flags.listen_local.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
-        parser.error(f"--listen-local {flags.listen_local!r} is not on loopback; write 127.0.0.1:PORT")
+        parser.error(f"--listen-local must be on loopback, such as 127.0.0.1:PORT; got {flags.listen_local!r}")
     return Settings(
         kubeconfig=flags.kubeconfig,
         context=flags.context,
@@ -186,48 +186,48 @@ def parse_flags(argv: Sequence[str]) -> Settings:
 
 def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
-        "collectors: sidecars that bring traces to safety and tell how far a job is"
+        "collectors: sidecars that upload traces and report progress"
     ).add_argument
     add(
         "--collector-image",
         metavar="IMAGE",
         default="",
-        help="what they run (default: none; then no stall is noticed and no checkpoint known)",
+        help="image of collectors (default: none: stalls are not detected, checkpoints not known)",
     )
-    add("--collector-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="", help="of that image")
+    add("--collector-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="", help="pull policy of that image")
     add(
         "--collector-resources",
         metavar="JSON",
         type=_container_resources,
         default=CollectorSidecarConfig().resources,
-        help='as {"requests": {"cpu": "100m"}}; requests that equal limits leave Guaranteed pods what they are',
+        help='such as {"requests": {"cpu": "100m"}}; with requests equal to limits, Guaranteed pods stay Guaranteed',
     )
     add(
         "--collector-store",
         metavar="URL",
         type=_store_url,
         default="",
-        help="where traces go as well, such as s3://bucket/muster; every job has a folder below it",
+        help="store for traces, such as s3://bucket/muster; every job has a folder below it",
     )
     add(
         "--collector-store-secret",
         metavar="NAME",
         default="",
-        help="a Secret in the job's namespace whose keys are the variables with the store's credentials",
+        help="Secret in the job's namespace; its keys are environment variables with the store's credentials",
     )
     add(
         "--heartbeat-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=15.0,
-        help="how often jobs are asked how far they are (default: %(default)g)",
+        help="interval of heartbeat requests (default: %(default)g)",
     )
     add(
         "--progress-interval-seconds",
         metavar="S",
         type=_positive_number,
         default=60.0,
-        help="how far a job is into its status at most this often (default: %(default)g)",
+        help="minimum interval between updates of a job's progress in its status (default: %(default)g)",
     )
 
 
@@ -247,7 +247,7 @@ def _container_resources(text: str) -> dict[str, Any]:
         document = json.loads(text)
         ContainerResources.model_validate(document)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} are no resources of a container: {error}") from error
+        raise argparse.ArgumentTypeError(f"must be the resources of a container as JSON; got {text!r}: {error}") from error
     found: dict[str, Any] = document
     return found
 
@@ -255,9 +255,9 @@ def _container_resources(text: str) -> dict[str, Any]:
 def _store_url(text: str) -> str:
     parts = urlsplit(text)
     if text and (not parts.scheme or "$(" in text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL; write s3://bucket/folder")
+        raise argparse.ArgumentTypeError(f"must be a URL such as s3://bucket/folder; got {text!r}")
     if "@" in parts.netloc:
-        raise argparse.ArgumentTypeError("a URL with credentials would be seen by everybody; give them by a Secret")
+        raise argparse.ArgumentTypeError("must not contain credentials; use --collector-store-secret")
     return text
 
 
@@ -269,13 +269,16 @@ def _own_namespace() -> str:
 
 
 def _positive_number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text!r}")
     return value
 
 
 def _positive_integer(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1; got {text!r}")
     return int(text)

@@ -1,5 +1,5 @@
-"""A key that all operators of one installation share: a Secret in the operator's own namespace, which the first of them
-that needs it makes. What follows from it, everybody else can neither tell nor forge."""
+"""A random key shared by all replicas of an operator: a Secret in the operator's namespace, created on first use.
+Values derived from it cannot be guessed or forged without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Secret(msgspec.Struct):
 
 @dataclass(slots=True)
 class SharedKey:
-    """The key in Secret `name`; `use` says in errors what it is for."""
+    """The key in Secret `name`; `use` is its purpose, for error messages."""
 
     api: ApiServerClient
     namespace: str
@@ -32,7 +32,7 @@ class SharedKey:
     _bytes: bytes | None = None
 
     async def load(self) -> None:
-        """Read the key; make it if there is none. Raises ApiError that names the Secret."""
+        """Read the key, or create it. Raises ApiError that names the Secret."""
         if self._bytes is not None:
             return
         path = SECRETS.path(self.namespace, self.name)
@@ -43,7 +43,7 @@ class SharedKey:
             raise ApiError(error.code, error.reason, f"{where}: {error.message or error}") from error
 
     def clear(self) -> None:
-        """Somebody else has led since, and may have made another key."""
+        """Forget the key: another leader may have created a new one."""
         self._bytes = None
 
     @property
@@ -63,7 +63,7 @@ class SharedKey:
         except ValueError:
             key = b""
         if len(key) < _KEY_BYTES:
-            wrong = f"it has no {_KEY} of {_KEY_BYTES} bytes or more; delete it, and the operator makes another"
+            wrong = f"{_KEY} must have at least {_KEY_BYTES} bytes; delete the Secret, and the operator creates it again"
             raise ApiError(422, "Invalid", wrong)
         return key
 
@@ -83,5 +83,5 @@ class SharedKey:
                 raise
         key = await self._read(path)
         if key is None:
-            raise ApiError(404, "NotFound", "it was made and is gone again")
+            raise ApiError(404, "NotFound", "deleted directly after its creation")
         return key

@@ -1,6 +1,5 @@
-"""Admits gangs of one pod by creating it: the pod tells of the admission, and the job's status follows when there is
-time (docs/decisions/0010).
-"""
+"""Admits single-pod gangs by creating the pod, which records the admission; the job's status is written later
+(docs/decisions/0010)."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from muster_operator.retry_limiter import RetryLimiter
 
 _MAX_ATTEMPTS = 4
 AdmissionOutcome = Literal["admitted", "not now", "changed", "status first"]
-"""`not now`: it is decided about again after a pause. `changed`: now, since the job is another. `status first`: the
-pod's creation cannot be all."""
+"""`not now`: decided again after a pause. `changed`: decided again at once, because the job changed. `status first`:
+the status has to be written before the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinglePodAdmission:
-    """A gang of one pod that is to be admitted, and what its pod is to say of that."""
+    """An admission of a single-pod gang, and the record for its pod."""
 
     known: CachedJob
     status: WriteStatus
@@ -32,15 +31,15 @@ class SinglePodAdmission:
 
 @dataclass(slots=True)
 class SinglePodAdmitter:
-    """Asks `staffing` for the pod, and `sight` whether it was heard."""
+    """Creates the pod through `pod_control`, and checks that the cache shows the admission."""
 
     cache: ClusterCache
     pod_control: PodControl
     retry_limiter: RetryLimiter
-    _status_first: set[str] = field(default_factory=set)  # jobs, the next time
+    _status_first: set[str] = field(default_factory=set)  # jobs whose status is written first at the next try
 
     def plan(self, item: ObjectWrites, signer: AdmissionSigner) -> SinglePodAdmission | None:
-        """What these writes are, if that is what they are."""
+        """The admission in these writes; None if they are anything else."""
         rest = [one for one in item.writes if not isinstance(one, RecordEvent)]
         if len(rest) != 2 or not isinstance(status := rest[0], WriteStatus) or not isinstance(rest[1], CreatePod):
             return None
@@ -51,10 +50,10 @@ class SinglePodAdmitter:
         return None if admission is None else SinglePodAdmission(known, status, rest[1], signer.sign(admission))
 
     async def apply(self, admission: SinglePodAdmission, deferred: set[str]) -> AdmissionOutcome:
-        """Create the pod. Raises ClusterError for what concerns everybody.
+        """Create the pod. Raises ClusterError for errors that affect all objects.
 
-        Where another pod has its name, where nobody hears what it tells, and where it is refused again and again, the
-        status is written first the next time: then the attempt fails in time, and the next one has another name.
+        If another pod has its name, its record is not accepted, or it is rejected repeatedly, the status is written
+        first at the next try: then the attempt fails eventually, and the next one has other names.
         """
         known, uid, name = admission.known, admission.known.uid, admission.create.name
         if known.job.metadata.resource_version != admission.status.resource_version:
@@ -67,10 +66,10 @@ class SinglePodAdmitter:
         made = await self.pod_control.admit(known, admission.create, admission.annotation, deferred)
         why = ""
         if made == "taken":
-            why = f"there is a pod {name} already, which is not known as the job's"
+            why = f"pod {name} exists and does not belong to the job"
         elif not isinstance(made, str) and not self._is_visible(known):
             await self.pod_control.roll_back(known, made)
-            why = f"pod {name} was stopped: the job cannot be read, or what the pod tells was taken off it"
+            why = f"pod {name} was deleted: the job cannot be read, or the pod's admission annotation was removed"
         if why:
             self.pod_control.reject_admission(known, name, why, deferred)
             if self.cache.jobs.get(uid) is not None:
@@ -78,6 +77,6 @@ class SinglePodAdmitter:
         return "not now" if why or isinstance(made, str) else "admitted"
 
     def _is_visible(self, known: CachedJob) -> bool:
-        """Whether the job is admitted now, or something else has become of it that somebody decides about."""
+        """Whether the cache shows the job as admitted, or in a later state."""
         now = self.cache.jobs.get(known.uid)
         return now is not None and (now.lagging_status is not None or not may_admit_by_pod(now.job.status))

@@ -1,7 +1,7 @@
-"""Parts of the operator that never end: one that fails begins anew, after a pause that grows.
+"""Restarts components of the operator that fail, with backoff.
 
-What they work on was written by anybody. If one object could end the process, it would end the next leader's too, and
-nobody's job would start until somebody finds it.
+Their input is written by users. If one object could end the process it would end the next leader as well, and no job
+would start.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 
 _LOG = logging.getLogger("muster.operator")
 BACKOFF_S = (1.0, 60.0)
-_RESET_AFTER_S = 300.0  # who has worked for so long begins with the shortest pause again
+_RESET_AFTER_S = 300.0  # a component that ran for so long starts with the shortest backoff again
 
 
 class Backoff:
-    """How long to rest after each failure: longer every time, as long as failures follow each other."""
+    """Exponential backoff of consecutive failures."""
 
     def __init__(self, bounds_s: tuple[float, float] = BACKOFF_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_s, self._max_s = bounds_s
@@ -26,7 +26,7 @@ class Backoff:
         self._last_failure_at: float | None = None
 
     def next_s(self) -> float:
-        """It failed: seconds to rest now."""
+        """Record a failure; seconds to wait."""
         now = self._clock()
         if self._last_failure_at is not None and now - self._last_failure_at > _RESET_AFTER_S:
             self._failures = 0
@@ -36,13 +36,13 @@ class Backoff:
 
 
 async def supervise(name: str, component: Callable[[], Awaitable[None]], on_failure: Callable[[str], None]) -> None:
-    """Run a part until cancelled. `failed` is told of each failure, which the log has in full."""
+    """Run a component until cancelled, with restarts. `on_failure` is called on each failure, after it was logged."""
     pauses = Backoff()
     while True:
         try:
             await component()
         except Exception:
             pause_s = pauses.next_s()
-            _LOG.exception("a component failed", extra={"component": name, "again_in_s": pause_s})
+            _LOG.exception("component failed", extra={"component": name, "again_in_s": pause_s})
             on_failure(name)
             await asyncio.sleep(pause_s)

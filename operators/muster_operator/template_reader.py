@@ -1,4 +1,4 @@
-"""The pod templates of jobs as their users wrote them, for whoever makes pods of them."""
+"""Pod templates as users wrote them, for the creation of pods."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 @dataclass(frozen=True, slots=True)
 class PodTemplateReader:
-    """`templates` has those that were read lately; others are read from the API server."""
+    """Reads `templates` first, else the API server."""
 
     api: ApiServerClient
     templates: TemplateCache
-    _read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang want the same one at once
+    _read_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # all pods of a gang need the same one at once
 
     async def read(self, job: CachedJob, role: str) -> dict[str, Any]:
-        """The template of a role, never to be changed. Raises ApiError as the API server does, Conflict (409) where the
-        job was edited or deleted meanwhile, and ClusterError without an answer."""
+        """The template of a role, which must not be modified. Raises ApiError of the API server, ApiError 409 where the
+        job was edited or deleted meanwhile, and ClusterError if there is no answer."""
         template = job.templates[role]
         document = self.templates.document(template)
         if document is not None:
@@ -62,11 +62,11 @@ class PodTemplateReader:
                     raise ApiError(409, "Conflict", f"job {job.key} was edited or deleted meanwhile")
                 self.templates.store(text)
                 document = self.templates.document(template)
-        assert document is not None, "it was just kept"
+        assert document is not None, "just stored"
         return document
 
     async def _fetch(self, job: CachedJob, role: str) -> bytes:
-        """By a list of one: the operator has no right to get single objects."""
+        """List the one job, because the operator has no right to `get`."""
         query = {"fieldSelector": f"metadata.name={job.job.metadata.name}"}
         answer = await self.api.get(TRAINING_JOBS.path(job.namespace), query)
         try:

@@ -1,8 +1,8 @@
-"""`status.traces` of jobs that are traced: where their traces stay, and how many have been collected.
+"""`status.traces` of traced jobs: the location of their traces, and how many were collected.
 
-It goes along with whatever else is written of a job once it has started; by itself it is written once, when the job is
-over and its last collector has said how many it has. That is read from the pods, so that an operator that takes over
-knows it too; what collectors of deleted pods said counts as long as nobody takes over.
+It is added to other status writes of a started job; a separate write is made once, when the job has finished and its
+last collector has ended. The count is read from the pods, so that an operator that takes over knows it; counts of
+deleted pods are known only to the operator that saw them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_lo
 
 
 class TraceStatusTracker:
-    """Of all jobs that `sight` knows."""
+    """The trace statuses of all jobs in the cache."""
 
     def __init__(self, sight: ClusterCache, choices: CollectorSidecarConfig) -> None:
         self._cache = sight
         self._config = choices
 
     def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
-        """The status that is about to be written, with what is known of traces; the same object if that says the same.
+        """The status with its traces; the same object if unchanged.
 
-        The number never falls: pods of earlier attempts are gone, what they collected is not.
+        The count never decreases: pods of earlier attempts are gone, their traces are not.
         """
         if known.job.spec.trace is None or not self._config.image:
             return status
@@ -39,7 +39,7 @@ class TraceStatusTracker:
         return status if new == status.traces else status.model_copy(update={"traces": new})
 
     def due_writes(self) -> list[WriteStatus]:
-        """Statuses of jobs that are over and whose collectors have all ended, as far as they say something new."""
+        """Statuses with new traces, of finished jobs whose collectors have all ended."""
         writes = []
         for uid in self._cache.trace_counts.pending():
             known = self._cache.jobs.get(uid)

@@ -1,11 +1,10 @@
-"""Writes of which nobody knows whether they happened: the connection broke, and no answer came.
+"""Writes with an unknown outcome: the connection broke before an answer.
 
-Who decides again from what was seen before such a write may contradict it: create a pod of a gang that this very write
-has sent away, or give room to others that a pod, created after all, takes up. And a request that was given up may still
-be carried out. So before anything else is decided each of them is made again until there is an answer, any answer: a
-status is guarded by the version it was made from, and a pod has the same name, so one of the two is refused. Then the
-object is read, since the watch may be behind. So it is, too, after a refusal that may stem from a write of our own, and
-after the API server failed.
+A decision on the state before such a write may contradict it: create a pod of a gang that the write has evicted, or use
+capacity that a pod, created after all, occupies. And the API server may still execute the request. So each of them is
+repeated before the next decision until there is any answer: a status is guarded by its version and a pod by its name,
+so one of the two requests is rejected. Then the object is read, because the watch may lag. It is also read after a
+conflict that our own earlier write may have caused, and after a 5xx.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from muster_operator.retry_limiter import is_server_wide
 
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
-_REQUEST_LIFETIME_S = 65.0  # an API server gives a request up after 60 s: from then on reading is enough
+_REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then reading is enough
 
 
 class _Pods(msgspec.Struct):
@@ -44,14 +43,14 @@ _jobs = msgspec.json.Decoder(_Jobs)
 
 @dataclass(frozen=True, slots=True)
 class _UncertainWrite:
-    write: Write | None  # None: the object needs to be read only
+    write: Write | None  # None: the object only has to be read
     still_wanted: Callable[[], bool]
     since: float
 
 
 @dataclass(slots=True)
 class UncertainWrites:
-    """Of TrainingJobs and pods, by the address of each."""
+    """By path, of TrainingJobs and pods."""
 
     api: ApiServerClient
     cache: ClusterCache
@@ -59,12 +58,12 @@ class UncertainWrites:
     _unresolved: dict[str, _UncertainWrite] = field(default_factory=dict)
 
     async def perform(self, path: str, write: Write, still_wanted: Callable[[], bool] = lambda: True) -> bytes:
-        """Make a write of the object at `path`. Raises what the write raises, and remembers it if there was no answer,
-        or the object if it may be another than the one we know. It is made again only while it is `wanted`."""
+        """Write the object at `path`. Raises what the write raises, and records the write if there was no answer, or
+        the object if our state of it may be old. The write is repeated only while `still_wanted`."""
         try:
             return await write()
         except Fenced:
-            raise  # it was not begun
+            raise  # not started
         except ApiError as error:
             if error.code == 409 or error.code >= 500:
                 self._unresolved[path] = _UncertainWrite(None, still_wanted, self.clock())
@@ -74,14 +73,14 @@ class UncertainWrites:
             raise
 
     async def resolve_all(self) -> None:
-        """Find out about all of them. Raises ClusterError where there is no answer still, and Fenced."""
+        """Resolve all. Raises ClusterError where there is still no answer, and Fenced."""
         ended = await asyncio.gather(*(self._resolve(path) for path in tuple(self._unresolved)), return_exceptions=True)
         for result in ended:
             if isinstance(result, BaseException):
                 raise result
 
     def clear(self) -> None:
-        """Somebody else has led since: what we wanted then does not count, and everything is listed anew."""
+        """Another operator led meanwhile: our writes are obsolete, and everything is listed again."""
         self._unresolved.clear()
 
     async def _resolve(self, path: str) -> None:
@@ -93,13 +92,13 @@ class UncertainWrites:
             raise
         except ApiError as error:
             if is_server_wide(error):
-                raise  # it was turned away, and says nothing of the first one
+                raise  # not executed; the outcome of the first is still unknown
         await self._read(path)
         del self._unresolved[path]
         _LOG.info("write settled", extra={"object": path, "had_answer": doubt.write is None})
 
     async def _read(self, path: str) -> None:
-        """By a list of one: the operator has no right to get single objects, and needs none for this."""
+        """List the one object, because the operator has no right to `get`."""
         collection, _, name = path.rpartition("/")
         answer = await self.api.get(collection, {"fieldSelector": f"metadata.name={name}"})
         try:
@@ -110,6 +109,6 @@ class UncertainWrites:
                 for job in decode_truncated(_jobs.decode, answer).items:
                     self.cache.jobs.on_read(job)
         except ValueError:
-            return  # the watch says what is wrong with it
-        except Exception:  # a bug that this object met: the watch leaves it out, and others are decided about
-            _LOG.exception("cannot be read", extra={"object": path})
+            return  # the watch reports the error
+        except Exception:  # a bug that this object caused: the watch skips it, and others are decided on
+            _LOG.exception("object skipped", extra={"object": path})

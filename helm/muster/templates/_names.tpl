@@ -1,4 +1,4 @@
-{{/* The release's name, with the chart's in it; short enough for every suffix. */}}
+{{/* The release name including the chart name, truncated for the suffixes. */}}
 {{- define "muster.name" -}}
 {{- if contains .Chart.Name .Release.Name -}}
 {{ .Release.Name | trunc 43 | trimSuffix "-" }}
@@ -15,7 +15,7 @@
 {{ .Values.serviceAccount.name | default (include "muster.operator" .) }}
 {{- end }}
 
-{{/* What never changes: a Deployment's selector cannot be edited. */}}
+{{/* Immutable labels: the selector of a Deployment cannot be changed. */}}
 {{- define "muster.selector" -}}
 app.kubernetes.io/name: muster-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -29,7 +29,7 @@ app.kubernetes.io/part-of: muster
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Of collectors; empty where there are none. */}}
+{{/* Image of collectors; empty: no collectors. */}}
 {{- define "muster.collectorImage" -}}
 {{- with .Values.collector.image -}}
 {{- if .repository -}}
@@ -44,7 +44,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 
 {{- define "muster.image" -}}
 {{- with .Values.image -}}
-{{- $repository := required "image.repository: missing; write where your image of the operator lies" .repository -}}
+{{- $repository := required "image.repository must be set to your image of the operator" .repository -}}
 {{- if .digest -}}
 {{ $repository }}@{{ .digest }}
 {{- else -}}

@@ -1,10 +1,10 @@
 {{/*
-What an operator could not start with, or the API server would refuse half-way, and no schema can say: each with the
-value's name, what it is, and what would be right.
+Rejects values that values.schema.json cannot check, and with which the operator would not start or the API server would
+reject part of the release. Each message has the field, its value, and what is valid.
 */}}
 {{- define "muster.validate" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
-{{- fail (printf "the release's name %q begins the name of a Service; write a letter, then lower-case letters, digits and -" .Release.Name) -}}
+{{- fail (printf "the release name must start with a letter and contain only lower-case letters, digits and -; got %q" .Release.Name) -}}
 {{- end -}}
 {{- with .Values.operator.lease -}}
 {{- if not (and (gt (float64 .durationSeconds) (float64 .renewDeadlineSeconds)) (gt (float64 .renewDeadlineSeconds) (float64 .retryPeriodSeconds))) -}}
@@ -13,7 +13,7 @@ value's name, what it is, and what would be right.
 {{- end -}}
 {{- with .Values.jobPods.priorityClass -}}
 {{- if and .create (hasPrefix "system-" .name) -}}
-{{- fail (printf "jobPods.priorityClass.name: %q is kept for Kubernetes itself; write a name without system-" .name) -}}
+{{- fail (printf "jobPods.priorityClass.name must not start with system-, which is reserved for Kubernetes; got %q" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.admissionPolicy.enabled (semverCompare "<1.30-0" .Capabilities.KubeVersion.Version) -}}
@@ -24,25 +24,25 @@ value's name, what it is, and what would be right.
 {{- range $field, $keys := dict "operator.podLabels" .Values.operator.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey $own $key -}}
-{{- fail (printf "%s: %s is the chart's own label; write another key" $field $key) -}}
+{{- fail (printf "%s: label %s is set by the chart; use another key" $field $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey (.Values.operator.podAnnotations | default dict) "kubectl.kubernetes.io/default-container" -}}
-{{- fail "operator.podAnnotations: kubectl.kubernetes.io/default-container is the chart's own annotation; write another key" -}}
+{{- fail "operator.podAnnotations: annotation kubectl.kubernetes.io/default-container is set by the chart; use another key" -}}
 {{- end -}}
 {{- range $field := list "flavors" "queues" -}}
 {{- $seen := dict -}}
 {{- range index $.Values $field -}}
 {{- if hasKey $seen .name -}}
-{{- fail (printf "%s: %q is there twice; write each name once" $field .name) -}}
+{{- fail (printf "%s: names must be unique; got %q twice" $field .name) -}}
 {{- end -}}
 {{- $_ := set $seen .name true -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
 
-{{/* A flag given twice: the last one counts, and what else the chart says of it (rights, probes) is no longer so. */}}
+{{/* Rejects flags that the chart sets: a second one would override the first, but not the RBAC rules or probes. */}}
 {{- define "muster.validateFlags" -}}
 {{- $values := dict
   "namespace" "helm's --namespace"
@@ -54,7 +54,7 @@ value's name, what it is, and what would be right.
   "burst" "operator.burst"
   "in-flight" "operator.inFlight"
   "namespace-templates-mib" "operator.namespaceTemplatesMiB"
-  "listen" "a Service of yours: probes and metrics need this address"
+  "listen" "a Service of your own: probes and metrics need this address"
   "priority-class" "jobPods.priorityClass.name"
   "snapshot-dir" "nothing else: only /tmp can be written"
   "log-level" "operator.logLevel"
@@ -70,10 +70,10 @@ value's name, what it is, and what would be right.
 {{- range .Values.operator.extraArgs -}}
 {{- $flag := . | splitList "=" | first | trimPrefix "--" -}}
 {{- if and (hasPrefix "--" .) (hasKey $values $flag) -}}
-{{- fail (printf "operator.extraArgs: --%s is the chart's own flag; use %s" $flag (get $values $flag)) -}}
+{{- fail (printf "operator.extraArgs: --%s is set by the chart; use %s" $flag (get $values $flag)) -}}
 {{- end -}}
 {{- if and (eq $flag "no-lease") (gt (int $.Values.replicas) 1) -}}
-{{- fail (printf "operator.extraArgs: --no-lease with %d replicas, of which every one would act; write replicas: 1" (int $.Values.replicas)) -}}
+{{- fail (printf "operator.extraArgs: --no-lease needs replicas: 1, because every replica would lead; got %d" (int $.Values.replicas)) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -121,7 +121,7 @@ def admitted_status(job: spec.TrainingJob, record: PodAdmissionRecord) -> spec.T
     status = transitions.admit(with_status_fields(status, fields), (place,), record.at)
     if record.generation == job.metadata.generation:
         return status
-    message = "it was edited just when it was admitted; it starts anew, as it is now"
+    message = "edited while it was admitted; it restarts with the new spec"
     return transitions.evict(status, "Edited", message, record.at)
 
 

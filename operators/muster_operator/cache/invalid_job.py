@@ -55,7 +55,7 @@ def invalid_job(item: RawTrainingJob, metadata: spec.ObjectMeta, error: Exceptio
     return InvalidJob(
         metadata,
         (str(error) if large else invalid_reason(document, "TrainingJob"))
-        or f"this version of the operator fails to read it: {_error_text(error)}",
+        or f"this version of the operator cannot read the job: {_error_text(error)}",
         status,
         named if isinstance(named, str) else "",
         error.sizes if isinstance(error, TooManyBytes) else {},

@@ -31,7 +31,7 @@ from muster_operator.cache.pod_admissions import PodAdmissions
 from muster_operator.cache.specs import SpecCache
 from muster_operator.cache.template_bytes import MOST_BYTES, TemplateBytes
 
-_DRY_RUN_PENDING = "its pods have not been tried yet: the API server has not said what they ask for"
+_DRY_RUN_PENDING = "waiting for a server-side dry run of its pods"
 
 
 class JobCache:

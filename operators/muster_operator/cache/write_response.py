@@ -24,4 +24,4 @@ def written_metadata(answer: bytes) -> V1PodMeta:
     try:
         return decode_truncated(_write_response.decode, answer).metadata
     except ValueError as error:
-        raise ClusterError(f"the answer to a write is no object: {answer[:200]!r}") from error
+        raise ClusterError(f"the answer to a write is not an object: {answer[:200]!r}") from error

@@ -1,1 +1,1 @@
-"""Asking the collectors of jobs how far they are: tokens, Secrets, one sweep over all of them after the other."""
+"""Polling of the jobs' collectors: tokens, Secrets, heartbeats."""

@@ -1,7 +1,7 @@
-"""One sweep: every collector is asked once, many at a time, in a loop of its own.
+"""One poll: requests a heartbeat of every collector once, many at a time, in an event loop of its own.
 
-It runs in a thread, so that a thousand slow answers never keep the operator from writing. What answers is a program in
-a user's pod: no more is read than an answer can have, no redirect is followed, and nobody is waited for long.
+It runs in a thread, so that slow answers never delay the operator's writes. A collector is a program in a user's pod:
+the size of an answer is bounded, redirects are not followed, and every request has a timeout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATH = "/heartbeat"
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTarget:
-    """A collector: the pod that speaks for a job, where it answers, and the token that both know."""
+    """A collector: the lead pod of a job, its address, and the token of the job."""
 
     uid: str
     pod: str
@@ -37,7 +37,7 @@ class HeartbeatTarget:
 
 
 class HeartbeatResponse(msgspec.Struct):
-    """What a collector says (docs/collector.md)."""
+    """A heartbeat as the collector sends it (docs/collector.md)."""
 
     now: float
     job_uid: str
@@ -50,7 +50,7 @@ class HeartbeatResponse(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What came of it: an answer, or in `why` the reason that there is none."""
+    """An answer, or in `why` the reason that there is none."""
 
     target: HeartbeatTarget
     response: HeartbeatResponse | None
@@ -58,8 +58,8 @@ class PollResult:
 
 
 def poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
-    """Ask them in order; blocks until the last has answered or was given up. Nobody is asked after `within_s`: whose
-    turn did not come by then has no outcome."""
+    """Poll the targets in order; blocks until the last has answered or timed out. Targets not started within
+    `start_within_s` have no result."""
     return asyncio.run(_poll_all(targets, start_within_s)) if targets else []
 
 
@@ -77,8 +77,8 @@ async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -
                 in_time = asyncio.get_running_loop().time() < until
                 try:
                     return await _poll(session, target) if in_time else None
-                except Exception as error:  # whatever one answers, the others are heard
-                    return PollResult(target, None, f"its answer cannot be taken: {type(error).__name__}")
+                except Exception as error:  # one bad answer must not end the poll
+                    return PollResult(target, None, f"invalid answer: {type(error).__name__}")
 
         outcomes = await asyncio.gather(*(one(target) for target in targets))
     return [outcome for outcome in outcomes if outcome is not None]
@@ -96,27 +96,27 @@ async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> Poll
         ):
             if response.status == 401:
                 return PollResult(
-                    target, None, f"it answers with 401: another token, or clocks {MAX_REQUEST_AGE_S:g} s apart"
+                    target, None, f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s"
                 )
             if response.status != 200:
-                return PollResult(target, None, f"it answers with {response.status}")
+                return PollResult(target, None, f"HTTP {response.status}")
             body = await response.content.read(MAX_RESPONSE_BYTES + 1)
             while len(body) <= MAX_RESPONSE_BYTES and (more := await response.content.read(MAX_RESPONSE_BYTES + 1)):
                 body += more
             signature = response.headers.get(SIGNATURE_HEADER, "")
         if len(body) > MAX_RESPONSE_BYTES:
-            return PollResult(target, None, f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
+            return PollResult(target, None, f"the answer exceeds {MAX_RESPONSE_BYTES} bytes")
         if not peer.verify_response(signed, body, signature):
             return PollResult(
-                target, None, "its answer is not signed with the job's token: another program has the port"
+                target, None, "the answer is not signed with the job's token: another program has the port"
             )
         answer = msgspec.json.decode(body, type=HeartbeatResponse)
     except TimeoutError:
         return PollResult(target, None, f"no answer within {TIMEOUT_S:g} s")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
-        return PollResult(target, None, "its answer is none")
+        return PollResult(target, None, "the answer is not a heartbeat")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return PollResult(target, None, str(error) or type(error).__name__)
     if (answer.job_uid, answer.pod) != (target.uid, target.pod):
-        return PollResult(target, None, "another pod answers")
+        return PollResult(target, None, "the answer is from another pod")
     return PollResult(target, answer)

@@ -1,7 +1,7 @@
-"""While this operator acts, all collectors are asked in turn, every few seconds: how far is your job?
+"""Polls all collectors every few seconds while this operator leads: how far is each job?
 
-What they say goes to `sight.beats`; the engine is woken once a sweep, and only if there is news. A collector that does
-not answer for long is told of in an Event; its job is left alone.
+Results go to `cache.heartbeats`; the leader is woken once a poll, and only if something changed. A collector that does
+not answer for a long time causes an Event; its job is left as it is.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from muster_operator.pod_builder.run_folder import has_durable_run_folder
 from muster_operator.supervisor import Backoff
 
 _LOG = logging.getLogger("muster.operator")
-_UNREACHABLE_AFTER_S = 120.0  # then somebody is told
+_UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
 _MIN_SWEEP_S = 5.0
 
 
 @dataclass(slots=True)
 class HeartbeatPoller:
-    """Asks, sweep after sweep, `every_s` from the begin of one to the begin of the next, at least."""
+    """Polls repeatedly, with at least `interval_s` between the starts of two polls."""
 
     cache: ClusterCache
     tokens: CollectorTokens
     metrics: OperatorMetrics
     interval_s: float
-    is_leading: Callable[[], bool]  # whether this operator acts
+    is_leading: Callable[[], bool]  # whether this operator leads
     record_event: Callable[[RecordEvent], None]
     on_change: Callable[[], None]
     _unreachable: dict[str, tuple[str, float]] = field(default_factory=dict)  # by job: its pod, since when
-    _reported: set[str] = field(default_factory=set)  # of them, those that an Event told of
+    _reported: set[str] = field(default_factory=set)  # of them, those with an Event
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         pauses = Backoff()
         while True:
             began, pause_s = time.monotonic(), 0.0
@@ -54,22 +54,25 @@ class HeartbeatPoller:
                 if self.is_leading():
                     await self._sweep()
             except ClusterError as error:  # of the key
-                _LOG.warning("collectors are not asked", extra={"why": str(error)})
-            except Exception:  # a bug that an answer met: the jobs go on unasked meanwhile
+                _LOG.warning("collectors not polled", extra={"why": str(error)})
+            except Exception:  # a bug that one answer caused: jobs are not polled meanwhile
                 pause_s = pauses.next_s()
-                _LOG.exception("collectors are not asked", extra={"again_in_s": pause_s})
+                _LOG.exception("collectors not polled", extra={"again_in_s": pause_s})
                 self.metrics.component_failures.add(1.0, ("collectors",))
             await asyncio.sleep(max(0.05, pause_s, began + self.interval_s - time.monotonic()))
 
     def _prune(self) -> None:
-        """What jobs said that are gone or done; also while another operator acts: last words come all the time."""
+        """Forget heartbeats of jobs that are deleted or finished; also while another operator leads, since termination
+        messages arrive at any time."""
         jobs = list(self.cache.jobs.all())
         self.cache.heartbeats.retain({known.uid for known in jobs if not is_finished(known.job.status)})
         self.cache.trace_counts.retain({known.uid for known in jobs})
 
     async def _sweep(self) -> None:
         await self.tokens.load()
-        targets = sorted(self._targets(), key=lambda target: target.uid in self._unreachable)  # they cost most time
+        targets = sorted(
+            self._targets(), key=lambda target: target.uid in self._unreachable
+        )  # unreachable ones take the most time
         outcomes = await asyncio.to_thread(poll_all, targets, max(self.interval_s, _MIN_SWEEP_S))
         news = [self._handle_safely(outcome, time.time()) for outcome in outcomes]
         asked = {target.uid for target in targets}
@@ -80,11 +83,11 @@ class HeartbeatPoller:
             self.on_change()
 
     def _targets(self) -> Iterator[HeartbeatTarget]:
-        """The pods that speak for jobs, as far as they run and have a collector."""
+        """The lead pods that run and have a collector."""
         for known in self.cache.jobs.all():
             if is_finished(known.job.status):
                 continue
-            # Also one that is to stop, and of a job that is suspended: it writes a checkpoint in its grace.
+            # Includes terminating pods and suspended jobs: they write a checkpoint in their grace period.
             role = lead_role(known.job.spec)
             pod = self.cache.pods.lead_pod(known.uid, role.name)
             if (
@@ -104,13 +107,13 @@ class HeartbeatPoller:
     def _handle_safely(self, result: PollResult, now: float) -> bool:
         try:
             return self._handle(result, now)
-        except Exception:  # whatever one says, the others are heard
-            _LOG.exception("an answer cannot be taken", extra={"pod": result.target.pod})
+        except Exception:  # one bad answer must not affect the others
+            _LOG.exception("invalid heartbeat", extra={"pod": result.target.pod})
             self.metrics.component_failures.add(1.0, ("collectors",))
             return False
 
     def _handle(self, result: PollResult, now: float) -> bool:
-        """Note what came of it; whether it is news."""
+        """Record a result; whether the engine would see a change."""
         target, answer = result.target, result.response
         if answer is None:
             if self._is_running(target):
@@ -128,7 +131,7 @@ class HeartbeatPoller:
         return self.cache.heartbeats.on_response(target.uid, said, now)
 
     def _is_running(self, target: HeartbeatTarget) -> bool:
-        """Whether the pod should still answer by now."""
+        """Whether the pod should still answer."""
         pod = self.cache.pods.get(target.uid, target.pod)
         return pod is not None and pod.view is not None and pod.view.phase == "Running" and not pod.view.deleting
 
@@ -142,9 +145,9 @@ class HeartbeatPoller:
             self._reported.add(target.uid)
             message = (
                 f"the collector of {target.pod} at {target.host} port {target.port} does not answer: {error}; "
-                "meanwhile a stall goes unnoticed"
+                "stalls of the job are not detected meanwhile"
             )
-            _LOG.warning("collector is silent", extra={"pod": target.pod, "why": error})
+            _LOG.warning("collector unreachable", extra={"pod": target.pod, "why": error})
             self.record_event(RecordEvent(target.uid, "Warning", "CollectorUnreachable", message))
 
     def _mark_reachable(self, uid: str) -> None:

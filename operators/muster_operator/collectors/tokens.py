@@ -1,7 +1,7 @@
-"""The token that a job's collectors are asked with, and the Secret that brings it into the pods.
+"""The token with which a job's collectors are polled, and the Secret that brings it into the pods.
 
-Every token follows from one key and the job's uid, so that an operator that takes over knows them all without the right
-to read a single Secret of a user.
+Every token is derived from one key and the job's uid, so that an operator that takes over knows all of them without the
+right to read users' Secrets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_ENTRIES = 50_000
 
 
 def derive_token(key: bytes, uid: str) -> str:
-    """The token of one job: nobody without the key can tell it, nor from it that of another job."""
+    """The token of one job (HMAC); without the key it cannot be computed, not even from another token."""
     digest = hmac.digest(key, f"muster-collector/{uid}".encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -35,24 +35,25 @@ class CollectorTokens:
     api: ApiServerClient
     config: CollectorSidecarConfig
     key: SharedKey
-    _created: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Secret was there
+    _created: dict[str, int] = field(default_factory=dict)  # by job: the attempt before which its Secret was created
 
     async def load(self) -> None:
-        """Have the key. Raises as `Key.load` does."""
+        """Load the key. Raises as `SharedKey.load` does."""
         await self.key.load()
 
     def clear(self) -> None:
-        """Somebody else has led since, and may have made another key."""
+        """Forget the key: another leader may have created a new one."""
         self.key.clear()
         self._created.clear()
 
     def token(self, uid: str) -> str:
-        """The token of a job. Only after `load`."""
+        """The token of a job. Requires `load`."""
         assert self.key.loaded is not None, "the key is not loaded"
         return derive_token(self.key.loaded, uid)
 
     async def ensure(self, known: CachedJob) -> None:
-        """The job's Secret is there, if any pod of it has a collector: pods wait for it. Raises as `Api.post` does."""
+        """Create the job's Secret if any of its pods has a collector: those pods mount it. Raises as
+        `ApiServerClient.post` does."""
         attempt = known.job.status.attempt
         if self._created.get(known.uid) == attempt or not _has_any_collector(known.job.spec, self.config):
             return
@@ -64,7 +65,7 @@ class CollectorTokens:
             if error.reason != "AlreadyExists":
                 raise
         if len(self._created) >= _MAX_ENTRIES:
-            self._created.clear()  # only costs asking again
+            self._created.clear()  # costs only repeated requests
         self._created[known.uid] = attempt
 
 

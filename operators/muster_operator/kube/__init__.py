@@ -1,1 +1,1 @@
-"""How the operator speaks to the API server: one thin client, one list-and-watch loop, one lease."""
+"""Access to the API server: client, list-and-watch, Lease."""

@@ -1,7 +1,7 @@
-"""A thin client of the API server: bytes in and out, one call each, counted, bounded, and fenced.
+"""A small client of the API server: one request per call, bytes in and out; counted, rate-limited and fenced.
 
-It knows nothing of objects. Whoever may write is decided by a fence that is asked right before every write: an operator
-that lost its lease while a write waited for its turn must not send it.
+It knows nothing of objects. Before every write it asks a fence whether this operator may write: a write that waited for
+the rate limiter while the Lease was lost must not be sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from muster_operator.kube.rate_limit import TokenBucket
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""An answer without spec and status: all we want to know of what we wrote is its version."""
+"""An answer without spec and status: of a write only the new version matters."""
 
 _TIMEOUT_S = 30.0
 _RETRIES = 4
@@ -34,7 +34,7 @@ _MAX_RETRY_S = 10.0
 
 
 class ApiError(ClusterError):
-    """The API server answered, but not with success. `reason` is that of its Status."""
+    """The API server answered with an error. `reason` is that of its Status."""
 
     reason = "ApiError"
 
@@ -45,13 +45,13 @@ class ApiError(ClusterError):
 
 
 class Fenced(ClusterError):
-    """A write was not begun: this operator may not write, or not before everything is listed again."""
+    """A write was not started: this operator may not write, or not before everything is listed again."""
 
     reason = "Fenced"
 
 
 class V1Status(msgspec.Struct):
-    """What the API server says of a call that failed."""
+    """The body of a failed request."""
 
     reason: str = ""
     message: str = ""
@@ -60,7 +60,7 @@ class V1Status(msgspec.Struct):
 
 @dataclass(slots=True)
 class ApiRateLimits:
-    """Calls on their way at once, calls a second, and how many may come in one burst."""
+    """Requests in flight, requests per second, and the burst."""
 
     in_flight: int = 64
     per_s: float = 300.0
@@ -68,12 +68,15 @@ class ApiRateLimits:
 
 
 CallCounter = Callable[[str, str, str], None]
-"""Told of every call: verb, resource, code ("error" when there was no answer)."""
+"""Called for each request: verb, resource, code ("error" if there was no answer)."""
 
 
 class ApiServerClient:
-    """Calls to one API server. An async context manager; `may_write` is asked right before every write. A
-    write that was asked for before an outage is not begun after it; `outages` may be shared with other clients."""
+    """Requests to one API server; an async context manager.
+
+    `may_write` is called before every write. A write requested before an outage is not started after it; clients may
+    share `outages`.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,8 @@ class ApiServerClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the connection pool. Watches come on top of the calls in flight, hence no limit of its own."""
+        """Open the connection pool. Watches need connections beyond those of the requests in flight, so it has no
+        limit."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0, ssl=self._endpoint.tls or True)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -114,7 +118,7 @@ class ApiServerClient:
             await self._session.close()
 
     def available_tokens(self) -> float:
-        """How many calls could be made right now; negative while some wait for their turn."""
+        """Requests that could start now; negative while some wait."""
         return self._bucket.available(time.monotonic())
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
@@ -122,7 +126,7 @@ class ApiServerClient:
         return await self._call("GET", path, None, params or {}, JSON, JSON)
 
     async def post(self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = JSON) -> bytes:
-        """POST; a write unless it is a dry run. Raises as `read` does, and Fenced."""
+        """POST; a write unless it is a dry run. Raises as `get` does, and Fenced."""
         return await self._call("POST", path, body, params or {}, JSON, accept)
 
     async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
@@ -139,7 +143,7 @@ class ApiServerClient:
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str], quiet_s: float) -> AsyncIterator[aiohttp.StreamReader]:
-        """The body of a watch as it comes. Raises ClusterError when nothing came for `quiet_s`, and as `read` does."""
+        """The body of a watch as it arrives. Raises ClusterError after `quiet_s` without data, and as `get` does."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=quiet_s)
         resource, answered = _resource_name(path), False
         try:
@@ -163,7 +167,7 @@ class ApiServerClient:
                 self._record_outage(error)
             raise ClusterError(f"watch of {resource}: {_error_text(error)}") from error
 
-    # ---- one call
+    # ---- one request
 
     async def _call(
         self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content: str, accept: str
@@ -175,7 +179,7 @@ class ApiServerClient:
                 if writes:
                     self._fence(f"{verb} {path}")
                     if self.outages.count != outages:
-                        raise Fenced(f"{verb} {path} aborted: it was decided before the API server was unreachable")
+                        raise Fenced(f"{verb} {path} aborted: decided before the last outage of the API server")
                 code, answer, retry_after_s = await self._send(verb, path, body, params, content, accept)
             self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
             if 200 <= code < 300:
@@ -212,7 +216,7 @@ class ApiServerClient:
             raise ClusterError(f"{verb} {path}: {_error_text(error)}") from error
 
     def _record_outage(self, error: Exception) -> None:
-        """Note an outage, unless there was a connection and the answer only took too long."""
+        """Record an outage, unless there was a connection and only the answer timed out."""
         if isinstance(error, aiohttp.ClientError) or not isinstance(error, TimeoutError):
             self.outages.record_unreachable()
 
@@ -221,7 +225,7 @@ class ApiServerClient:
             raise Fenced(f"{call} aborted: leadership lost, or resources are being listed again")
 
     def _recheck_fence(self) -> aiohttp.TraceConfig:
-        """Ask again once there is a connection: opening one takes time, and a process can be frozen in the middle."""
+        """Check the fence again once connected: connecting takes time, and the process may be frozen meanwhile."""
 
         async def look(session: object, context: Any, params: object) -> None:
             if context.trace_request_ctx is not None:
@@ -258,7 +262,7 @@ def _api_error(code: int, answer: bytes) -> ApiError:
 
 
 def _is_write(verb: str, params: Mapping[str, str]) -> bool:
-    """Whether a call changes anything. A dry run does not, whoever leads: what it says is the API server's word."""
+    """Whether a request changes anything. A dry run does not, so it needs no leadership."""
     return verb != "GET" and "dryRun" not in params
 
 
@@ -267,7 +271,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _resource_name(path: str) -> str:
-    """The plural in a path, with its subresource: pods, trainingjobs/status."""
+    """The plural in a path, with the subresource: pods, trainingjobs/status."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]
     if parts[:1] == ["namespaces"] and len(parts) > 2:

@@ -1,8 +1,8 @@
-"""Where the API server is and how we prove who we are: from a kubeconfig, or from the pod we run in.
+"""Address and credentials of the API server, from a kubeconfig or from the pod's service account.
 
-A service account, a token and a client certificate are read here. Whatever else a kubeconfig can say (plugins that run
-programs, other ways to log in, proxies) is left to the official client, which is imported only then: it costs 70 MB and
-a second of CPU, an operator's whole start otherwise.
+Service accounts, tokens and client certificates are read here. Everything else in a kubeconfig (exec plugins, other
+authentication, proxies) is left to the official client, which is imported only then: it needs 70 MB and a second of
+CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 from muster.errors import ClusterError
 
 _SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_HEADER_TTL_S = 10.0  # how long a token that was read is used before it is asked for again
+_HEADER_TTL_S = 10.0  # how long a header is used before it is read again
 _SUPPORTED_USER_FIELDS = frozenset(
     {"token", "tokenFile", "client-certificate", "client-certificate-data", "client-key", "client-key-data"}
 )
@@ -33,9 +33,9 @@ _SUPPORTED_CLUSTER_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ApiServerEndpoint:
-    """`url` without a slash at its end; `tls` is None for plain http; `authorization` gives the header or None.
+    """`url` without a trailing slash; `tls` is None for plain http; `authorization` returns the header or None.
 
-    `server_name` is whom the certificate should be of, where that is not the host of `url`.
+    `server_name`: expected name in the certificate, if not the host of `url`.
     """
 
     url: str
@@ -45,9 +45,9 @@ class ApiServerEndpoint:
 
 
 def load_endpoint(kubeconfig: str | None, context: str | None = None) -> ApiServerEndpoint:
-    """The endpoint of a kubeconfig file, or of the pod's service account when there is no file.
+    """The endpoint of a kubeconfig file, or of the pod's service account if there is no file.
 
-    Raises ClusterError that names the file and what is wrong with it.
+    Raises ClusterError that names the file and the error.
     """
     if kubeconfig is None:
         return _in_cluster_endpoint(os.environ)
@@ -64,7 +64,7 @@ def load_endpoint(kubeconfig: str | None, context: str | None = None) -> ApiServ
 def _in_cluster_endpoint(environ: Mapping[str, str]) -> ApiServerEndpoint:
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port or not (_SERVICE_ACCOUNT_DIR / "token").exists():
-        raise ClusterError("this is no pod with a service account; pass --kubeconfig FILE outside of a cluster")
+        raise ClusterError("no service account found; outside of a cluster pass --kubeconfig FILE")
     tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT_DIR / "ca.crt"))
     url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return ApiServerEndpoint(
@@ -76,17 +76,17 @@ def _in_cluster_endpoint(environ: Mapping[str, str]) -> ApiServerEndpoint:
 
 
 def _select_context(document: Any, context: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cluster and user of a context, the current one by default. Raises ValueError."""
+    """Cluster and user of a context, by default the current one. Raises ValueError."""
     if not isinstance(document, dict):
-        raise ValueError("it is no kubeconfig; write apiVersion, clusters, contexts, users")
+        raise ValueError("must be a kubeconfig with apiVersion, clusters, contexts and users")
     name = context or document.get("current-context")
     if not name:
-        raise ValueError("it has no current-context; pass --context NAME")
+        raise ValueError("current-context is missing; pass --context NAME")
     chosen = _find_entry(document, "contexts", "context", name)
     cluster = _find_entry(document, "clusters", "cluster", chosen.get("cluster"))
     user = _find_entry(document, "users", "user", chosen.get("user")) if chosen.get("user") else {}
     if not cluster.get("server"):
-        raise ValueError(f"cluster {chosen.get('cluster')!r} has no server; write its address")
+        raise ValueError(f"cluster {chosen.get('cluster')!r} has no server; set its URL")
     return cluster, user
 
 
@@ -96,7 +96,7 @@ def _find_entry(document: Mapping[str, Any], plural: str, kind: str, name: Any) 
         if entry.get("name") == name:
             return dict(entry.get(kind) or {})
     known = ", ".join(str(entry.get("name")) for entry in entries) or "none"
-    raise ValueError(f"there is no {kind} {name!r}; there are: {known}")
+    raise ValueError(f"{kind} {name!r} does not exist; available: {known}")
 
 
 def _kubeconfig_endpoint(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ApiServerEndpoint:
@@ -118,7 +118,7 @@ def _kubeconfig_endpoint(cluster: Mapping[str, Any], user: Mapping[str, Any], fo
 
 
 def _authorization(user: Mapping[str, Any], folder: Path) -> Callable[[], str | None]:
-    if user.get("tokenFile"):  # it comes first, as in kubectl
+    if user.get("tokenFile"):  # takes precedence, as in kubectl
         path = folder / str(user["tokenFile"])
         return _CachedHeader(lambda: f"Bearer {path.read_text().strip()}")
     header = f"Bearer {user['token']}" if user.get("token") else None
@@ -126,7 +126,7 @@ def _authorization(user: Mapping[str, Any], folder: Path) -> Callable[[], str | 
 
 
 def _inline_or_file(entry: Mapping[str, Any], field: str, folder: Path) -> str | None:
-    """The text of a certificate or key: in the file itself, or in another one beside it."""
+    """A certificate or key: inline, or in a file relative to the kubeconfig."""
     inline = entry.get(f"{field}-data")
     if inline:
         return base64.b64decode(inline).decode()
@@ -134,7 +134,7 @@ def _inline_or_file(entry: Mapping[str, Any], field: str, folder: Path) -> str |
 
 
 def _load_client_certificate(tls: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Python's TLS reads certificates of its own from files only."""
+    """Load from temporary files: Python's ssl module reads certificates from files only."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{certificate}\n{key}")
         file.flush()
@@ -146,7 +146,7 @@ def _official_client_endpoint(kubeconfig: str, context: str | None) -> ApiServer
         from kubernetes import client, config
     except ImportError as error:
         message = (
-            "it logs in by a program or a provider, which needs the official client: pip install 'muster[kubernetes]'"
+            "its authentication method needs the official client: pip install 'muster[kubernetes]'"
         )
         raise ClusterError(f"kubeconfig {kubeconfig}: {message}") from error
     settings = client.Configuration()
@@ -171,7 +171,7 @@ def _official_client_endpoint(kubeconfig: str, context: str | None) -> ApiServer
 
 
 class _CachedHeader:
-    """A header that is asked for anew every few seconds: tokens of service accounts and of plugins expire."""
+    """A header that is read again every few seconds: tokens of service accounts and plugins expire."""
 
     def __init__(self, fetch: Callable[[], str | None]) -> None:
         self._fetch = fetch

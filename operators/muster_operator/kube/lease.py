@@ -1,8 +1,8 @@
-"""Which of several operators acts: the one that holds the Lease, and only as long as it can be sure of it.
+"""Leader election by a Lease.
 
-The holder renews; another takes over once the Lease has not changed for its whole duration, measured on its own clock
-from when it saw the last change. The holder counts from the moment it *began* its last renewal and stops earlier than
-that (`renew_deadline_s`): so even one that was frozen and wakes late writes nothing that another might contradict.
+The holder renews; another candidate takes over once the Lease has not changed for its whole duration, measured on its
+own clock since it observed the last change. The holder counts from the *start* of its last renewal and stops earlier
+(`renew_deadline_s`), so that even a process that was frozen writes nothing after another took over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("muster.operator")
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Seconds. duration > renew deadline > retry."""
+    """Seconds; duration > renew deadline > retry."""
 
     duration_s: float = 15.0
     renew_deadline_s: float = 10.0
@@ -35,7 +35,7 @@ class LeaseTimes:
 
     @property
     def lease_duration_seconds(self) -> int:
-        """The duration as it stands in the Lease, in whole seconds: never less than the holder counts on."""
+        """The duration for the Lease in whole seconds, rounded up: never less than the holder assumes."""
         return math.ceil(self.duration_s)
 
 
@@ -54,7 +54,7 @@ class _Meta(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Lease(msgspec.Struct, rename="camel"):
-    """A Lease as far as we read and write it."""
+    """The fields of a Lease that we read and write."""
 
     metadata: _Meta
     spec: _Spec = msgspec.field(default_factory=_Spec)
@@ -63,7 +63,8 @@ class Lease(msgspec.Struct, rename="camel"):
 
 
 class LeaseCandidate:
-    """What one candidate knows of the Lease, and hence what it may do. Pure: `now` comes in, on one steady clock."""
+    """What one candidate knows of the Lease, and therefore may do. Pure: `now` is an argument, from one monotonic
+    clock."""
 
     def __init__(self, identity: str, times: LeaseTimes) -> None:
         self.identity = identity
@@ -72,27 +73,27 @@ class LeaseCandidate:
         self._changed_at = 0.0
         self._renewed_at: float | None = None
         self.acquired: str | None = None
-        """When the Lease became ours: the same as long as nobody else has held it."""
+        """When we acquired the Lease; unchanged until another has held it."""
 
     def observe(self, lease: Lease, now: float) -> None:
-        """The Lease as it is now."""
+        """The Lease was read."""
         if lease.spec != self._last_spec:
             self._last_spec, self._changed_at = lease.spec, now
         if lease.spec.holder_identity != self.identity:
             self._renewed_at = None
 
     def on_renewed(self, lease: Lease, began_at: float, now: float) -> None:
-        """A write that makes us the holder was acknowledged; it was begun at `began_at`."""
+        """Our write as holder was acknowledged; it was started at `began_at`."""
         self.observe(lease, now)
         self._renewed_at = began_at
         self.acquired = lease.spec.acquire_time
 
     def stop(self) -> None:
-        """We do not act from now on, whatever the Lease says."""
+        """Give up leadership, whatever the Lease says."""
         self._renewed_at = None
 
     def may_acquire(self, now: float) -> bool:
-        """Whether the Lease is free, ours, or has not been renewed for its whole duration."""
+        """Whether the Lease is free, ours, or not renewed for its whole duration."""
         if self._last_spec is None:
             return False
         holder, duration_s = self._last_spec.holder_identity, self._last_spec.lease_duration_seconds
@@ -103,7 +104,7 @@ class LeaseCandidate:
         return self._renewed_at is not None and now < self._renewed_at + self.times.renew_deadline_s
 
     def next_lease(self, lease: Lease, wall: str) -> Lease:
-        """The Lease to write: ours, renewed at the wall time `wall`."""
+        """The Lease to write: held by us, renewed at wall time `wall`."""
         old = lease.spec
         mine = old.holder_identity == self.identity
         return Lease(
@@ -119,14 +120,14 @@ class LeaseCandidate:
 
 
 def boot_clock() -> float:
-    """Seconds on a clock that goes on while the process, or the machine, is asleep."""
+    """Seconds on a clock that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class LeaderElector:
-    """Keeps the Lease, or waits for it. `leading` is set and cleared accordingly.
+    """Acquires and renews the Lease; sets and clears `leading`.
 
-    `api` is one of its own: renewals must not queue behind other calls.
+    Needs an `api` of its own: renewals must not wait for other requests.
     """
 
     def __init__(
@@ -148,27 +149,27 @@ class LeaderElector:
         self._current: Lease | None = None
 
     def may_write(self) -> bool:
-        """Asked before every write."""
+        """Whether a write may start; asked before every write."""
         return self._candidate.holds(self._clock())
 
     @property
     def acquired(self) -> str | None:
-        """When the Lease became ours; the same as long as nobody else has held it. None: it never did."""
+        """When we acquired the Lease; unchanged until another has held it. None: never."""
         return self._candidate.acquired
 
     def refresh(self) -> None:
-        """Look whether we still hold the Lease, and set `leading` accordingly."""
+        """Set or clear `leading` according to the Lease and the clock."""
         self._update_state()
 
     async def run(self) -> None:
-        """Take the Lease when it can be had, and renew it, until cancelled."""
+        """Acquire the Lease when possible and renew it, until cancelled."""
         retry_s = self._candidate.times.retry_s
         while True:
             began = self._clock()
             try:
                 async with asyncio.timeout(self._candidate.times.renew_deadline_s / 2):
                     await self._acquire_or_renew()
-            except Exception as error:  # no answer, or whatever anybody wrote into the Lease: it may be mended
+            except Exception as error:  # no answer, or an invalid Lease, which may be repaired
                 self._current = None
                 _LOG.warning("lease", extra={"why": str(error) or type(error).__name__})
             self._update_state()
@@ -177,14 +178,14 @@ class LeaderElector:
             self._update_state()
 
     async def release(self) -> None:
-        """Give the Lease back, so that another need not wait for its end. We write nothing from now on."""
+        """Release the Lease, so that another need not wait for it to expire. We write nothing from now on."""
         was_ours = self.may_write()
         self._candidate.stop()
         self._update_state()
         if not was_ours:
             return
         try:
-            current = await self._read()  # a renewal may have been under way when we were told to stop
+            current = await self._read()  # a renewal may have been in progress
             if current.spec.holder_identity == self._candidate.identity:
                 kept = _Spec(lease_duration_seconds=1, lease_transitions=current.spec.lease_transitions)
                 await self._api.put(self._path, msgspec.json.encode(Lease(current.metadata, kept)))
@@ -207,7 +208,7 @@ class LeaderElector:
         except ApiError as error:
             if error.code != 409:
                 raise
-            self._current = None  # somebody else was faster
+            self._current = None  # another candidate was faster
             self._candidate.stop()
             return
         self._current = msgspec.json.decode(answer, type=Lease)
@@ -224,11 +225,11 @@ class LeaderElector:
     def _update_state(self) -> None:
         holds = self.may_write()
         if holds and not self.leading.is_set():
-            _LOG.info("leading", extra={"identity": self._candidate.identity})
+            _LOG.info("leadership acquired", extra={"identity": self._candidate.identity})
             self.lost.clear()
             self.leading.set()
         elif not holds and self.leading.is_set():
-            _LOG.warning("not leading any more", extra={"identity": self._candidate.identity})
+            _LOG.warning("leadership lost", extra={"identity": self._candidate.identity})
             self.leading.clear()
             self.lost.set()
 

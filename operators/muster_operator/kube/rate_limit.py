@@ -1,13 +1,13 @@
-"""How fast the operator may write: a token bucket, as client-go has it.
+"""Client-side rate limit: a token bucket, as in client-go.
 
-Pure: time comes in, a delay comes out.
+Pure: time is an argument, a delay is returned.
 """
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """`per_s` tokens a second, at most `burst` at once. Times are seconds on one clock that never goes back."""
+    """`per_s` tokens a second, at most `burst` at once. Times are seconds of one monotonic clock."""
 
     def __init__(self, per_s: float, burst: int) -> None:
         self.per_s = per_s
@@ -16,13 +16,13 @@ class TokenBucket:
         self._at: float | None = None
 
     def reserve(self, now: float) -> float:
-        """Take a token, perhaps one of the future; how many seconds to wait for it (0: it is there)."""
+        """Take a token; seconds to wait for it (0: available now)."""
         self._refill(now)
         self._tokens -= 1.0
         return max(0.0, -self._tokens / self.per_s)
 
     def available(self, now: float) -> float:
-        """Tokens left; negative while some of the future are taken."""
+        """Tokens left; negative while some are reserved in advance."""
         self._refill(now)
         return self._tokens
 

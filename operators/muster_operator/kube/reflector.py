@@ -1,12 +1,11 @@
-"""A resource of the API server, kept in memory: list once, then watch, for ever.
+"""Lists and watches one resource, as client-go's Reflector.
 
-A watch goes on from the version it has reached; when the server no longer knows that version (410), and after an outage
-(`outages`), everything is listed again. What a list or a watch says goes to a `Sink`; whether that changed anything is
-the sink's business.
+A watch resumes from the last version; after 410 Gone and after an outage (`outages`) everything is listed again.
+Objects go to a ResourceEventHandler, which decides whether they are changes.
 
-Anybody may write what is read here, and every replica reads it, after every restart. So nothing in one object ends a
-watch or hides another object: what no decoder follows down is read without its depths, what cannot be read is left out,
-and an event whose version cannot be told is passed by listing again.
+Users write these objects, and every replica reads them after each restart, so one object must not end a watch or hide
+another: an object nested too deep for the decoder is truncated, one that cannot be read is skipped, and an event
+without a readable version causes a new list.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 _LOG = logging.getLogger("muster.operator")
 _PAGE_SIZE = 500
-_WATCH_TIMEOUT_S = (300, 600)  # each watch asks to be ended after some time in between
-_WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks come about once a minute; a watch that is quieter is taken for dead
+_WATCH_TIMEOUT_S = (300, 600)  # range of the server-side timeout of a watch
+_WATCH_IDLE_TIMEOUT_S = 150.0  # bookmarks arrive about once a minute; a quieter watch counts as dead
 _BACKOFF_S = (0.05, 10.0)
 _NOT_LISTED = -1
-_MIN_WATCH_S = 1.0  # a watch that ends sooner, however it ends, counts as one that failed
-_EVENTS_PER_YIELD = 200  # events handled before others get their turn
+_MIN_WATCH_S = 1.0  # a shorter watch counts as failed, however it ended
+_EVENTS_PER_YIELD = 200  # events handled before the event loop runs other tasks
 
 
 class ResourceEventHandler(Protocol[T_contra]):
-    """Where what is seen goes. Versions are resourceVersions, which grow within one resource."""
+    """Receiver of objects. Versions are resourceVersions, which grow within a resource."""
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """There are no others as of this version: NAMESPACE/NAME, or NAME where there are no namespaces."""
+        """A list at `version` has exactly these keys: NAMESPACE/NAME, or NAME for cluster-scoped objects."""
 
     def on_upsert(self, item: T_contra) -> None:
-        """It was created or changed."""
+        """An object was created or changed."""
 
     def on_delete(self, item: T_contra) -> None:
-        """It was deleted; this is its last state."""
+        """An object was deleted; `item` is its last state."""
 
     def on_bookmark(self, version: int) -> None:
-        """Everything up to this version has been told."""
+        """Everything up to `version` was delivered."""
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -74,13 +73,13 @@ class _Bookmark(msgspec.Struct):
 
 
 class ResourceVersionExpired(ClusterError):
-    """The server does not know our version any more: list again."""
+    """The server no longer has our version: list again."""
 
     reason = "Expired"
 
 
 class Reflector(Generic[T]):
-    """One resource. `shape` is the msgspec type of one object; fields it does not name are skipped unread."""
+    """Reflector of one resource. `object_type`: msgspec type of an object; fields it lacks are skipped."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Reflector(Generic[T]):
         handler: ResourceEventHandler[T],
         page_size: int = _PAGE_SIZE,
     ) -> None:
-        """`page`: as many objects are listed at a time, which bounds the memory that they need."""
+        """`page`: objects per list request, which bounds memory."""
         self.resource = resource
         self.synced = asyncio.Event()
         self._api = api
@@ -105,18 +104,18 @@ class Reflector(Generic[T]):
         self._status = msgspec.json.Decoder(V1Status)
         self._version = 0
         self._outages = api.outages
-        self._listed_at = _NOT_LISTED  # how many outages there had been when the newest list began
-        self._opened_at = math.inf  # when the present watch was; inf before it is
+        self._listed_at = _NOT_LISTED  # count of outages when the newest list started
+        self._opened_at = math.inf  # when the present watch was opened; inf before that
         self._random = random.Random()
 
     @property
     def version(self) -> int:
-        """The resourceVersion up to which everything was told; 0 before the first list."""
+        """The resourceVersion up to which everything was delivered; 0 before the first list."""
         return self._version
 
     async def run(self) -> None:
-        """List and watch until cancelled. What fails is tried again after a backoff; a version that the server does not
-        know any more is followed by a list at once, unless the one before was."""
+        """List and watch until cancelled. Failures are retried with backoff; an expired version is followed by a list
+        at once, unless that was the previous failure too."""
         self._listed_at = _NOT_LISTED
         failures = expired = 0
         while True:
@@ -135,7 +134,7 @@ class Reflector(Generic[T]):
                 _LOG.info("listing again", extra={"resource": self.resource.plural, "why": str(error)})
             except ClusterError as caught:
                 error = caught
-            except Exception as caught:  # a bug that something met: everything else must go on being seen
+            except Exception as caught:  # a bug that one object caused: others must still be delivered
                 self._listed_at, error = _NOT_LISTED, caught
                 _LOG.exception("listing again", extra={"resource": self.resource.plural})
             if time.monotonic() - self._opened_at >= _MIN_WATCH_S and isinstance(error, ClusterError):
@@ -150,7 +149,7 @@ class Reflector(Generic[T]):
                 await self._pause(self._backoff_s(failures - 1))
 
     async def _pause(self, pause_s: float) -> None:
-        """Wait, while the API server cannot be reached only until it can."""
+        """Sleep; while the API server is unreachable, only until it is reachable."""
         if self._outages.reachable.is_set():
             await asyncio.sleep(pause_s)
             return
@@ -165,8 +164,8 @@ class Reflector(Generic[T]):
         return float(min(most, least * 2.0 ** min(failures, 20)) * self._random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        """All objects, page by page, as of now: without a version the server answers from its store. What one page says
-        is handed over before the next one comes: of all objects together there may be more than memory holds."""
+        """List all objects, page by page, consistently: without a version the server reads from etcd. Each page is
+        delivered before the next is requested, since all objects together may exceed memory."""
         keys: set[str] = set()
         outages = self._outages.list_started(self.resource.plural)
         params = {"limit": self._limit}
@@ -175,7 +174,7 @@ class Reflector(Generic[T]):
                 answer = await self._api.get(self.resource.path(), params)
             except ApiError as error:
                 if error.code == 410:
-                    raise ResourceVersionExpired("the list took too long; its pages are gone") from error
+                    raise ResourceVersionExpired("the list took too long; its continue token expired") from error
                 raise
             try:
                 page = decode_truncated(self._page.decode, answer)
@@ -196,12 +195,13 @@ class Reflector(Generic[T]):
         self._outages.list_completed(self.resource.plural, outages)
 
     async def _watch(self) -> None:
-        """What happens from our version on, until the server ends it. Raises Expired at an outage: see `Outages`."""
+        """Watch from our version until the server ends it. Raises ResourceVersionExpired at an outage: see
+        `Outages`."""
         try:
             async with asyncio.timeout(None) as scope:
                 with self._outages.cancel_on_outage(scope):
                     await self._read_stream()
-        except TimeoutError as error:  # a watch that is too quiet raises ClusterError
+        except TimeoutError as error:  # an idle watch raises ClusterError instead
             raise ResourceVersionExpired("the API server could not be reached") from error
 
     async def _read_stream(self) -> None:
@@ -247,7 +247,7 @@ class Reflector(Generic[T]):
         self._handler.on_bookmark(version)
 
     def _handle_unusual(self, line: bytes) -> None:
-        """A bookmark, an error, or an object that is not of the shape we know."""
+        """Handle a bookmark, an error, or an object that does not match the type."""
         try:
             event = decode_truncated(self._raw_event.decode, line)
             if event.type == "ERROR":
@@ -257,31 +257,31 @@ class Reflector(Generic[T]):
                 raise ClusterError(f"watch of {self.resource.plural}: {status.message or 'error'}")
             version = int(decode_truncated(self._bookmark.decode, event.object).metadata.resource_version)
             if version == 0:
-                raise ValueError("it has no version")
+                raise ValueError("no resourceVersion")
         except ValueError as error:
             raise ResourceVersionExpired(f"an event that cannot be read: {line[:200]!r}") from error
         if event.type == "DELETED":
-            raise ResourceVersionExpired(f"what is gone cannot be read: {line[:200]!r}")
+            raise ResourceVersionExpired(f"a deleted object cannot be read: {line[:200]!r}")
         if event.type != "BOOKMARK":
-            self._decode(event.object)  # says what is wrong with it
+            self._decode(event.object)  # logs what is wrong
         self._version = max(self._version, version)
         self._handler.on_bookmark(self._version)
 
     def _decode(self, raw: msgspec.Raw) -> T | None:
-        """One object, or None and a line in the log: one broken object must not hide all others."""
+        """One object, or None with a log line: one bad object must not hide the others."""
         try:
             return decode_truncated(self._object.decode, raw)
         except ValueError as error:
-            _LOG.error("object left out", extra={"resource": self.resource.plural, "why": str(error)})
+            _LOG.error("object skipped", extra={"resource": self.resource.plural, "why": str(error)})
             return None
 
     def _deliver(self, callback: Callable[[T], None], item: T) -> bool:
-        """Hand one over. False, and a line in the log, if the sink cannot take it."""
+        """Deliver an object. False, with a log line, if the handler fails."""
         try:
             callback(item)
         except Exception:
             name = getattr(getattr(item, "metadata", None), "name", "")
-            _LOG.exception("object left out", extra={"resource": self.resource.plural, "object": name})
+            _LOG.exception("object skipped", extra={"resource": self.resource.plural, "object": name})
             return False
         return True
 

@@ -1,4 +1,4 @@
-"""The resources that the operator reads or writes, and their addresses."""
+"""The API resources that the operator reads or writes, and their paths."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """As objects spell it: v1, coordination.k8s.io/v1."""
+        """As in objects: v1, coordination.k8s.io/v1."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, sub: str = "") -> str:
-        """The address of the collection (of one namespace, or of all), or of one object, or of its subresource."""
+        """Path of the collection (of a namespace, or of all), of an object, or of its subresource."""
         parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if namespace is not None:
             parts.append(f"namespaces/{namespace}")

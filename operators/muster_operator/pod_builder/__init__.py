@@ -1,1 +1,1 @@
-"""What is written to the API server, as plain values: pods, Services, patches of statuses, Events. Pure."""
+"""Manifests of pods, Services, Secrets, PodGroups and Events, and status patches. Pure."""

@@ -1,8 +1,8 @@
-"""The collector beside a training pod: which pods have one, its container, and the Secret that it is asked with. Pure.
+"""The collector sidecar of training pods: which pods have one, its container, and the Secret with its token. Pure.
 
-A native sidecar (an init container with restartPolicy Always): it starts before the trainer and is told to stop once
-the trainer has ended, so that nothing the trainer leaves is missed. The user's own containers and volumes stay as they
-are; what stands in its way is refused by name before anything is admitted.
+It is a native sidecar (an init container with restartPolicy Always): it starts before the trainer and is stopped after
+the trainer ended, so that it collects everything the trainer writes. The user's containers and volumes stay unchanged;
+a conflict is rejected with the field before admission.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ COLLECTOR_NAME = "muster-collector"
 COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-hb"
 TOKEN_KEY = "token"
 TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
-SECRETS_DIR = "/var/run/secrets/muster.dev"  # in the collector's container alone
+SECRETS_DIR = "/var/run/secrets/muster.dev"  # mounted in the collector's container only
 _SECRET_MODE = 0o444
-_HOST_PORTS = (19_000, 20_000)  # below those at which jobs meet
+_HOST_PORTS = (19_000, 20_000)  # below the rendezvous ports
 _INHERITED_SECURITY_FIELDS = ("runAsUser", "runAsGroup", "seLinuxOptions")
-_TERMINATION_LOG = "/dev/termination-log"  # where Kubernetes has it unless one says; ours may be read-only else
+_TERMINATION_LOG = "/dev/termination-log"  # default of Kubernetes, set explicitly because it may be read-only otherwise
 _DEFAULT_RESOURCES = {"cpu": "250m", "memory": "256Mi"}
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSidecarConfig:
-    """What the installation decides of collectors. No image: there are none.
+    """The installation's collector configuration; no collectors without `image`.
 
-    Requests that equal limits leave a pod that is Guaranteed what it is. `store` is a URL below which every job has a
-    folder of its own; `store_secret` names a Secret of the job's namespace whose keys are the store's credentials.
+    Requests equal limits, so that a Guaranteed pod stays Guaranteed. `store` is a URL below which every job has a
+    folder; `store_secret` names a Secret in the job's namespace with the store's credentials.
     """
 
     image: str = ""
@@ -62,13 +62,13 @@ NO_COLLECTORS = CollectorSidecarConfig()
 
 
 def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
-    """The role whose pod 0 speaks for the job: the first essential one."""
+    """The role whose pod 0 is the job's lead pod: the first essential one."""
     return next(role for role in job_spec.roles if role.essential)
 
 
 def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config: CollectorSidecarConfig) -> bool:
-    """Whether this pod has a collector: every pod of a job that is traced, and the pod that speaks for a job which may
-    stall, or whose checkpoints outlive its pods."""
+    """Whether this pod has a collector: every pod of a traced job, and the lead pod of a job with a stall timeout or
+    durable checkpoints."""
     if not config.image:
         return False
     if job_spec.trace is not None:
@@ -79,14 +79,14 @@ def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config:
 
 
 def run_location(job: spec.TrainingJob, config: CollectorSidecarConfig) -> str:
-    """Where a traced job's run stays: in the store, else in a volume of the job's own, else nowhere ("")."""
+    """Location of a traced job's run: in the store, else in a durable volume of the job, else ""."""
     if config.store:
         return f"{config.store.rstrip('/')}/{job_folder(job)}"
     return volume_location(job, lead_role(job.spec))
 
 
 def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) -> int:
-    """Where it listens. On the network of the host, where others may listen too, one that follows from the pod."""
+    """Port of the collector. On the host network, which pods share, it is derived from the pod."""
     if not on_host_network:
         return COLLECTOR_PORT
     first, end = _HOST_PORTS
@@ -95,12 +95,12 @@ def collector_port(uid: str, role: str, index: int, *, on_host_network: bool) ->
 
 
 def secret_name(job: str, uid: str) -> str:
-    """The Secret of a job with the token that its collectors are asked with."""
+    """Name of the Secret with a job's token."""
     return f"{service_name(job, uid)}-collector"
 
 
 def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
-    """The Secret as it is to be created: it goes with its job, and never changes."""
+    """Manifest of the Secret: immutable, owned by the job."""
     meta = job.metadata
     return {
         "apiVersion": "v1",
@@ -120,8 +120,8 @@ def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
 def add_collector(
     pod_spec: Mapping[str, Any], job: spec.TrainingJob, pod: CreatePod, config: CollectorSidecarConfig
 ) -> dict[str, Any]:
-    """The pod's spec, which has the promised environment already, with the collector. Raises InvalidSpec: a name or
-    port of its own is taken, or it could not see the run folder."""
+    """The pod spec with the collector; `pod_spec` has the environment already. Raises InvalidSpec where the template
+    uses its name or port, or where it could not read the run folder."""
     _reject_conflicts(pod_spec)
     main = pod_spec["containers"][0]
     ours = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
@@ -149,7 +149,7 @@ def add_collector(
         arguments.append("--open-spool")
     if config.store and job.spec.trace is not None:
         arguments.append(f"--store={config.store.rstrip('/')}/{JOB_FOLDER}")
-        if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # of a folder that pods share, one tells
+        if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # in a shared folder one collector reports
             arguments.append("--store-metrics")
         if config.store_secret:
             _reject_shared_process_namespaces(pod_spec)
@@ -193,7 +193,7 @@ def _secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[st
 
 
 def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
-    """Who sees the collector's process finds the credentials of the store through /proc."""
+    """A container that sees the collector's process could read the store's credentials from /proc."""
     for name in ("shareProcessNamespace", "hostPID"):
         if pod_spec.get(name):
             raise InvalidSpec(
@@ -208,7 +208,7 @@ def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
     for volume in pod_spec.get("volumes") or ():
         if volume.get("name") in ours:
             raise InvalidSpec(
-                f"volumes: {volume['name']!r} is the name of a volume that Muster adds; give yours another name",
+                f"volumes: {volume['name']!r} is reserved for a volume that Muster adds; use another name",
                 field="volumes",
             )
     for kind in ("containers", "initContainers"):
@@ -216,26 +216,26 @@ def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
             where = f"{kind}: {container.get('name')!r}"
             if container.get("name") == COLLECTOR_NAME:
                 raise InvalidSpec(
-                    f"{where} is the name of the sidecar that Muster adds; give yours another", field=kind
+                    f"{where} is reserved for the sidecar that Muster adds; use another name", field=kind
                 )
             for mount in container.get("volumeMounts") or ():
                 if mount.get("name") in ours:
                     raise InvalidSpec(
-                        f"{where} must not mount {mount['name']!r}: it is for the sidecar {COLLECTOR_NAME} alone",
+                        f"{where} must not mount {mount['name']!r}: it is reserved for the sidecar {COLLECTOR_NAME}",
                         field=kind,
                     )
             for port in container.get("ports") or ():
                 if port.get("containerPort") == COLLECTOR_PORT or port.get("name") == COLLECTOR_PORT_NAME:
                     raise InvalidSpec(
-                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is that of the sidecar "
+                        f"{where} has port {port.get('name') or COLLECTOR_PORT}, which is reserved for the sidecar "
                         f"{COLLECTOR_NAME}; "
-                        "take another name and number",
+                        "use another name and number",
                         field=kind,
                     )
 
 
 def _security_context(pod_spec: Mapping[str, Any], main: Mapping[str, Any]) -> dict[str, Any]:
-    """As strict as can be, and the user of the trainer where the template names one: they share files."""
+    """The restricted settings, with the trainer's user where the template sets one: they share files."""
     of_pod, of_main = pod_spec.get("securityContext") or {}, main.get("securityContext") or {}
     same = {name: of_main[name] for name in _INHERITED_SECURITY_FIELDS if name in of_main}
     user = same.get("runAsUser", of_pod.get("runAsUser"))

@@ -10,7 +10,7 @@ from muster_operator.pod_builder.names import host_name, rendezvous_port, servic
 def pod_environment(
     job: spec.TrainingJob, pod: CreatePod, run_dir: str, *, single_pod: bool, on_host_network: bool
 ) -> dict[str, str]:
-    """By name. `alone`: the job has one pod in all, which needs no Service to find itself."""
+    """Variables by name. `single_pod`: the job has one pod in all, which needs no Service for rendezvous."""
     meta = job.metadata
     role = next(role for role in job.spec.roles if role.name == pod.role)
     host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"

@@ -1,5 +1,4 @@
-"""Events: what happened to a job, for whoever runs `kubectl describe` or `kubectl get events`; and what is wrong with a
-queue or a flavor."""
+"""Event manifests of jobs, queues and flavors."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from muster.cluster import RecordEvent
 from muster_operator.kube.resources import EVENTS, TRAINING_JOBS, Resource
 
 CONTROLLER = "muster.dev/operator"
-_MAX_NOTE_BYTES = 1024  # the API server's bound
+_MAX_NOTE_BYTES = 1024  # limit of the API server
 
 
 def event_manifest(
     meta: spec.ObjectMeta, event: RecordEvent, at: float, instance: str, resource: Resource = TRAINING_JOBS
 ) -> dict[str, Any]:
-    """The Event as it is to be created; `instance` is which operator says so. The API server ends its name. What is in
-    no namespace has its Events in `default`."""
+    """Manifest of the Event; `instance` names the reporting operator. The API server completes its name. Events of
+    cluster-scoped objects are in `default`."""
     return {
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,

@@ -1,4 +1,4 @@
-"""Whose an object is: what belongs to a job goes with it."""
+"""Owner references: objects of a job are deleted with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from muster_operator.kube.resources import TRAINING_JOBS
 
 
 def owner_reference(job: spec.TrainingJob) -> dict[str, Any]:
-    """The reference to the job."""
+    """Reference to the job."""
     return {
         "apiVersion": TRAINING_JOBS.api_version,
         "kind": TRAINING_JOBS.kind,

@@ -1,6 +1,6 @@
-"""The PodGroup of a gang, for clusters whose kube-scheduler binds gangs whole or not at all.
+"""PodGroup manifests, for clusters whose kube-scheduler supports gang scheduling.
 
-One for each attempt: a PodGroup never changes, and an elastic gang may come back with another number of pods.
+One per attempt: a PodGroup is immutable, and an elastic gang may restart with another number of pods.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from muster_operator.pod_builder.owner_references import owner_reference
 
 
 def pod_group_name(job: str, uid: str, attempt: int) -> str:
-    """The PodGroup of one attempt; it ends as the names of the attempt's pods do."""
+    """Name of an attempt's PodGroup; the suffix is that of the attempt's pods."""
     digest = hashlib.sha256(f"{uid}/{attempt}".encode()).hexdigest()[:5]
     return f"{job}-{digest}"
 
 
 def pod_group_manifest(job: spec.TrainingJob) -> dict[str, Any] | None:
-    """The PodGroup of the job's attempt at hand, as it is to be created; None for a single pod, which needs none."""
+    """Manifest of the PodGroup of the job's present attempt; None for a single pod, which needs none."""
     meta, attempt, pods = job.metadata, job.status.attempt, pod_count(job.status.placement)
     if pods <= 1:
         return None

@@ -1,8 +1,8 @@
-"""One pod of a gang: the user's template kept whole, and what makes it this pod.
+"""Pod manifests: the user's template unchanged, plus what identifies and places the pod.
 
-Added: owner, labels, a name for the host, the promised environment, what the flavor tolerates, and the pin to its
-node. The pin stands in every term of the required node affinity, so that kube-scheduler looks at one node and still
-checks volumes, ports and devices; `nodeName` would skip all that.
+Added are owner, labels, host name, the documented environment, the flavor's tolerations, and the pin to its node. The
+pin is in every term of the required node affinity, so that kube-scheduler considers one node and still checks volumes,
+ports and devices; `nodeName` would skip these checks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What the installation decides of every pod."""
+    """The installation's configuration of all pods."""
 
     priority_class_name: str = ""
     collector: CollectorSidecarConfig = CollectorSidecarConfig()
@@ -40,9 +40,9 @@ def pod_manifest(
     tolerations: Sequence[Mapping[str, Any]],
     config: PodConfig,
 ) -> dict[str, Any]:
-    """The pod as it is to be created. `template` is the role's as the user wrote it; `tolerations` are the flavor's.
+    """Manifest of the pod. `template` is the role's as the user wrote it; `tolerations` are the flavor's.
 
-    Raises InvalidSpec where the template stands in the way of the collector, and where no pod can be made of it.
+    Raises InvalidSpec where the template conflicts with the collector, or no pod can be made of it.
     """
     with _errors_as_invalid_spec():
         meta = template.get("metadata") or {}
@@ -51,7 +51,7 @@ def pod_manifest(
         _add_environment(wanted, job, pod, single_pod=alone)
         if has_collector(job.spec, pod.role, pod.index, config.collector):
             wanted = add_collector(wanted, job, pod, config.collector)
-        if not wanted.get("overhead"):  # an empty one is not the same to the API server: it refuses that
+        if not wanted.get("overhead"):  # the API server rejects an empty one
             wanted.pop("overhead", None)
         wanted["restartPolicy"] = "Never"
         wanted["hostname"] = host_name(pod.role, pod.index)
@@ -82,17 +82,17 @@ def pod_manifest(
 
 @contextmanager
 def _errors_as_invalid_spec() -> Iterator[None]:
-    """Whatever a template says, its own job alone has to wait for that."""
+    """A template that causes an exception affects its own job only."""
     try:
         yield
     except InvalidSpec:
         raise
     except Exception as error:
-        raise InvalidSpec(f"no pod can be made of the template: {type(error).__name__}: {error}") from error
+        raise InvalidSpec(f"cannot create a pod from the template: {type(error).__name__}: {error}") from error
 
 
 def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
-    """Which pod of which attempt of which job it is."""
+    """Labels that identify the pod's job, role, index and attempt."""
     return {
         labels.JOB: job.metadata.name,
         labels.JOB_UID: job.metadata.uid,
@@ -103,7 +103,7 @@ def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
 
 
 def pin_to_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """The affinity with the node in every required term. Terms without a line match nothing, hence are left out."""
+    """The affinity with the node in every required term. Empty terms match nothing, so they are left out."""
     pin = {"key": "metadata.name", "operator": "In", "values": [node]}
     of_nodes = dict(affinity.get("nodeAffinity") or {})
     terms = (of_nodes.get(_REQUIRED_AFFINITY) or {}).get("nodeSelectorTerms") or ()
@@ -117,7 +117,7 @@ def pin_to_node(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:
 
 
 def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: CreatePod, *, single_pod: bool) -> None:
-    """The variables in every container, and the run folder unless the template brings its own."""
+    """Add the variables to every container, and the run folder unless the template defines it."""
     on_host_network = bool(pod_spec.get("hostNetwork"))
     variables = pod_environment(job, pod, RUN_DIR, single_pod=single_pod, on_host_network=on_host_network)
     containers = [*(pod_spec.get("containers") or ()), *(pod_spec.get("initContainers") or ())]
@@ -139,9 +139,9 @@ def _add_environment(pod_spec: dict[str, Any], job: spec.TrainingJob, pod: Creat
 def _with_environment(
     container: Mapping[str, Any], variables: Mapping[str, str], mount: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The promised variables come first, so that the container's own may refer to them, and cannot be overridden.
+    """The container with our variables first, so that its own may refer to them but not override them.
 
-    `mount` brings the run folder, unless the container mounts that volume itself: then the folder is there.
+    `mount` is the run folder's, unless the container mounts that volume itself: then the folder is at that path.
     """
     mounts = container.get("volumeMounts") or ()
     theirs = next((one for one in mounts if one.get("name") == RUN_VOLUME), None)
@@ -150,9 +150,7 @@ def _with_environment(
     ours: Iterable[dict[str, str]] = ({"name": name, "value": value} for name, value in variables.items())
     own = (one for one in container.get("env") or () if one.get("name") not in variables)
     changed = {**container, "env": [*ours, *own]}
-    changed.setdefault(
-        "terminationMessagePolicy", "FallbackToLogsOnError"
-    )  # where `status.lastFailure.logTail` is from
+    changed.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # source of `status.lastFailure.logTail`
     if mount is not None and theirs is None:
         changed["volumeMounts"] = [*mounts, dict(mount)]
     return changed

@@ -1,6 +1,6 @@
-"""Where a pod's containers have the run folder: in a volume of the pod's own, or in one that the template brings. Pure.
+"""Location of the run folder in a pod: in a volume of the pod, or in one that the template defines. Pure.
 
-A volume `muster-run` of the template may be shared by many jobs: each has a folder of its own in it.
+Many jobs may share a volume `muster-run` of the template: each has a folder of its own in it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ RUN_VOLUME = "muster-run"
 RUN_DIR = "/muster/run"
 RUN_DIR_VARIABLE = "MUSTER_RUN_DIR"
 JOB_FOLDER = "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"
-"""A job's own place in a volume or a store that jobs share."""
+"""A job's folder in a shared volume or store."""
 
 _EPHEMERAL_VOLUMES = ("emptyDir", "ephemeral")
 
 
 def has_durable_run_folder(role: spec.RoleSpec) -> bool:
-    """Whether the role's template brings a volume for the run folder that outlives its pods."""
+    """Whether the role's run folder is in a volume that outlives its pods."""
     return _durable_volume(role) is not None
 
 
 def job_folder(job: spec.TrainingJob) -> str:
-    """`NAMESPACE/JOB-UID`: what becomes of `JOB_FOLDER` in the job's pods."""
+    """`NAMESPACE/JOB-UID`: the value of `JOB_FOLDER` in the job's pods."""
     return _expand(JOB_FOLDER, job)
 
 
 def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
-    """Where the run folder of a role's pods stays, as pvc://CLAIM/FOLDER or volume://NAME/FOLDER; "" if it goes with
-    the pods."""
+    """Location of a role's durable run folder, as pvc://CLAIM/FOLDER or volume://NAME/FOLDER; "" if it is not
+    durable."""
     kept = _durable_volume(role)
     if kept is None:
         return ""
@@ -44,8 +44,8 @@ def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
 
 
 def run_folder_fields(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Of the variables and mounts of the first container, and of the volumes, those that tell where the run folder is:
-    one of each at most, with what is read of it."""
+    """The variables and mounts of the first container, and the volumes, that determine the run folder: at most one of
+    each, with only the fields that are read."""
     own, mount = _trainer_mount(pod)
     env = [] if own is None else [spec.EnvVar(name=RUN_DIR_VARIABLE, value=own)]
     mounts = (
@@ -64,8 +64,7 @@ def run_folder_fields(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[s
 
 
 def _durable_volume(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
-    """The volume that keeps the run folder, and where the folder is in it, variables and all; None: it goes with the
-    pod."""
+    """The volume of a durable run folder, and the unexpanded path of the folder in it; None: not durable."""
     pod = role.template.spec
     own, mount = _trainer_mount(pod)
     volume = _run_folder_volume(pod, own, mount)
@@ -77,7 +76,7 @@ def _durable_volume(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None
 
 
 def _trainer_mount(pod: spec.PodSpec) -> tuple[str | None, Mapping[str, Any] | None]:
-    """Where the trainer's own variable has the run folder, if it has one; and the mount in which the folder lies."""
+    """The value of the trainer's own variable for the run folder, if set; and the mount that contains the folder."""
     main = pod.containers[0]
     own = next((one.value for one in main.env if one.name == RUN_DIR_VARIABLE), None)
     if own is None:
@@ -93,14 +92,14 @@ def _run_folder_volume(pod: spec.PodSpec, own: str | None, mount: Mapping[str, A
 
 
 def _path_in_volume(mount: Mapping[str, Any], path: str) -> str:
-    """Where a path below a mount is in the volume."""
+    """Path in the volume of a path below a mount."""
     inside = path[len(str(mount.get("mountPath", "")).rstrip("/")) :].strip("/")
     above = str(mount.get("subPathExpr") or mount.get("subPath") or "").strip("/")
     return "/".join(part for part in (above, inside) if part)
 
 
 def _expand(text: str, job: spec.TrainingJob) -> str:
-    """The job's own variables put in; those of a pod stay as they are written."""
+    """Expand the job's variables; those of pods are left unexpanded."""
     meta = job.metadata
     values = {"NAMESPACE": meta.namespace or "", "JOB": meta.name, "JOB_UID": meta.uid}
     for name, value in values.items():
@@ -109,13 +108,13 @@ def _expand(text: str, job: spec.TrainingJob) -> str:
 
 
 def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Where a container has the run folder, and the mount that brings it there. Raises InvalidSpec where nobody else
-    can see it."""
+    """The run folder's path in a container, and the mount that contains it. Raises InvalidSpec where the collector
+    could not read it."""
     run_dir = next((one.get("value") for one in container["env"] if one["name"] == RUN_DIR_VARIABLE), None)
     if not isinstance(run_dir, str):
         raise InvalidSpec(
-            f"{RUN_DIR_VARIABLE} of container {container.get('name')!r} has no literal value, so that the collector "
-            "cannot find the run folder; write value, or leave the variable out",
+            f"{RUN_DIR_VARIABLE} of container {container.get('name')!r} must have a literal value, because the collector "
+            "has to find the run folder; set value, or remove the variable",
             field="env",
         )
     if ".." in run_dir.split("/"):
@@ -123,15 +122,15 @@ def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     foreign = [part for part in run_dir.split("$(")[1:] if not part.startswith("MUSTER_")]
     if foreign:
         raise InvalidSpec(
-            f"{RUN_DIR_VARIABLE}: {run_dir!r} refers to $({foreign[0]}, which the collector does not have; refer to "
+            f"{RUN_DIR_VARIABLE}: {run_dir!r} refers to $({foreign[0]}, which the collector does not have; use "
             "variables MUSTER_... only",
             field="env",
         )
     mounts = [one for one in container.get("volumeMounts") or () if contains_path(one, run_dir)]
     if not mounts:
         raise InvalidSpec(
-            f"{RUN_DIR_VARIABLE}: {run_dir!r} of container {container.get('name')!r} lies in no volume, so that the "
-            f"collector cannot see it; mount a volume there, or leave the variable out",
+            f"{RUN_DIR_VARIABLE}: {run_dir!r} of container {container.get('name')!r} is not in a volume, so the "
+            f"collector cannot read it; mount a volume there, or remove the variable",
             field="env",
         )
     mount = max(mounts, key=_mount_depth)
@@ -139,7 +138,7 @@ def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def contains_path(mount: Mapping[str, Any], path: str) -> bool:
-    """Whether a path is that of a mount or below it."""
+    """Whether a path is the mount's or below it."""
     folder = str(mount.get("mountPath", "")).rstrip("/")
     return bool(folder) and (path == folder or path.startswith(f"{folder}/"))
 
@@ -149,5 +148,5 @@ def _mount_depth(mount: Mapping[str, Any]) -> int:
 
 
 def is_pod_volume(volumes: Iterable[Mapping[str, Any]], mount: Mapping[str, Any]) -> bool:
-    """Whether the mounted volume is this pod's alone."""
+    """Whether the mounted volume belongs to this pod only."""
     return any(volume.get("name") == mount.get("name") and "emptyDir" in volume for volume in volumes)

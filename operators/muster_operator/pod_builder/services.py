@@ -1,9 +1,7 @@
-"""The headless Service of a job with more than one pod: it gives pod 0 of each role, where its ranks meet, a name that
-its peers can look up.
+"""The headless Service of a job with more than one pod: a DNS name for pod 0 of each role, the rendezvous host.
 
-Only pod 0: with all of a gang's pods in it the addresses are written anew again and again while pods start, each time
-all that there are so far. Addresses are published before pods are ready, or ranks that wait for each other in order to
-get ready would wait for ever.
+It selects pod 0 only: with all pods, the endpoints would be rewritten in full again and again while a large gang
+starts. Addresses are published before pods are ready, because ranks may have to meet in order to become ready.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ def needs_service(job: spec.TrainingJob) -> bool:
 
 
 def service_manifest(job: spec.TrainingJob) -> dict[str, Any]:
-    """The Service as it is to be created."""
+    """Manifest of the Service."""
     meta = job.metadata
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Statuses as merge patches: only the fields that changed, and those of jobs only if nobody changed the job."""
+"""Merge patches of statuses: only the changed fields, guarded by resourceVersion."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from muster import spec
 def status_patch(
     old: spec.TrainingJobStatus, new: spec.TrainingJobStatus, resource_version: str | None
 ) -> dict[str, Any]:
-    """The patch from one status to the other, guarded by `resource_version` if there is one.
+    """The patch from one status to the other, guarded by `resource_version` if given.
 
-    With conditions goes the phase that follows from them, also where it is the default: a status that was never
-    written shows none.
+    The phase accompanies changed conditions, also where it is the default, which a status that was never written lacks.
     """
     changed = changed_fields(old, new)
     if "conditions" in changed:
         changed["phase"] = new.phase
     if "nomination" in changed:
-        changed["hold"] = None  # where an earlier version wrote it, it would be read as a nomination again
+        changed["hold"] = None  # written by earlier versions; would be read as a nomination again
     patch: dict[str, Any] = {"status": changed}
     if resource_version is not None:
         patch["metadata"] = {"resourceVersion": resource_version}
@@ -29,9 +28,9 @@ def status_patch(
 
 
 def changed_fields(old: BaseModel, new: BaseModel) -> dict[str, Any]:
-    """Changed top-level fields as they are written outside; None removes one. Parts are replaced whole.
+    """Changed top-level fields in their API form; None removes one. Nested objects are complete.
 
-    A part that loses a field of its own keeps it under a merge patch, so such fields are removed by name.
+    A merge patch keeps fields that it does not mention, so fields missing from a nested object are removed by name.
     """
     changed = {
         name for name in type(new).model_fields if not _same(getattr(old, name), getattr(new, name))
@@ -46,7 +45,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _merge_value(before: Any, after: Any) -> Any:
-    """`after` such that merging it into `before` gives `after`: lists replace, keys that vanish become None."""
+    """A value that merges `before` into `after`: lists replace, missing keys become None."""
     if not isinstance(after, dict):
         return _drop_nulls(after)
     gone = {name: None for name in before if name not in after} if isinstance(before, dict) else {}
@@ -55,7 +54,7 @@ def _merge_value(before: Any, after: Any) -> Any:
 
 
 def _drop_nulls(value: Any) -> Any:
-    """Inside lists a null would be written as it stands."""
+    """Inside lists a null would be stored."""
     if isinstance(value, list):
         return [_drop_nulls(item) for item in value]
     if isinstance(value, dict):
