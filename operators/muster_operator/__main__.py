@@ -66,14 +66,14 @@ class Operator:
         self._fence = fence
         self._election = fence.election
         collectors = settings.collectors
-        choices = PodConfig(settings.priority_class, collectors.config)
-        documents = PodTemplateReader(api, TemplateCache())
-        self._dry_runs = DryRuns(api, choices, documents, settings.dry_run_refresh_s)
+        pod_config = PodConfig(settings.priority_class, collectors.config)
+        template_reader = PodTemplateReader(api, TemplateCache())
+        self._dry_runs = DryRuns(api, pod_config, template_reader, settings.dry_run_refresh_s)
         self._cache = ClusterCache(
             self._dry_runs,
             self._wake_leader,
             collectors=collectors,
-            templates=documents.templates,
+            templates=template_reader.templates,
             most_template_bytes=settings.template_bytes,
         )
         self._dry_runs.on_result = self._cache.jobs.on_dry_run_result
@@ -81,9 +81,9 @@ class Operator:
         self._metrics = metrics
         self._job_metrics = JobMetrics(metrics, self._cache.jobs.visible, time.time)
         self._events = EventRecorder(api, self._must_defer_events, metrics.dropped_events.add)
-        doubts = UncertainWrites(api, self._cache)
+        uncertain_writes = UncertainWrites(api, self._cache)
         self._writer = DecisionWriter(
-            api, self._cache, self._dry_runs, doubts, self._events, choices, settings.identity
+            api, self._cache, self._dry_runs, uncertain_writes, self._events, pod_config, settings.identity
         )
         self._writer.on_status_written = self._job_metrics.on_status_written
         key_name = f"{settings.lease_name}-admission-key"
@@ -295,8 +295,8 @@ async def run_operator(settings: Settings, endpoint: ApiServerEndpoint) -> None:
             lease_api = await stack.enter_async_context(
                 ApiServerClient(endpoint, _LEASE_RATE_LIMITS, count=metrics.count_call, outages=outages)
             )
-            claim = LeaseCandidate(settings.identity, settings.lease_times)
-            election = LeaderElector(lease_api, settings.namespace, settings.lease_name, claim)
+            candidate = LeaseCandidate(settings.identity, settings.lease_times)
+            election = LeaderElector(lease_api, settings.namespace, settings.lease_name, candidate)
         fence = Fence(election)
         api = await stack.enter_async_context(
             ApiServerClient(

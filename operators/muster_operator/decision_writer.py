@@ -178,8 +178,8 @@ class DecisionWriter:
 
     async def _apply_object(self, item: ObjectWrites, outcome: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected."""
-        if (how := await self._admit_by_pod(item, outcome)) is not None:
-            return how
+        if (admit_result := await self._admit_by_pod(item, outcome)) is not None:
+            return admit_result
         pods: list[CreatePod | DeletePod] = []
         for write in item.writes:
             if isinstance(write, WriteStatus):
@@ -207,22 +207,27 @@ class DecisionWriter:
     async def _admit_by_pod(self, item: ObjectWrites, outcome: WriteResult) -> bool | None:
         """Admit a single-pod gang by creating its pod. False: the job changed meanwhile; None: its status has to be
         written first."""
-        alone = None if self.signer is None else self.single_pod_admitter.plan(item, self.signer)
-        if alone is None or self.mutate_status(alone.known, alone.status.status) is not alone.status.status:
+        admission = None if self.signer is None else self.single_pod_admitter.plan(item, self.signer)
+        if (
+            admission is None
+            or self.mutate_status(admission.known, admission.status.status) is not admission.status.status
+        ):
             return None
-        how = await self.single_pod_admitter.apply(alone, outcome.deferred)
-        if how == "status first":
+        admit_result = await self.single_pod_admitter.apply(admission, outcome.deferred)
+        if admit_result == "status first":
             return None
-        if how == "not now":
+        if admit_result == "not now":
             outcome.not_admitted.add(item.job_uid)
-        elif how == "admitted":
-            self.pending_reasons.on_status_written(item.job_uid, alone.known.written_status, alone.status.status)
-            self.on_status_written(alone.known.job, alone.status.status)
+        elif admit_result == "admitted":
+            self.pending_reasons.on_status_written(
+                item.job_uid, admission.known.written_status, admission.status.status
+            )
+            self.on_status_written(admission.known.job, admission.status.status)
             for write in item.writes:
                 if isinstance(write, RecordEvent):
                     self.record(write)
             self.retry_limiter.reset(item.job_uid)
-        return how != "changed"
+        return admit_result != "changed"
 
     async def _write_lagging_status(self, uid: str) -> bool:
         """Write the status of a job whose admission only its pod records, before its next status; False if rejected."""

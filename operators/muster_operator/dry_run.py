@@ -171,10 +171,10 @@ class DryRuns:
                 return DryRunResult(refusal=_without_generated_name(_with_field_paths(error.message, document)))
             raise
         try:
-            pretended = decode_truncated(_dry_run_pod.decode, answer)
+            created_pod = decode_truncated(_dry_run_pod.decode, answer)
         except ValueError as error:
             raise ClusterError(f"the answer to the dry run is not a pod: {answer[:200]!r}") from error
-        return compare_pod(job.templates[role].model.spec, pretended.spec)
+        return compare_pod(job.templates[role].model.spec, created_pod.spec)
 
 
 def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunResult:
@@ -185,23 +185,27 @@ def compare_pod(template: spec.PodSpec, created: Mapping[str, Any]) -> DryRunRes
             f"{RESOURCE_CLAIMS_NOT_ALLOWED}"
         )
     try:
-        whole = spec.PodSpec.model_validate({name: created[name] for name in _COMPARED_FIELDS if name in created})
-        really, template = trim_pod(whole), trim_pod(template)
-        asked = pod_request(really)
+        created_spec = spec.PodSpec.model_validate(
+            {name: created[name] for name in _COMPARED_FIELDS if name in created}
+        )
+        effective, template = trim_pod(created_spec), trim_pod(template)
+        requested = pod_request(effective)
     except ValidationError as error:
         return DryRunResult(refusal=f"the pod that the API server makes of the template cannot be read: {error}")
-    for name, amount in asked:
+    for name, amount in requested:
         if amount > MAX_AMOUNT:
-            told = f"one pod requests {name} {format_quantity(amount, name)}, more than the supported maximum"
-            return DryRunResult(refusal=f"with the defaults of the API server, {told}")
+            problem = f"one pod requests {name} {format_quantity(amount, name)}, more than the supported maximum"
+            return DryRunResult(refusal=f"with the defaults of the API server, {problem}")
     same = (
-        asked == pod_request(template)
-        and really.node_selector == template.node_selector
-        and really.affinity == template.affinity
-        and all(one in template.tolerations or one.get("key") in _DEFAULT_TOLERATION_KEYS for one in really.tolerations)
-        and really.termination_grace_period_seconds == template.termination_grace_period_seconds
+        requested == pod_request(template)
+        and effective.node_selector == template.node_selector
+        and effective.affinity == template.affinity
+        and all(
+            one in template.tolerations or one.get("key") in _DEFAULT_TOLERATION_KEYS for one in effective.tolerations
+        )
+        and effective.termination_grace_period_seconds == template.termination_grace_period_seconds
     )
-    return DryRunResult() if same else DryRunResult(pod=really)
+    return DryRunResult() if same else DryRunResult(pod=effective)
 
 
 def _without_generated_name(message: str) -> str:

@@ -140,14 +140,14 @@ class EventRecorder:
                 await asyncio.sleep(_POLL_S)
             if (following := self._next()) is None:
                 continue
-            began, rest_s = _monotonic(), 0.0
+            began, pause_s = _monotonic(), 0.0
             try:
                 await self._post(following[1])
             except ClusterError as error:  # no answer, or no right to write at present
                 self._requeue(*following)
-                rest_s = _MAX_INTERVAL_S
+                pause_s = _MAX_INTERVAL_S
                 _LOG.debug("event not recorded; retrying", extra={"why": str(error)})
-            await asyncio.sleep(rest_s or min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (_monotonic() - began)))
+            await asyncio.sleep(pause_s or min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (_monotonic() - began)))
 
     async def _post(self, event: PendingEvent) -> None:
         """Send it, or drop it if rejected. Raises ClusterError where there was no answer."""

@@ -19,15 +19,15 @@ _JOB_PAGE_SIZE = 50  # an object may have 1.5 MiB
 class InformerSet:
     """The watches that keep the cache up to date."""
 
-    def __init__(self, api: ApiServerClient, sight: ClusterCache) -> None:
+    def __init__(self, api: ApiServerClient, cache: ClusterCache) -> None:
         self._reflectors: list[Reflector[Any]] = [
-            Reflector(api, resources.NODES, k8s_types.V1Node, sight.nodes),
-            Reflector(api, resources.PODS, k8s_types.V1Pod, sight.pods),
-            Reflector(api, resources.NAMESPACES, k8s_types.V1Namespace, sight.namespaces),
-            Reflector(api, resources.PRIORITY_CLASSES, k8s_types.V1PriorityClass, sight.priority_classes),
-            Reflector(api, resources.QUEUES, k8s_types.RawCustomObject, sight.queues),
-            Reflector(api, resources.FLAVORS, k8s_types.RawCustomObject, sight.flavors),
-            Reflector(api, resources.TRAINING_JOBS, k8s_types.RawTrainingJob, sight.jobs, _JOB_PAGE_SIZE),
+            Reflector(api, resources.NODES, k8s_types.V1Node, cache.nodes),
+            Reflector(api, resources.PODS, k8s_types.V1Pod, cache.pods),
+            Reflector(api, resources.NAMESPACES, k8s_types.V1Namespace, cache.namespaces),
+            Reflector(api, resources.PRIORITY_CLASSES, k8s_types.V1PriorityClass, cache.priority_classes),
+            Reflector(api, resources.QUEUES, k8s_types.RawCustomObject, cache.queues),
+            Reflector(api, resources.FLAVORS, k8s_types.RawCustomObject, cache.flavors),
+            Reflector(api, resources.TRAINING_JOBS, k8s_types.RawTrainingJob, cache.jobs, _JOB_PAGE_SIZE),
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""

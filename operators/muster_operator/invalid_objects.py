@@ -103,8 +103,8 @@ class InvalidObjectReporter:
         path = TRAINING_JOBS.path(meta.namespace, meta.name, "status")
         version = await self._patch(path, msgspec.json.encode(status_patch(status, wanted, meta.resource_version)))
         if version is not None:
-            told = meta.model_copy(update={"resource_version": version})
-            self.cache.jobs.on_reported(key, one, replace(one, metadata=told, status=wanted))
+            metadata = meta.model_copy(update={"resource_version": version})
+            self.cache.jobs.on_reported(key, one, replace(one, metadata=metadata, status=wanted))
             self._record_event(TRAINING_JOBS, one)
 
     async def _report_invalid_flavor(self, one: InvalidObject) -> None:
@@ -117,9 +117,9 @@ class InvalidObjectReporter:
         message = one.error[:_MAX_MESSAGE]
         version, wanted = await self._write_condition(meta, status, valid=False, reason=INVALID, message=message)
         if version is not None:
-            told = meta.model_copy(update={"resource_version": version})
+            metadata = meta.model_copy(update={"resource_version": version})
             document = {**one.document, "status": wanted.model_dump(mode="json", by_alias=True, exclude_none=True)}
-            self.cache.flavors.on_reported(one, replace(one, metadata=told, document=document))
+            self.cache.flavors.on_reported(one, replace(one, metadata=metadata, document=document))
 
     async def _report_valid_flavor(self, flavor: spec.Flavor) -> None:
         """Write Valid=True."""

@@ -58,28 +58,28 @@ class Leader:
 
     def __init__(
         self,
-        sight: ClusterCache,
+        cache: ClusterCache,
         writer: DecisionWriter,
         metrics: OperatorMetrics,
-        accounts: JobMetrics,
+        job_metrics: JobMetrics,
         may_write: Callable[[], bool],
     ) -> None:
         self.wakeup = asyncio.Event()
         self.term: LeaderTerm | None = None
         self.timeouts = Timeouts()
         self.trace_status: TraceStatusTracker | None = None  # None: no traces are collected
-        self._cache = sight
+        self._cache = cache
         self._writer = writer
         self._metrics = metrics
-        self._job_metrics = accounts
+        self._job_metrics = job_metrics
         self._may_write = may_write
         self.throttle = WriteThrottle(
-            lambda: self._is_incomplete or sight.jobs.has_unobserved() or sight.pods.has_unbound(),
-            lambda: sight.jobs.decided_count + sight.pods.bound_count,
+            lambda: self._is_incomplete or cache.jobs.has_unobserved() or cache.pods.has_unbound(),
+            lambda: cache.jobs.decided_count + cache.pods.bound_count,
         )
         self._deferred_statuses = DeferredStatusQueue()
         self._is_incomplete = False  # the last cycle left something unwritten
-        self._invalid_objects = InvalidObjectReporter(writer.api, sight, writer.events, writer.instance)
+        self._invalid_objects = InvalidObjectReporter(writer.api, cache, writer.events, writer.instance)
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
@@ -127,22 +127,22 @@ class Leader:
         seen_at = outages.count
         began = time.monotonic()
         self._job_metrics.cycle_started_at = time.time()
-        world = self._cache.observe()
-        round_ = await asyncio.to_thread(term.engine.reconcile, world)
+        observed = self._cache.observe()
+        cycle = await asyncio.to_thread(term.engine.reconcile, observed)
         if outages.count != seen_at:
             term.engine.recheck()
             raise Fenced("aborted: the API server was unreachable during the decision")
         decided = time.monotonic()
         self._metrics.cycles.add()
         self._metrics.scheduling_s.observe(decided - began)
-        term.last_cycle, term.min_interval_s = round_, min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (decided - began))
+        term.last_cycle, term.min_interval_s = cycle, min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (decided - began))
         try:
             patience_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * (decided - began))
-            for phase in round_.phases:
+            for phase in cycle.phases:
                 self._deferred_statuses.discard(phase)
-            self._deferred_statuses.add(round_.deferred)
-            outcome = await self._writer.apply(round_.phases, patience_s)
-            self.throttle.record_writes(sum(map(len, round_.phases)) - len(outcome.unwritten))
+            self._deferred_statuses.add(cycle.deferred)
+            outcome = await self._writer.apply(cycle.phases, patience_s)
+            self.throttle.record_writes(sum(map(len, cycle.phases)) - len(outcome.unwritten))
             term.engine.recheck((outcome.unwritten - outcome.deferred) | outcome.not_admitted)
             self._is_incomplete = bool(outcome.unwritten - outcome.deferred)
             await self._write_deferred(term, outcome)
@@ -159,41 +159,40 @@ class Leader:
         await self._invalid_objects.report()
         self._writer.pending_reasons.record_due()
         if self.trace_status is not None and (due := self.trace_status.due_writes()):
-            told = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
-            late = await self._writer.apply([told], _START_WITHIN_S)
+            phase = tuple(ObjectWrites(write.job_uid, (write,)) for write in due)
+            late = await self._writer.apply([phase], _START_WITHIN_S)
             outcome.api_error = outcome.api_error or late.api_error  # what was rejected is due again in the next cycle
         return outcome
 
     async def _write_deferred(self, term: LeaderTerm, outcome: WriteResult) -> None:
         """Write deferred statuses in batches; after a change, one batch per second of the minimum interval."""
-        pieces = 0
-        while outcome.api_error is None and (piece := self._next_deferred()):
-            pieces += 1
-            late = await self._writer.apply([piece], _START_WITHIN_S)
+        batches = 0
+        while outcome.api_error is None and (batch := self._next_deferred()):
+            batches += 1
+            late = await self._writer.apply([batch], _START_WITHIN_S)
             term.engine.recheck(late.unwritten - late.deferred)
             outcome.merge(late)
-            if late.unwritten or (self.wakeup.is_set() and pieces >= term.min_interval_s):
+            if late.unwritten or (self.wakeup.is_set() and batches >= term.min_interval_s):
                 return
 
     def _next_deferred(self) -> WritePhase:
         """The deferred statuses to write now."""
-        owed = self._lagging_statuses()
-        count = self.throttle.take_budget(
-            min(_DEFERRED_BATCH, len(owed) + len(self._deferred_statuses))
-        )  # half for each kind, if both have some
-        told = owed[: max(count - len(self._deferred_statuses), (count + 1) // 2)]
-        return (*told, *self._deferred_statuses.take(count - len(told)))
+        lagging = self._lagging_statuses()
+        # half for each kind, if both have some
+        count = self.throttle.take_budget(min(_DEFERRED_BATCH, len(lagging) + len(self._deferred_statuses)))
+        phase = lagging[: max(count - len(self._deferred_statuses), (count + 1) // 2)]
+        return (*phase, *self._deferred_statuses.take(count - len(phase)))
 
     def _lagging_statuses(self) -> WritePhase:
         """Statuses of jobs whose admission only their pods record, except those with a deferred status.
 
         In a burst most pods become ready soon, and one status then covers both. So there it is written after a minute.
         """
-        behind = self._cache.jobs.lagging()
-        due = float("inf") if len(behind) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
+        lagging = self._cache.jobs.lagging()
+        due = float("inf") if len(lagging) <= _DEFERRED_BATCH else time.time() - _BULK_DEFERRAL_S
         jobs = (
             one
-            for one in behind
+            for one in lagging
             if (one.job.status.admitted_at or 0.0) <= due
             and one.uid not in self._deferred_statuses
             and self._writer.retry_limiter.may_retry(one.uid)

@@ -101,16 +101,22 @@ class OperatorMetrics:
         )
         self.cycles = Metric("counter", "muster_scheduling_cycles_total", "Scheduling cycles: observe, decide, write.")
         self.component_failures = Metric(
-            "counter", "muster_component_failures_total", "Failures after which a component was restarted.", ("component",)
+            "counter",
+            "muster_component_failures_total",
+            "Failures after which a component was restarted.",
+            ("component",),
         )
         self.conflicts = Metric(
             "counter", "muster_conflicts_total", "Status writes rejected because the job changed meanwhile."
         )
         self.scheduling_s = Histogram("muster_scheduling_duration_seconds", "Time to decide in one scheduling cycle.")
-        self.write_s = Histogram("muster_write_duration_seconds", "Time to write the decisions of one scheduling cycle.")
+        self.write_s = Histogram(
+            "muster_write_duration_seconds", "Time to write the decisions of one scheduling cycle."
+        )
         self.wait_s = Histogram("muster_wait_seconds", "Time from submission to admission.", labels=("queue",))
         self.admission_s = Histogram(
-            "muster_admission_seconds", "Time from the start of a scheduling cycle to the acknowledged admission of a job."
+            "muster_admission_seconds",
+            "Time from the start of a scheduling cycle to the acknowledged admission of a job.",
         )
         self.admitted = Metric("counter", "muster_admissions_total", "Jobs admitted.", ("queue",))
         self.gpu_s = Metric(
@@ -121,11 +127,11 @@ class OperatorMetrics:
         self.watch_version = Metric(
             "gauge", "muster_watch_version", "The resourceVersion that each watch has reached.", ("resource",)
         )
-        self.heartbeats = Metric(
-            "counter", "muster_heartbeats_total", "Heartbeat requests by outcome.", ("outcome",)
-        )
+        self.heartbeats = Metric("counter", "muster_heartbeats_total", "Heartbeat requests by outcome.", ("outcome",))
         self.unreachable_collectors = Metric("gauge", "muster_collectors_unreachable", "Collectors that do not answer.")
-        self.dropped_events = Metric("counter", "muster_events_dropped_total", "Events dropped before they were recorded.")
+        self.dropped_events = Metric(
+            "counter", "muster_events_dropped_total", "Events dropped before they were recorded."
+        )
 
     def count_call(self, verb: str, resource: str, code: str) -> None:
         """For `kube.api`."""

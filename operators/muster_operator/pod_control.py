@@ -64,9 +64,8 @@ class PodControl:
         if created is not None and not await self._ensure_prerequisites(known, created, deferred):
             return
         if created is not None and self.retry_limiter.has_repeated(uid):
-            await self._apply_one(
-                known, created, deferred
-            )  # after repeated rejections one request is enough to find out: a webhook may be slow
+            # After repeated rejections one request is enough to find out: a webhook may be slow.
+            await self._apply_one(known, created, deferred)
             writes = [
                 one for one in writes if one is not created and not (uid in deferred and isinstance(one, CreatePod))
             ]
@@ -121,8 +120,8 @@ class PodControl:
 
     async def admit(self, known: CachedJob, write: CreatePod, annotation: str, deferred: set[str]) -> CreateResult:
         """Create the only pod of a gang, whose annotation records that the gang is admitted. Raises as `apply` does."""
-        later_stay = known.job.status.attempt > 0  # an earlier attempt may have had a PodGroup, which is to be deleted
-        if not await self._ensure_prerequisites(known, write, deferred, grouped=later_stay):
+        is_retry = known.job.status.attempt > 0  # an earlier attempt may have had a PodGroup, which is to be deleted
+        if not await self._ensure_prerequisites(known, write, deferred, grouped=is_retry):
             return "refused"
         return await self._create(known, write, deferred, annotation)
 

@@ -59,12 +59,12 @@ class OperatorServer:
         await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        trouble = self._callbacks.liveness_error()
-        return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+        error = self._callbacks.liveness_error()
+        return web.Response(text=error or "ok", status=503 if error else 200)
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        trouble = self._callbacks.readiness_error()
-        return web.Response(text=trouble or "ok", status=503 if trouble else 200)
+        error = self._callbacks.readiness_error()
+        return web.Response(text=error or "ok", status=503 if error else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         text = self._callbacks.metrics.text()
@@ -77,5 +77,7 @@ class OperatorServer:
     async def _snapshot(self, request: web.Request) -> web.Response:
         snapshot = self._callbacks.snapshot()
         if snapshot is None:
-            return web.Response(text="no scheduling cycle completed yet; request the snapshot from the leader", status=404)
+            return web.Response(
+                text="no scheduling cycle completed yet; request the snapshot from the leader", status=404
+            )
         return web.Response(body=snapshot, content_type="application/json")

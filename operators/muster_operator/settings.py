@@ -66,7 +66,12 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         help="kubeconfig file (default: $KUBECONFIG, else the pod's service account)",
     )
     add("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
-    add("--namespace", metavar="NAME", default=_own_namespace(), help="namespace of the Lease and the keys (default: %(default)s)")
+    add(
+        "--namespace",
+        metavar="NAME",
+        default=_own_namespace(),
+        help="namespace of the Lease and the keys (default: %(default)s)",
+    )
     add(
         "--identity",
         metavar="NAME",
@@ -90,7 +95,13 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         help="time without a renewal after which the leader stops writing (default: %(default)g)",
     )
     add("--retry-period-seconds", metavar="S", type=_positive_number, default=2.0, help="default: %(default)g")
-    add("--qps", metavar="N", type=_positive_number, default=300.0, help="API requests per second (default: %(default)g)")
+    add(
+        "--qps",
+        metavar="N",
+        type=_positive_number,
+        default=300.0,
+        help="API requests per second (default: %(default)g)",
+    )
     add(
         "--burst",
         metavar="N",
@@ -140,7 +151,8 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     add(
         "--pod-groups",
         action="store_true",
-        help="create PodGroups, so that kube-scheduler binds all pods of a gang or none (PodGroups of scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha)",
+        help="create a PodGroup (scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha) for each gang, so that kube-scheduler "
+        "binds all of its pods or none",
     )
     add(
         "--snapshot-dir",
@@ -185,16 +197,19 @@ def parse_flags(argv: Sequence[str]) -> Settings:
 
 
 def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "collectors: sidecars that upload traces and report progress"
-    ).add_argument
+    add = parser.add_argument_group("collectors: sidecars that upload traces and report progress").add_argument
     add(
         "--collector-image",
         metavar="IMAGE",
         default="",
         help="image of collectors (default: none: stalls are not detected, checkpoints not known)",
     )
-    add("--collector-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="", help="pull policy of that image")
+    add(
+        "--collector-pull-policy",
+        choices=("Always", "IfNotPresent", "Never"),
+        default="",
+        help="pull policy of that image",
+    )
     add(
         "--collector-resources",
         metavar="JSON",
@@ -232,14 +247,14 @@ def _add_collector_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _collector_settings(flags: argparse.Namespace) -> CollectorSettings:
-    choices = CollectorSidecarConfig(
+    config = CollectorSidecarConfig(
         image=flags.collector_image,
         pull_policy=flags.collector_pull_policy,
         resources=flags.collector_resources,
         store=flags.collector_store,
         store_secret=flags.collector_store_secret,
     )
-    return CollectorSettings(choices, flags.heartbeat_interval_seconds)
+    return CollectorSettings(config, flags.heartbeat_interval_seconds)
 
 
 def _container_resources(text: str) -> dict[str, Any]:
@@ -247,7 +262,9 @@ def _container_resources(text: str) -> dict[str, Any]:
         document = json.loads(text)
         ContainerResources.model_validate(document)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be the resources of a container as JSON; got {text!r}: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"must be the resources of a container as JSON; got {text!r}: {error}"
+        ) from error
     found: dict[str, Any] = document
     return found
 

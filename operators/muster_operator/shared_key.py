@@ -63,7 +63,9 @@ class SharedKey:
         except ValueError:
             key = b""
         if len(key) < _KEY_BYTES:
-            wrong = f"{_KEY} must have at least {_KEY_BYTES} bytes; delete the Secret, and the operator creates it again"
+            wrong = (
+                f"{_KEY} must have at least {_KEY_BYTES} bytes; delete the Secret, and the operator creates it again"
+            )
             raise ApiError(422, "Invalid", wrong)
         return key
 

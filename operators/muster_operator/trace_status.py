@@ -19,9 +19,9 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_lo
 class TraceStatusTracker:
     """The trace statuses of all jobs in the cache."""
 
-    def __init__(self, sight: ClusterCache, choices: CollectorSidecarConfig) -> None:
-        self._cache = sight
-        self._config = choices
+    def __init__(self, cache: ClusterCache, config: CollectorSidecarConfig) -> None:
+        self._cache = cache
+        self._config = config
 
     def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
         """The status with its traces; the same object if unchanged.

@@ -100,5 +100,5 @@ def test_a_pod_that_the_api_server_makes_larger_than_anything_is_refused_with_it
     side = {"name": "side", "resources": {"requests": {"memory": "4E"}}}
     verdict = compare_pod(written, {"containers": [{"name": "main"}, {**side}, {**side, "name": "b"}]})
     assert verdict.refusal == (
-        "as the API server completes the template, one pod asks for memory 8E, more than anything can have"
+        "with the defaults of the API server, one pod requests memory 8E, more than the supported maximum"
     )

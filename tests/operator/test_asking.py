@@ -21,7 +21,7 @@ from muster_operator.collectors import heartbeat_client
 from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, HeartbeatTarget, PollResult, poll_all
 from muster_operator.collectors.tokens import derive_token
 
-NOT_OURS = "it answers with 401: another token, or clocks 300 s apart"
+NOT_OURS = "HTTP 401: different token, or clocks differ by more than 300 s"
 GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3}}
 
 
@@ -105,7 +105,7 @@ def test_another_program_at_the_port_learns_no_token_and_its_answer_is_not_belie
     outcome = ask(odd, 200, json.dumps(GOOD).encode())
     assert (outcome.response, outcome.error) == (
         None,
-        "its answer is not signed with the job's token: another program has the port",
+        "the answer is not signed with the job's token: another program has the port",
     )
     assert "t" * 20 not in str(odd.asked)
 
@@ -127,7 +127,7 @@ DEEP = (
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"now": "x"}', b"\xff", b'{"now": 1}', DEEP, b'["\\ud800"]'])
 def test_an_answer_that_is_none_is_said_to_be_none(odd: Any, body: bytes) -> None:
-    assert ask(odd, 200, body) == PollResult(target(odd.server_address[1]), None, "its answer is none")
+    assert ask(odd, 200, body) == PollResult(target(odd.server_address[1]), None, "the answer is not a heartbeat")
 
 
 def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,17 +142,17 @@ def test_a_bug_that_one_answer_meets_hides_no_other_answer(odd: Any, monkeypatch
     odd.answer = 200, json.dumps(GOOD).encode(), {}
     port = odd.server_address[1]
     first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S)
-    assert first == PollResult(target(port, uid="odd"), None, "its answer cannot be taken: KeyError")
+    assert first == PollResult(target(port, uid="odd"), None, "invalid answer: KeyError")
     assert second.response is not None
 
 
 def test_no_more_is_read_than_an_answer_can_have(odd: Any) -> None:
-    assert f"more than {MAX_RESPONSE_BYTES} bytes" in ask(odd, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
+    assert f"exceeds {MAX_RESPONSE_BYTES} bytes" in ask(odd, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
 
 
 def test_no_redirect_is_followed(odd: Any) -> None:
     outcome = ask(odd, 302, b"", Location=f"http://127.0.0.1:{odd.server_address[1]}/elsewhere")
-    assert outcome.error == "it answers with 302"
+    assert outcome.error == "HTTP 302"
     assert len(odd.asked) == 1
 
 

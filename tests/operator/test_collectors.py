@@ -265,7 +265,7 @@ def clash(wanted: dict[str, Any]) -> str:
 
 def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
     own = {"name": "muster-collector", "image": "x"}
-    assert "initContainers: 'muster-collector' is the name of the sidecar" in clash(template(initContainers=[own]))
+    assert "initContainers: 'muster-collector' is reserved for the sidecar" in clash(template(initContainers=[own]))
     wanted = template()
     wanted["spec"]["containers"][0]["ports"] = [{"containerPort": COLLECTOR_PORT}]
     assert f"containers: 'main' has port {COLLECTOR_PORT}" in clash(wanted)
@@ -274,7 +274,7 @@ def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
 
 def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
     mine = {"name": "muster-collector-token", "emptyDir": {}}
-    assert "volumes: 'muster-collector-token' is the name of a volume" in clash(template(volumes=[mine]))
+    assert "volumes: 'muster-collector-token' is reserved for a volume" in clash(template(volumes=[mine]))
     wanted = template()
     wanted["spec"]["containers"][0]["volumeMounts"] = [{"name": "muster-collector-store", "mountPath": "/x"}]
     assert "containers: 'main' must not mount 'muster-collector-store'" in clash(wanted)
@@ -284,8 +284,8 @@ def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
 
 def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
     assert "must be a path without '..'" in clash(elsewhere("/x/../y", {"name": "x", "mountPath": "/x"}))
-    assert "'/tmp/run' of container 'main' lies in no volume" in clash(elsewhere("/tmp/run"))
-    assert "has no literal value" in clash(elsewhere({"valueFrom": {}}, {"name": "x", "mountPath": "/x"}))
+    assert "'/tmp/run' of container 'main' is not in a volume" in clash(elsewhere("/tmp/run"))
+    assert "must have a literal value" in clash(elsewhere({"valueFrom": {}}, {"name": "x", "mountPath": "/x"}))
     mine = elsewhere("/x/$(MINE)", {"name": "x", "mountPath": "/x"})
     assert "refers to $(MINE)" in clash(mine)
 
@@ -341,11 +341,11 @@ def test_a_pods_address_and_whether_it_has_a_collector_are_seen() -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--collector-resources", "{"], "are no resources of a container"),
-        (["--collector-resources", '{"requests": {"cpu": "lots"}}'], "are no resources of a container"),
-        (["--collector-store", "bucket"], "is no URL; write s3://bucket/folder"),
-        (["--collector-store", "https://me:word@example.com/x"], "a URL with credentials would be seen by everybody"),
-        (["--heartbeat-interval-seconds", "0"], "no number above 0"),
+        (["--collector-resources", "{"], "must be the resources of a container"),
+        (["--collector-resources", '{"requests": {"cpu": "lots"}}'], "must be the resources of a container"),
+        (["--collector-store", "bucket"], "must be a URL such as s3://bucket/folder"),
+        (["--collector-store", "https://me:word@example.com/x"], "must not contain credentials"),
+        (["--heartbeat-interval-seconds", "0"], "must be a number above 0"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,9 +59,9 @@ def test_another_way_to_log_in_is_left_to_the_official_client(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ({"current-context": None}, "it has no current-context; pass --context NAME"),
-        ({"current-context": "there"}, "there is no context 'there'; there are: here"),
-        ({"clusters": []}, "there is no cluster 'c'; there are: none"),
+        ({"current-context": None}, "current-context is missing; pass --context NAME"),
+        ({"current-context": "there"}, "context 'there' does not exist; available: here"),
+        ({"clusters": []}, "cluster 'c' does not exist; available: none"),
     ],
 )
 def test_what_is_wrong_with_a_kubeconfig_is_said(tmp_path: Path, more: dict[str, Any], complaint: str) -> None:

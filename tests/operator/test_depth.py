@@ -85,7 +85,7 @@ def test_a_flavor_or_a_queue_that_is_too_deep_is_told_of(levels: int) -> None:
 def test_the_answer_to_a_write_of_something_deep_tells_its_version() -> None:
     answer = '{"metadata":{"managedFields":[%s],"name":"deep","resourceVersion":"12"}}' % deep(9990)  # noqa: UP031
     assert written_metadata(answer.encode()).version == 12
-    with pytest.raises(ClusterError, match="no object"):
+    with pytest.raises(ClusterError, match="not an object"):
         written_metadata(b"<html>")
 
 
@@ -103,7 +103,7 @@ def test_a_bug_that_one_job_meets_when_it_is_read_is_told_of_and_hides_nobody_el
     monkeypatch.setattr(seen.jobs._reader, "read", fails)
     relist(seen.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
     assert [job.metadata.name for job in seen.observe().jobs] == ["other"]
-    assert seen.jobs.invalid["team/odd"].error == "this version of the operator fails to read it: KeyError: 'a bug'"
+    assert seen.jobs.invalid["team/odd"].error == "this version of the operator cannot read the job: KeyError: 'a bug'"
 
 
 def test_a_bug_that_one_job_meets_when_it_is_written_keeps_nobody_else_waiting() -> None:
@@ -137,7 +137,7 @@ def test_a_template_that_the_dry_run_fails_at_is_refused_until_it_does_not(monke
         ask = partial(tried, rounds, rounds.dry_runs)
         with monkeypatch.context() as patched:
             patched.setattr("muster_operator.dry_run.pod_manifest", fails)
-            assert await ask() == DryRunResult(refusal="its pods cannot be tried: RecursionError: a bug")
+            assert await ask() == DryRunResult(refusal="dry run of its pods failed: RecursionError: a bug")
         assert await ask() == DryRunResult()
 
     def fails(*what: Any) -> Any:

@@ -178,5 +178,5 @@ def test_whatever_goes_wrong_while_a_pod_is_made_is_a_refusal() -> None:
     document = job_document()
     job = spec.TrainingJob.model_validate(document)
     unchecked = {"spec": {"containers": [{"volumeMounts": ["x"]}]}}
-    with pytest.raises(InvalidSpec, match="no pod can be made of the template: AttributeError"):
+    with pytest.raises(InvalidSpec, match="cannot create a pod from the template: AttributeError"):
         pod_manifest(job, unchecked, create(), (), PodConfig())

@@ -81,9 +81,9 @@ def test_gpu_seconds_count_while_a_job_has_its_place() -> None:
     ("flags", "complaint"),
     [
         (["--lease-duration-seconds", "5"], "--lease-duration-seconds 5 must be above --renew-deadline-seconds 10"),
-        (["--qps", "0"], "'0' is no number above 0"),
-        (["--listen", "here"], "'here' has no port"),
-        (["--listen-local", "0.0.0.0:1"], "is not on loopback"),
+        (["--qps", "0"], "must be a number above 0; got '0'"),
+        (["--listen", "here"], "--listen must be HOST:PORT, such as 127.0.0.1:8080; got 'here'"),
+        (["--listen-local", "0.0.0.0:1"], "--listen-local must be on loopback"),
     ],
 )
 def test_a_flag_that_cannot_be_right_is_refused_with_what_would_be(

@@ -63,7 +63,7 @@ def test_a_job_that_loses_its_room_before_its_templates_are_known_is_shown_as_it
     world = seen.observe()
     (job,) = world.jobs
     assert (job.status, job.metadata.resource_version) == (evicted, "7")
-    assert "not been tried yet" in world.pod_rejections["uid-llama"]
+    assert "dry run" in world.pod_rejections["uid-llama"]
     knowing.answer = DryRunResult()
     tell(seen)
     assert seen.observe().pod_rejections == {}

@@ -95,8 +95,8 @@ def admission_record(job: spec.TrainingJob, status: spec.TrainingJobStatus) -> P
     """The admission that turns the job's present status into `status`; None where an annotation cannot hold all of
     it."""
     places = from_status(status.placement)
-    alone = len(places) == 1 and places[0].replicas == 1
-    if not alone or status.admitted_at is None or not may_admit_by_pod(job.status):
+    is_single_pod = len(places) == 1 and places[0].replicas == 1
+    if not is_single_pod or status.admitted_at is None or not may_admit_by_pod(job.status):
         return None
     place, meta = places[0], job.metadata
     admission = PodAdmissionRecord(

@@ -89,6 +89,6 @@ def was_accepted(status: spec.TrainingJobStatus, generation: int) -> bool:
     While a job is admitted the API server rejects edits of its templates."""
     if is_admitted(status):
         return True
-    said = find_condition(status, ADMITTED)
-    refused = said is not None and said.reason == INVALID
-    return status.submitted_at is not None and status.observed_generation == generation and not refused
+    condition = find_condition(status, ADMITTED)
+    is_invalid = condition is not None and condition.reason == INVALID
+    return status.submitted_at is not None and status.observed_generation == generation and not is_invalid

@@ -68,11 +68,11 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
     view = pod_view(pod, job.uid) if job is not None else None
     if view is not None:
         view = replace(view, request=request)
-    ended, told = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
+    ended, requested = pod.status.phase in _FINISHED_PHASES, same and before is not None and before.deletion_requested
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:
             view = replace(view, deleting=False)  # it had ended before its deletion was requested
-        elif told and (before.ended or not ended):
+        elif requested and (before.ended or not ended):
             view = replace(view, deleting=True)  # as it was before this update
         if before.view == view:
             view = before.view
@@ -86,7 +86,7 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         node=spec.node_name,
         request=request,
         ended=ended,
-        deletion_requested=told,
+        deletion_requested=requested,
         ip=pod.status.pod_ip,
         has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
@@ -113,7 +113,7 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
         job=None if view is None else job,
         view=None if view is None else replace(view, node=node, request=request),
         node="",
-        request=Resources(),  # read when the watch delivers the node, before it matters
+        request=Resources(),  # read when the watch delivers the pod, before it counts as usage
         ended=False,
         signed_admission=None if view is None else _signed_admission(meta, replace(view, node=node)),
     )

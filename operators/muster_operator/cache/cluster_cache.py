@@ -71,9 +71,8 @@ class ClusterCache:
         self.namespaces = name_index.NameIndex[V1Namespace, Mapping[str, str]](name_index.namespace_labels, changed)
         self.priority_classes = name_index.NameIndex[V1PriorityClass, int](name_index.priority_value, changed)
         self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
-        self._pending_terminations: deque[CachedPod] = deque(
-            maxlen=_MAX_PENDING_TERMINATIONS
-        )  # of pods whose jobs are not known yet
+        # pods with a termination message whose jobs are not known yet
+        self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)
 
     def observe(self) -> ObservedState:
         """The current state. It is immutable, so that another thread may read it."""
@@ -104,8 +103,8 @@ class ClusterCache:
 
     def has_lagging_jobs(self) -> bool:
         """Whether some pod records an admission that its job's status lacks."""
-        told = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
-        known = (self.jobs.get(job.uid) for job in told)
+        recorded = (pod.job for pod in self.pods.all() if pod.signed_admission is not None and pod.job is not None)
+        known = (self.jobs.get(job.uid) for job in recorded)
         return any(one is not None and may_admit_by_pod(one.written_status) for one in known)
 
     def _on_pod_admission(self, job: JobKey) -> None:

@@ -48,12 +48,12 @@ class HeartbeatCache:
             skew_s = now - report.now
             offset_s = float(round(skew_s)) if abs(skew_s) > MAX_CLOCK_SKEW_S else 0.0
         old = None if before is None else before.heartbeat
-        beat = parse_heartbeat(report.heartbeat, report.checkpoint, ClockReading(now, offset_s), old)
-        if beat is not None and not report.durable:
-            beat = replace(beat, checkpoint_step=None, checkpoint_at=None)
-            beat = old if beat == old else beat
-        self._entries[uid] = _Entry(report.pod, now, offset_s, beat)
-        return beat is not old
+        heartbeat = parse_heartbeat(report.heartbeat, report.checkpoint, ClockReading(now, offset_s), old)
+        if heartbeat is not None and not report.durable:
+            heartbeat = replace(heartbeat, checkpoint_step=None, checkpoint_at=None)
+            heartbeat = old if heartbeat == old else heartbeat
+        self._entries[uid] = _Entry(report.pod, now, offset_s, heartbeat)
+        return heartbeat is not old
 
     def on_termination(self, uid: str, pod: str, checkpoint: tuple[float, float], now: float) -> bool:
         """Record the durable checkpoint (step, time) in a pod's termination message; whether that is a change."""
@@ -64,9 +64,11 @@ class HeartbeatCache:
         old = None if before is None else before.heartbeat
         if step is None or at is None or (old is not None and (old.checkpoint_at or 0.0) >= at):
             return False
-        beat = replace(old or Heartbeat(at=at, step=step, step_changed_at=at), checkpoint_step=step, checkpoint_at=at)
-        heard_at = before.responded_at if before is not None and same else 0.0
-        self._entries[uid] = _Entry(pod, heard_at, offset_s, beat)
+        heartbeat = replace(
+            old or Heartbeat(at=at, step=step, step_changed_at=at), checkpoint_step=step, checkpoint_at=at
+        )
+        received_at = before.responded_at if before is not None and same else 0.0
+        self._entries[uid] = _Entry(pod, received_at, offset_s, heartbeat)
         return True
 
     def last_response_at(self, uid: str, pod: str) -> float | None:
@@ -86,8 +88,8 @@ class HeartbeatCache:
         """
         shown = {uid: known.heartbeat for uid, known in self._entries.items() if known.heartbeat is not None}
         for uid, pod in watched:
-            heard_at = self.last_response_at(uid, pod)
-            if heard_at is None or now - heard_at > self._timeout_s:
+            received_at = self.last_response_at(uid, pod)
+            if received_at is None or now - received_at > self._timeout_s:
                 last = shown.get(uid) or Heartbeat(at=0.0, step=0, step_changed_at=now)
                 shown[uid] = replace(last, step_changed_at=now)
         return shown

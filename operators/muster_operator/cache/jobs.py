@@ -58,9 +58,8 @@ class JobCache:
         self._undecided: set[str] = set()
         self._unobserved: set[str] = set()
         self.decided_count = 0  # jobs decided on for the first time, in total
-        self._last_complete_spec: dict[
-            str, spec.TrainingJobSpec
-        ] = {}  # the written spec of a job when it was last visible with its dry-run results
+        # by uid: the written spec of the job when it was last visible with its dry-run results
+        self._last_complete_spec: dict[str, spec.TrainingJobSpec] = {}
         self._uids_by_template: dict[tuple[str, str], set[str]] = {}  # uids by namespace and template
         self._rejected: dict[str, str] = {}
         self._rejections: dict[str, str] | None = None
@@ -96,7 +95,7 @@ class JobCache:
     def _set_invalid(self, key: str, item: RawTrainingJob, before: CachedJob | None, error: Exception) -> None:
         """Record that the job cannot be read. One with capacity keeps it and stays visible as it was before the edit,
         also after it loses the capacity (see `_update_visibility`)."""
-        aside = key in self.invalid
+        was_invalid = key in self.invalid
         one = self.invalid[key] = invalid_job(item, read_metadata(item), error)
         same = before is not None and before.uid == one.metadata.uid
         kept: CachedJob | None = None
@@ -106,7 +105,7 @@ class JobCache:
             kept = self._pod_admissions.with_pod_admission(
                 replace(before, job=job, spec_digest=b"", status_text=None), before
             )
-        if kept is None or not (aside or holds_capacity(kept.job.status)):
+        if kept is None or not (was_invalid or holds_capacity(kept.job.status)):
             self._cache.delete(key, item.metadata.version)
         else:
             self._cache.upsert(key, item.metadata.version, kept)
@@ -118,7 +117,9 @@ class JobCache:
             return False
         namespace = one.metadata.namespace or "default"
         name = JobKey(one.metadata.uid, namespace, one.metadata.name)
-        return self._bytes.fits(namespace, one.sizes) or self._pod_admissions.is_told(name, one.status.attempt)
+        return self._bytes.fits(namespace, one.sizes) or self._pod_admissions.is_admitted_by_pod(
+            name, one.status.attempt
+        )
 
     def on_read(self, item: RawTrainingJob) -> None:
         """A GET returned the job; watches may have delivered newer states."""
@@ -252,9 +253,9 @@ class JobCache:
         known = self._by_uid.get(name.uid)
         if known is None or known.name != name or (known.lagging_status is not None and not recompute):
             return
-        told = self._pod_admissions.recompute(known)
-        if told.admission != known.admission:
-            self._cache.replace(known.key, told)
+        updated = self._pod_admissions.recompute(known)
+        if updated.admission != known.admission:
+            self._cache.replace(known.key, updated)
 
     def _hide(self, uid: str) -> None:
         self._awaiting_dry_run.discard(uid)

@@ -99,7 +99,7 @@ class NodeCache:
 
 
 def node_view(node: V1Node) -> NodeView:
-    """The node without unmanaged usage. `unknown_since` is set only where its condition cannot be known.
+    """The node without unmanaged usage. `not_ready_since` is set only where the Ready condition is Unknown.
 
     Taints of the control plane are left out because they are transient: pressure counts as cordoned, and cordoned or
     not ready have fields of their own. The planner would treat a taint as a permanent reason.

@@ -45,7 +45,7 @@ class PodAdmissions:
         job = known.job.model_copy(update={"status": admitted_status(known.job, admission)})
         return replace(known, job=job, lagging_status=written, admission=admission)
 
-    def is_told(self, name: JobKey, attempt: int) -> bool:
+    def is_admitted_by_pod(self, name: JobKey, attempt: int) -> bool:
         """Whether a pod records the admission of this attempt."""
         return self._admission_from_pods(name, attempt) is not None
 
@@ -59,18 +59,18 @@ class PodAdmissions:
         """The admission in the pod's record, present or previous, if no edit since changed what pods are created
         from."""
         attempt, generation = known.job.status.attempt, known.job.metadata.generation
-        told = None if before is None or before.uid != known.uid else before.admission
-        if before is None or told is None or told.attempt != attempt:
+        admission = None if before is None or before.uid != known.uid else before.admission
+        if before is None or admission is None or admission.attempt != attempt:
             return self._admission_from_pods(known.name, attempt)
-        same = told.generation == before.job.metadata.generation and _creates_same_pods(before, known)
-        return replace(told, generation=generation) if same else told
+        same = admission.generation == before.job.metadata.generation and _creates_same_pods(before, known)
+        return replace(admission, generation=generation) if same else admission
 
     def _admission_from_pods(self, name: JobKey, attempt: int) -> PodAdmissionRecord | None:
         """The trusted admission of this attempt among the job's pods."""
         for pod in self.pods_of(name):
-            claim = pod.signed_admission
-            if claim is not None and claim.admission.attempt == attempt and self._is_trusted(pod, claim):
-                return claim.admission
+            signed = pod.signed_admission
+            if signed is not None and signed.admission.attempt == attempt and self._is_trusted(pod, signed):
+                return signed.admission
         return None
 
     def _is_trusted(self, pod: CachedPod, signed: SignedAdmission) -> bool:

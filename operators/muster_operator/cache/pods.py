@@ -18,9 +18,12 @@ from muster_operator.cache.pod_tombstones import PodTombstones
 
 
 class PodCache:
-    """A sink for pods. `take` is told what foreign pods take more of a node, `changed` when jobs look different,
-    `ended` of pods whose collector has said its last words, `admits` of jobs whose pods say that they are admitted.
-    `named` tells which job has a uid; None: none that is known."""
+    """Event handler and cache of pods.
+
+    `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
+    look different; `job_key(uid)` is the job of a uid, None if unknown; `on_collector_ended` and `on_admission` are
+    called for pods with a termination message of their collector, and with a record of their job's admission.
+    """
 
     def __init__(
         self,

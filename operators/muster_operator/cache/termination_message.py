@@ -46,8 +46,8 @@ def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> Termin
 
 def _validated(message: _Message) -> TerminationMessage:
     traces = finite_number(message.traces)
-    told = message.checkpoint if isinstance(message.checkpoint, Mapping) else {}
-    step, at = finite_number(told.get("step")), finite_number(told.get("at"))
+    checkpoint = message.checkpoint if isinstance(message.checkpoint, Mapping) else {}
+    step, at = finite_number(checkpoint.get("step")), finite_number(checkpoint.get("at"))
     return TerminationMessage(
         traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
         checkpoint=None if step is None or at is None else (step, at),

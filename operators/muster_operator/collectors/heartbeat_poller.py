@@ -74,12 +74,12 @@ class HeartbeatPoller:
             self._targets(), key=lambda target: target.uid in self._unreachable
         )  # unreachable ones take the most time
         outcomes = await asyncio.to_thread(poll_all, targets, max(self.interval_s, _MIN_SWEEP_S))
-        news = [self._handle_safely(outcome, time.time()) for outcome in outcomes]
-        asked = {target.uid for target in targets}
-        for uid in self._unreachable.keys() - asked:
+        changes = [self._handle_safely(outcome, time.time()) for outcome in outcomes]
+        polled = {target.uid for target in targets}
+        for uid in self._unreachable.keys() - polled:
             self._mark_reachable(uid)
         self.metrics.unreachable_collectors.replace({(): float(len(self._unreachable))})
-        if any(news):
+        if any(changes):
             self.on_change()
 
     def _targets(self) -> Iterator[HeartbeatTarget]:
@@ -127,8 +127,10 @@ class HeartbeatPoller:
             self.cache.trace_counts.record(target.uid, (pod.view.role, pod.view.index), answer.traces)
         if answer.unreadable:
             _LOG.debug("collector", extra={"pod": target.pod, "why": "; ".join(answer.unreadable)[:500]})
-        said = HeartbeatReport(target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable)
-        return self.cache.heartbeats.on_response(target.uid, said, now)
+        report = HeartbeatReport(
+            target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable
+        )
+        return self.cache.heartbeats.on_response(target.uid, report, now)
 
     def _is_running(self, target: HeartbeatTarget) -> bool:
         """Whether the pod should still answer."""

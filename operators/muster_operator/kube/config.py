@@ -145,9 +145,7 @@ def _official_client_endpoint(kubeconfig: str, context: str | None) -> ApiServer
     try:
         from kubernetes import client, config
     except ImportError as error:
-        message = (
-            "its authentication method needs the official client: pip install 'muster[kubernetes]'"
-        )
+        message = "its authentication method needs the official client: pip install 'muster[kubernetes]'"
         raise ClusterError(f"kubeconfig {kubeconfig}: {message}") from error
     settings = client.Configuration()
     try:

@@ -35,9 +35,8 @@ class Outages:
         self._next_list_at = float("-inf")
         self.reachable = asyncio.Event()
         """The newest request was answered, with whatever code; set initially."""
-        self._listed_counts: dict[
-            str, int
-        ] = {}  # by resource: the count when its last complete list started; -1 while it is being listed
+        # by resource: the count when its last complete list started; -1 while it is being listed
+        self._listed_counts: dict[str, int] = {}
         self._watches: set[asyncio.Timeout] = set()
         self._synced = asyncio.Event()
         self.reachable.set()

@@ -73,9 +73,9 @@ def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config:
         return False
     if job_spec.trace is not None:
         return True
-    speaker = lead_role(job_spec)
-    asked = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(speaker)
-    return asked and (role, index) == (speaker.name, 0)
+    lead = lead_role(job_spec)
+    is_needed = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(lead)
+    return is_needed and (role, index) == (lead.name, 0)
 
 
 def run_location(job: spec.TrainingJob, config: CollectorSidecarConfig) -> str:
@@ -215,9 +215,7 @@ def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
         for container in pod_spec.get(kind) or ():
             where = f"{kind}: {container.get('name')!r}"
             if container.get("name") == COLLECTOR_NAME:
-                raise InvalidSpec(
-                    f"{where} is reserved for the sidecar that Muster adds; use another name", field=kind
-                )
+                raise InvalidSpec(f"{where} is reserved for the sidecar that Muster adds; use another name", field=kind)
             for mount in container.get("volumeMounts") or ():
                 if mount.get("name") in ours:
                     raise InvalidSpec(

@@ -47,15 +47,15 @@ def pod_manifest(
     with _errors_as_invalid_spec():
         meta = template.get("metadata") or {}
         wanted = dict(template.get("spec") or {})
-        alone = sum(role.replicas for role in job.spec.roles) == 1
-        _add_environment(wanted, job, pod, single_pod=alone)
+        is_single = sum(role.replicas for role in job.spec.roles) == 1
+        _add_environment(wanted, job, pod, single_pod=is_single)
         if has_collector(job.spec, pod.role, pod.index, config.collector):
             wanted = add_collector(wanted, job, pod, config.collector)
         if not wanted.get("overhead"):  # the API server rejects an empty one
             wanted.pop("overhead", None)
         wanted["restartPolicy"] = "Never"
         wanted["hostname"] = host_name(pod.role, pod.index)
-        if not alone:
+        if not is_single:
             wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
         if config.priority_class_name:
             wanted["priorityClassName"] = config.priority_class_name

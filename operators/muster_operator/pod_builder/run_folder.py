@@ -33,14 +33,14 @@ def job_folder(job: spec.TrainingJob) -> str:
 def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
     """Location of a role's durable run folder, as pvc://CLAIM/FOLDER or volume://NAME/FOLDER; "" if it is not
     durable."""
-    kept = _durable_volume(role)
-    if kept is None:
+    durable = _durable_volume(role)
+    if durable is None:
         return ""
-    volume, folder = kept
+    volume, folder = durable
     claim = volume.get("persistentVolumeClaim")
-    place = f"pvc://{claim['claimName']}" if isinstance(claim, Mapping) and "claimName" in claim else ""
+    location = f"pvc://{claim['claimName']}" if isinstance(claim, Mapping) and "claimName" in claim else ""
     folder = _expand(folder, job).strip("/")
-    return (place or f"volume://{volume['name']}") + (f"/{folder}" if folder else "")
+    return (location or f"volume://{volume['name']}") + (f"/{folder}" if folder else "")
 
 
 def run_folder_fields(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -113,8 +113,8 @@ def find_run_folder(container: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     run_dir = next((one.get("value") for one in container["env"] if one["name"] == RUN_DIR_VARIABLE), None)
     if not isinstance(run_dir, str):
         raise InvalidSpec(
-            f"{RUN_DIR_VARIABLE} of container {container.get('name')!r} must have a literal value, because the collector "
-            "has to find the run folder; set value, or remove the variable",
+            f"{RUN_DIR_VARIABLE} of container {container.get('name')!r} must have a literal value, because the "
+            "collector has to find the run folder; set value, or remove the variable",
             field="env",
         )
     if ".." in run_dir.split("/"):

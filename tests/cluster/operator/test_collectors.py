@@ -162,7 +162,7 @@ def test_a_container_by_the_sidecars_name_is_refused_before_anything_is_admitted
     pool.set_up()
     containers = [{"name": "main", "image": "none"}, {"name": "muster-collector", "image": "none"}]
     pool.submit("clash", pods=1, pod={"containers": containers}, stallTimeoutSeconds=60)
-    assert "the name of the sidecar that Muster adds" in pool.wait_for_reason("clash", "PodRejected")
+    assert "reserved for the sidecar that Muster adds" in pool.wait_for_reason("clash", "PodRejected")
     assert pool.pods() == []
 
 

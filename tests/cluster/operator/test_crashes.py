@@ -23,7 +23,7 @@ from tests.cluster.operator.process import QUICK, Operator, stopped
 from muster.engine import decode_snapshot
 
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/muster-operator"
-LOST = "not leading any more"
+LOST = "leadership lost"
 Start = Callable[..., Operator]
 
 

@@ -84,7 +84,7 @@ def test_by_the_audit_log_an_operator_that_wakes_after_another_took_over_writes_
         names = [f"j{number}" for number in range(JOBS)]
         pool.wait("the second has done the rest", lambda: all(pool.phase(name) == "Running" for name in names))
         first.thaw()
-        first.wait("the first knows", lambda: "not leading any more" in first.log.read_text())
+        first.wait("the first knows", lambda: "leadership lost" in first.log.read_text())
         pool.submit("last", pods=2)
         pool.wait_for_phase("last", "Running")
         assert first.stop() == 0
