@@ -151,8 +151,8 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     add(
         "--pod-groups",
         action="store_true",
-        help="create a PodGroup (scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha) for each gang, so that kube-scheduler "
-        "binds all of its pods or none",
+        help="create a PodGroup (scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha) for each gang, so that "
+        "kube-scheduler binds all of its pods or none",
     )
     add(
         "--snapshot-dir",

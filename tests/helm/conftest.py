@@ -1,4 +1,4 @@
-"""Helm itself, for tests that render the chart. No control plane runs."""
+"""Fixtures that run Helm for tests of the chart. No control plane is needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run Helm on the chart, with no settings of the user's: helm("lint", "--strict")."""
+    """Run Helm on the chart without the user's Helm settings: helm("lint", "--strict")."""
     try:
         program = ensure(["helm"])["helm"].path
     except Unavailable as error:
@@ -52,7 +52,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def render(helm: Run) -> Render:
-    """The objects that the chart makes of values: render("replicas=1")."""
+    """The objects that the chart renders for these values: render("replicas=1")."""
 
     def objects(*values: str, extra: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         settings = [f"--set={value}" for value in ("image.repository=registry.example.com/operator", *values)]

@@ -1,4 +1,4 @@
-"""What the chart renders, and which values it refuses."""
+"""Rendering of the chart."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_pod_groups_bring_their_flag_and_the_right_to_them_and_else_there_is_nei
 
 
 def test_the_security_page_tells_every_right_of_the_operator(render: Render) -> None:
-    """Each rule of the chart with all its options on is a row of the table: group, resources, verbs."""
+    """Each rule of the chart with all options enabled is a row of the table: group, resources, verbs."""
     items = render("operator.podGroups=true", "collector.image.repository=registry.example.com/trainer")
     given = [
         rule

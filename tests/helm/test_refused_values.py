@@ -1,4 +1,4 @@
-"""Which values the chart refuses before anything is changed, and how it says so."""
+"""Values that the chart rejects before anything is changed, and the messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def template(helm: Run, *values: str) -> subprocess.CompletedProcess[str]:
 
 
 def refused(helm: Run, *values: str) -> str:
-    """What Helm says; it has to fail."""
+    """Standard error of Helm, which has to fail."""
     done = template(helm, *values)
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -92,7 +92,7 @@ def test_a_wrong_value_is_refused_with_its_name(helm: Run, value: str, field: st
 
 
 def required(part: Any, path: str = "") -> set[str]:
-    """The places that the schema wants filled: "operator.lease.durationSeconds"."""
+    """Paths of the fields that the schema requires: "operator.lease.durationSeconds"."""
     if "$ref" in part:
         part = json.loads((CHART / "values.schema.json").read_text())["definitions"][part["$ref"].rpartition("/")[2]]
     inner = part.get("properties", {}).items()
@@ -146,7 +146,7 @@ def test_null_anywhere_else_leaves_an_operator_that_starts(render: Render) -> No
         ),
         (
             "jobPods.priorityClass.name=system-jobs",
-            'jobPods.priorityClass.name must not start with system-, which is reserved for Kubernetes; got "system-jobs"',
+            'jobPods.priorityClass.name must not start with system-, which is reserved for Kubernetes; got "system-',
         ),
         (
             r"operator.podLabels.app\.kubernetes\.io/instance=x",

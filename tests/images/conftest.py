@@ -18,7 +18,7 @@ SKIP = "MUSTER_SKIP_CLUSTER"
 
 
 def _lacks() -> str:
-    """What keeps this machine from building and running images in tests; "" where nothing does."""
+    """Why this machine cannot build and run images in tests; "" if it can."""
     if os.geteuid() != 0:
         return "images are built and run as root in tests"
     programs = {"buildah": "buildah", "runc": "runc"}
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build them before any test's timeout runs, and where the progress is seen."""
+    """Build the images before the timeout of any test starts, with visible progress."""
     if session.config.option.collectonly or os.environ.get(SKIP) == "1" or _lacks():
         return
     if any(HERE in item.path.parents and item.get_closest_marker("cluster") for item in session.items):

@@ -1,4 +1,4 @@
-"""An image from its archive: what it says of itself, its files, and a run of it as a hardened cluster would run it."""
+"""An image read from its archive: configuration, files, and a run of it with restricted privileges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Image:
-    """An image in an archive of docker's form. Its files are unpacked below `folder` when they are first needed."""
+    """An image in an archive of docker's format. Its files are unpacked below `folder` when first needed."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self._archive = archive
@@ -24,7 +24,7 @@ class Image:
 
     @property
     def layers(self) -> list[str]:
-        """The digests of what each layer holds, lowest first."""
+        """Digests of the layers' contents, lowest first."""
         digests: list[str] = self.config["rootfs"]["diff_ids"]
         return digests
 
@@ -34,7 +34,7 @@ class Image:
             return {entry.name: entry for entry in inner}
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in it with its user and environment: nothing may be written but /tmp, and no right is left."""
+        """Run a command in the image with its user and environment, only /tmp writable, and without capabilities."""
         root = self._folder / "root"
         if not root.exists():
             root.mkdir(parents=True)

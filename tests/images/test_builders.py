@@ -1,4 +1,4 @@
-"""Which program builds images, and what is said where none can. The programs here are shell scripts."""
+"""Selection of the program that builds images, and the message if there is none. The programs are shell scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.images import Builder, Unavailable
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all of PATH."""
+    """The only folder in PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

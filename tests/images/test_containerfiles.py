@@ -1,6 +1,6 @@
-"""The two Containerfiles say twice how our wheel is built: a Containerfile includes no other, and each builds by hand
-with one command. So that they say the same is held here. The operator's leaves out the command `muster`, which imports
-what the image does not hold."""
+"""The two Containerfiles repeat how the wheel is built, since a Containerfile cannot include another and each can be
+built with one command. These tests compare the two. The operator's omits the command `muster`, whose imports are not in
+its image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def building(name: str) -> str:
-    """From the sources to the last step of the stage `build`, without comments."""
+    """The stage `build` from the sources to its last step, without comments."""
     text = (ROOT / name / "Containerfile").read_text()
     found = re.search(r"^COPY pyproject\.toml .*?(?=^FROM )", text, re.MULTILINE | re.DOTALL)
     assert found is not None

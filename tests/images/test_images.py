@@ -1,4 +1,4 @@
-"""The images: small, without torch where it does not belong, without rights, and the same when they are built again."""
+"""The images: small, without torch where it is not needed, unprivileged, and reproducible."""
 
 from __future__ import annotations
 

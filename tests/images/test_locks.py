@@ -1,4 +1,4 @@
-"""What the images are made of: locked for each image by itself, whole, and no more than the image runs."""
+"""Contents of the images: locked for each image separately, complete, and only what it runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints"
 TORCHES = sorted(path.stem.removeprefix("torch-") for path in CONSTRAINTS.glob("torch-*.txt"))
 
-# In a process of its own, with nothing imported but what Python starts with: the distributions of everything that the
-# operator imports.
+# Run in a fresh interpreter: the distributions of everything that the operator imports.
 IMPORTED = """
 import importlib, json, pkgutil, sys
 from importlib.metadata import packages_distributions
@@ -42,7 +41,7 @@ def canonical(name: str) -> str:
 
 
 def pins(*layers: str) -> dict[str, Requirement]:
-    """What is installed from these files on this Python and platform, by name."""
+    """What these files install on this Python and platform, by name."""
     found = {}
     for layer in layers:
         for line in (CONSTRAINTS / "images" / f"{layer}.txt").read_text().splitlines():
@@ -54,8 +53,8 @@ def pins(*layers: str) -> dict[str, Requirement]:
 
 
 def missing(pinned: dict[str, Requirement]) -> Iterator[str]:
-    """What packages of the list ask for that the list lacks, as pip would say. Packages that are not installed here in
-    the pinned version say nothing."""
+    """Requirements of packages in the list that the list does not satisfy, as pip checks them. Packages that are not
+    installed here in the pinned version are skipped."""
     for name, pin in pinned.items():
         try:
             distribution = importlib.metadata.distribution(name)
@@ -111,13 +110,13 @@ def test_the_operators_image_holds_what_the_operator_imports_and_nothing_else() 
 
 
 def top_level(distribution: str) -> Iterable[str]:
-    """The modules that a distribution brings."""
+    """Top-level modules of a distribution."""
     packages = importlib.metadata.packages_distributions()
     return (module for module, names in packages.items() if distribution in map(canonical, names))
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """The packages that a file imports when it is loaded or later, in functions."""
+    """Packages that a file imports, also in functions."""
     tree = ast.parse(file.read_text())
     only_types = {
         inner

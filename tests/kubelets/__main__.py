@@ -1,4 +1,4 @@
-"""From a shell: what a cluster with real nodes needs, one until Ctrl-C, and a platform team's first day on one.
+"""Command line: check requirements, run a cluster with real nodes until Ctrl-C, or run the first day on one.
 
 python -m tests.kubelets check
 python -m tests.kubelets up --nodes 2 --gpus 2
@@ -28,7 +28,7 @@ KWOK = "`make cluster-up` runs the same control plane with virtual nodes (KWOK) 
 
 
 def check() -> int:
-    """Say what is missing, then get every program and image; the exit code."""
+    """Print what is missing, then get every program and image; returns the exit code."""
     lacks = machine.missing()
     for sentence in lacks:
         print(f"missing: {sentence}")
@@ -60,7 +60,7 @@ def up(nodes: int, gpus: int) -> None:
 
 
 def day() -> None:
-    """Play a platform team's first day: each step shows its commands and waits for what has to come of them."""
+    """Run the first day: each step prints its commands and waits for their result."""
     images = archives.ensure()
     with (
         tempfile.TemporaryDirectory(prefix="muster-kubelets-") as folder,
@@ -69,7 +69,7 @@ def day() -> None:
         _act("1. helm install muster: two operators as pods of their own image")
         operator.install(cluster)
         print(cluster.plane.kubectl("get", "nodes,pods", "-n", operator.SYSTEM, "-o", "wide"))
-        Path(folder).chmod(0o755)  # pods of nobody in particular reach their volume through it
+        Path(folder).chmod(0o755)  # pods that run as user nobody reach their volume through it
         cache = binaries.cache_folder().parents[1] / "pods"
         with stage(cluster, Path(folder), cache, lambda line: print(f"$ {line}", flush=True)) as one:
             _act("2. Two queues with a node of 2 GPUs each")
@@ -113,7 +113,11 @@ def main() -> int:
             day()
         else:
             up(asked.nodes, asked.gpus)
-    except (Unavailable, Died, AssertionError) as error:  # the last: a step waited in vain, and says for what
+    except (
+        Unavailable,
+        Died,
+        AssertionError,
+    ) as error:  # AssertionError: a step timed out; the message has the condition
         print(error, file=sys.stderr)
         if isinstance(error, Unavailable):
             print(KWOK, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The project's two images as files that nodes load, built from this checkout when it has changed."""
+"""The project's two images as archives for nodes, rebuilt when this checkout has changed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SOURCES = ("platform", "components", "operators", "constraints", "tools", "pypr
 _KEPT = 3
 
 
-@cache  # sources that change while we run are for the next run
+@cache  # later changes of the sources are for the next run
 def ensure() -> list[Path]:
-    """The archives of operator and trainer, the trainer without torch. `binaries.Unavailable` where none can be built.
+    """Archives of the operator and of the trainer without torch. Raises `binaries.Unavailable` where none can be built.
 
-    What was built lies in the user's cache, by what it was built from. MUSTER_IMAGES names a folder with both, for
-    whoever built them already: `make images VERSION=tests IMAGE_TORCH=none ARCHIVES=folder`.
+    Built archives are cached in the user's cache folder, keyed by their sources. MUSTER_IMAGES names a folder with both
+    if they were built before: `make images VERSION=tests IMAGE_TORCH=none ARCHIVES=folder`.
     """
     given = os.environ.get("MUSTER_IMAGES")
     if given:
@@ -53,12 +53,12 @@ def ensure() -> list[Path]:
 
 
 def epoch_s() -> int:
-    """The time that files and layers carry: one for all builds, so that equal sources make equal images."""
+    """Time stamp of all files and layers: constant, so that equal sources make equal images."""
     return 1_767_225_600  # 2026-01-01
 
 
 def _fingerprint() -> str:
-    """Of all files that images are made from, as they are now."""
+    """Digest of all files that the images are built from."""
     digest = hashlib.sha256(str(epoch_s()).encode())
     for name in git("ls-files", "--cached", "--others", "--exclude-standard", "--", *_SOURCES).splitlines():
         path = ROOT / name

@@ -1,4 +1,4 @@
-"""Start a cluster with real nodes, use it, and be sure that nothing of it is left.
+"""Starts a cluster with real nodes, and removes everything of it afterwards.
 
 with Cluster.start(folder, images=[archive]) as cluster:
     cluster.plane.kubectl("get", "nodes")
@@ -48,10 +48,10 @@ class Cluster:
 
     @classmethod
     def start(cls, folder: Path, *, nodes: int = 2, gpus: int = 2, images: Sequence[Path] = ()) -> Cluster:
-        """Start one with its files in `folder`; returns when every node is Ready and offers its GPUs.
+        """Start a cluster with its files in `folder`; returns when every node is Ready and has its GPUs.
 
-        `images` are archives that every node loads. Raises Unavailable, with what is missing, where this machine
-        cannot run kubelets; Died where a program ends; waits while another such cluster runs on this machine.
+        `images`: archives that every node loads. Raises Unavailable with the reason where this machine cannot run
+        kubelets, and Died where a program ends. Waits while another such cluster runs on this machine.
         """
         lacks = machine.missing()
         if lacks:
@@ -82,7 +82,7 @@ class Cluster:
     # Nodes
 
     def boot(self, node: Node) -> None:
-        """Start a node, for the first time or after `kill`; its disk is as it was. Returns before it is Ready."""
+        """Start a node, for the first time or after `kill`, with its previous disk. Returns before it is Ready."""
         plan = programs.write(node, self._binaries, self.plane.kubeconfig(), self._images)
         network = f"--net=/proc/{self._spaces[node.name]}/ns/net"
         apart = [network, "unshare", "--mount", "--pid", "--uts", "--ipc", "--kill-child"]
@@ -90,11 +90,11 @@ class Cluster:
         self._running[node.name] = Supervised(node.name, ["nsenter", *apart, "--mount-proc", *first], self.folder)
 
     def kill(self, node: Node) -> None:
-        """End everything that runs on a node at once: kubelet, containerd and containers."""
+        """Kill everything that runs on a node at once: kubelet, containerd and containers."""
         self._running.pop(node.name).kill()
 
     def wait_until_ready(self, node: Node) -> None:
-        """Return when the node is Ready and offers its GPUs."""
+        """Return when the node is Ready and has its GPUs."""
         path = f"/api/v1/nodes/{node.name}"
 
         def ready() -> bool:
@@ -110,12 +110,12 @@ class Cluster:
             return room.get(GPU) == str(self._gpus)
 
         self.plane.wait_for(f"{node.name} is Ready", ready, READY_S)
-        # The kubelet leaves what others have written alone, and says itself how much of it pods may have.
+        # The kubelet keeps resources that others wrote, and computes the allocatable amount itself.
         self.plane.api.patch(f"{path}/status", {"status": {"capacity": {GPU: str(self._gpus)}}})
         self.plane.wait_for(f"{node.name} offers {self._gpus} {GPU}", offers, READY_S)
 
     def load(self, archive: Path) -> None:
-        """Load an image into every node that runs."""
+        """Load an image into every running node."""
         self._images.append(archive.absolute())
         for node in self.nodes:
             if node.name in self._running:
@@ -125,7 +125,7 @@ class Cluster:
     # The machine
 
     def _keep(self) -> None:
-        """Have the keeper make what lies on the machine itself."""
+        """Start the keeper, which creates the bridge, network namespaces, cgroups and folders."""
         plan = self.folder / "machine.json"
         nodes = [
             {
@@ -166,7 +166,7 @@ class Cluster:
         self._spaces = {node.name: int(pid) for node, pid in zip(self.nodes, said[1:], strict=True)}
 
     def _run_dns(self) -> None:
-        """CoreDNS, at the address that every pod asks."""
+        """CoreDNS, at the DNS address of all pods."""
         config = self.folder / "Corefile"
         config.write_text(
             f".:53 {{\n  bind {DNS}\n  errors\n  kubernetes cluster.local 10.in-addr.arpa {{\n"
@@ -176,7 +176,7 @@ class Cluster:
         self._running["coredns"] = Supervised("coredns", command, self.folder)
 
     def stop(self) -> None:
-        """End everything, newest first, and take all of it off the machine. Logs stay in the folder."""
+        """Stop everything in reverse order and remove all of it from the machine. Logs are kept in the folder."""
         try:
             for program in reversed(list(self._running.values())):
                 program.stop()

@@ -1,4 +1,4 @@
-"""One cluster with real nodes for the tests of this folder, started by the first that needs it."""
+"""One cluster with real nodes for the tests of this folder, started on first use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ANYWHERE = ("test_machine.py",)
 
 
 class Shared:
-    """The cluster, if it runs. A machine has one at a time, so a test that starts its own ends this one before."""
+    """The cluster, if it runs. A machine runs one at a time, so a test that starts its own ends this one first."""
 
     def __init__(self, new_folder: Callable[[], Path]) -> None:
         self._new_folder = new_folder
         self._cluster: Cluster | None = None
 
     def get(self) -> Cluster:
-        """The cluster with two nodes and the operator, started if need be."""
+        """The cluster with two nodes and the operator, started if necessary."""
         if self._cluster is None:
             self._cluster = Cluster.start(self._new_folder(), images=archives.ensure())
             operator.install(self._cluster)
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents and item.path.name not in ANYWHERE:
             item.add_marker("cluster")
-            item.add_marker(pytest.mark.timeout(1800))  # the first one starts the cluster, and others compile
+            item.add_marker(pytest.mark.timeout(1800))  # the first test starts the cluster, and others compile
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
             elif lacks:
@@ -55,12 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build programs and images before any test's timeout runs, and where the progress is seen."""
+    """Build programs and images before the timeout of any test starts, with visible progress."""
     if session.config.option.collectonly or os.environ.get(SKIP) == "1" or machine.missing():
         return
     if any(HERE in item.path.parents and item.get_closest_marker("cluster") for item in session.items):
         capture: Any = session.config.pluginmanager.getplugin("capturemanager")
-        # Where there is no way, the fixture says so to every test that needs it.
+        # Where that fails, the fixture reports it to every test that needs it.
         with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
             binaries.ensure((*OF_CONTROL_PLANE, *OF_NODES))
             archives.ensure()
@@ -76,7 +76,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 @pytest.fixture
 def cluster(shared: Shared) -> Cluster:
-    """Two real nodes with two GPUs each, and the operator installed. Leave it as you found it."""
+    """Two real nodes with two GPUs each, and the operator installed. Tests must restore its state."""
     try:
         return shared.get()
     except Unavailable as error:
@@ -85,5 +85,5 @@ def cluster(shared: Shared) -> Cluster:
 
 @pytest.fixture
 def no_cluster(shared: Shared) -> None:
-    """No cluster runs on this machine that this session has started."""
+    """No cluster of this session runs on this machine."""
     shared.end()

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 MS_BIND = 4096
-# What a kubelet wants of the kernel. It is shown these values instead of setting them for the whole machine.
+# Kernel settings that a kubelet requires. It sees these values in place of the machine's own.
 TUNED = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -50,7 +50,7 @@ def main(plan_file: str) -> int:
         subprocess.run([*plan["ctr"], "images", "import", archive], stdout=subprocess.DEVNULL, check=True)
     kubelet = start(plan, "kubelet")
     while True:
-        pid, status = os.wait()  # orphans come here too
+        pid, status = os.wait()  # also reaps orphans
         for name, program in (("containerd", containerd), ("kubelet", kubelet)):
             if pid == program.pid:
                 print(f"{name} ended with {os.waitstatus_to_exitcode(status)}; see its log", file=sys.stderr)
@@ -58,7 +58,7 @@ def main(plan_file: str) -> int:
 
 
 def own_folders(plan: dict[str, Any]) -> None:
-    """Put the node's own folders over /run, /var/log and /var/lib/kubelet. /run is empty, as after a boot."""
+    """Mount the node's own folders at /run, /var/log and /var/lib/kubelet. /run is empty, as after a boot."""
     disk = plan["folder"]
     tuned = os.path.join(disk, "sysctl")
     for name in ("log", "kubelet", "containerd", "sysctl", "lease"):
@@ -77,7 +77,7 @@ def own_folders(plan: dict[str, Any]) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Mount a folder or file over another, for this node alone."""
+    """Bind-mount a folder or file, for this node only."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.mount(source.encode(), target.encode(), None, MS_BIND, None) != 0:
         raise OSError(ctypes.get_errno(), f"cannot mount {source} on {target}")

@@ -40,12 +40,12 @@ def main(plan_file: str) -> int:
             print("another cluster of kubelets runs on this machine; waiting for its end", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         code = keep(plan)
-    remove_disks(plan)  # takes its time, which the next cluster need not wait for
+    remove_disks(plan)  # slow, and the next cluster need not wait for it
     return code
 
 
 def keep(plan: dict[str, Any]) -> int:
-    """Make everything, wait for the owner's end, remove everything; the exit code."""
+    """Create everything, wait for the end of the owner, remove everything; returns the exit code."""
     made = not os.path.isdir(MOUNT_POINT)
     holders: list[subprocess.Popen[bytes]] = []
     remove(plan)
@@ -71,7 +71,7 @@ def keep(plan: dict[str, Any]) -> int:
 
 
 def hold() -> "subprocess.Popen[bytes]":
-    """Start a process in a network namespace of its own, which ends with us; returns once it is there."""
+    """Start a process in a new network namespace, which ends with us; returns once it runs."""
 
     def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -90,7 +90,8 @@ def hold() -> "subprocess.Popen[bytes]":
 
 
 def make(plan: dict[str, Any], spaces: list[int]) -> None:
-    """A bridge with the machine's addresses, and for each node a leg on it from the namespace of its process."""
+    """Create a bridge with the machine's addresses, and for each node a veth pair from the bridge into the namespace of
+    its process."""
     bridge = plan["bridge"]
     ip("link", "add", bridge, "type", "bridge")
     for address in plan["addresses"]:
@@ -115,15 +116,15 @@ def make(plan: dict[str, Any], spaces: list[int]) -> None:
 
 
 def stand_back(top: str) -> None:
-    """Let the pods of all nodes have what CPU others leave, so that the control plane holds its leases beside them."""
-    for file, least in (("cpu.shares", "64"), ("cpu.weight", "6")):  # of version 1, of 2; of others 1024 and 100
+    """Lower the CPU weight of all nodes' pods, so that the control plane can renew its leases."""
+    for file, least in (("cpu.shares", "64"), ("cpu.weight", "6")):  # cgroup v1, v2; defaults are 1024 and 100
         if os.path.exists(path := os.path.join(top, file)):
             with open(path, "w") as write:
                 write.write(least)
 
 
 def make_cgroup(hierarchy: str, path: str) -> None:
-    """Make a cgroup and what lies above it; with all processors and memory, which version 1 gives to none by itself."""
+    """Make a cgroup and its parents, with all CPUs and memory nodes, which version 1 does not assign by default."""
     folder, second = hierarchy, is_version_2(hierarchy)
     for name in path.strip("/").split("/"):
         above, folder = folder, os.path.join(folder, name)
@@ -133,19 +134,19 @@ def make_cgroup(hierarchy: str, path: str) -> None:
             if os.path.exists(target) and not second:
                 with open(source) as read, open(target, "w") as write:
                     write.write(read.read())
-        if second:  # a folder below gets what the one above hands on
+        if second:  # a cgroup needs the controllers that its parent enables
             controllers, handed = (os.path.join(above, f"cgroup.{name}") for name in ("controllers", "subtree_control"))
             with open(controllers) as read, open(handed, "w") as write:
                 write.write(" ".join(f"+{name}" for name in read.read().split()))
 
 
 def hierarchies() -> list[str]:
-    """Every hierarchy of cgroups that nodes use: those of version 1 where there are any, else the one of version 2."""
+    """Every cgroup hierarchy that nodes use: those of version 1 if there are any, else the one of version 2."""
     return [folder for folder in all_hierarchies() if folder == CGROUPS or not is_version_2(folder)]
 
 
 def all_hierarchies() -> list[str]:
-    """Every mounted hierarchy. Runtimes leave empty cgroups even in those that they do not use."""
+    """Every mounted hierarchy. Runtimes leave empty cgroups even in unused ones."""
     if is_version_2(CGROUPS):
         return [CGROUPS]
     return [folder for folder in sorted(glob.glob(f"{CGROUPS}/*")) if os.path.ismount(folder)]
@@ -157,14 +158,14 @@ def is_version_2(folder: str) -> bool:
 
 
 def remove(plan: dict[str, Any]) -> None:
-    """All that `make` makes, and what nodes left below it. What is not there is fine."""
+    """Remove everything that `make` makes, and what nodes left in it. Missing parts are skipped."""
     until = time.monotonic() + GONE_S
     for hierarchy in all_hierarchies():
         top = os.path.join(hierarchy, plan["cgroup"])
         while os.path.isdir(top) and time.monotonic() < until:
             if not remove_cgroups(top):
-                time.sleep(0.1)  # processes that were killed are on their way out
-    # Connections that were cut keep a namespace for a while after its last process; its leg out here need not wait.
+                time.sleep(0.1)  # killed processes take a moment to exit
+    # Closed connections keep a namespace for a while after its last process; its veth here is removed at once.
     for path in sorted(glob.glob(f"/sys/class/net/{plan['bridge']}n*")):
         ip("link", "delete", os.path.basename(path), check=False)
     ip("link", "delete", plan["bridge"], check=False)
@@ -172,7 +173,7 @@ def remove(plan: dict[str, Any]) -> None:
 
 
 def remove_disks(plan: dict[str, Any]) -> None:
-    """The nodes' folders, of many thousand files."""
+    """The nodes' folders, with many thousand files."""
     until = time.monotonic() + GONE_S
     for node in plan["nodes"]:
         while os.path.isdir(node["folder"]) and time.monotonic() < until:
@@ -180,7 +181,7 @@ def remove_disks(plan: dict[str, Any]) -> None:
 
 
 def remove_cgroups(top: str) -> bool:
-    """Remove a tree of cgroups, killing what still runs there; whether it is gone."""
+    """Remove a tree of cgroups and kill what still runs there; returns whether it is gone."""
     for folder, _, _ in os.walk(top, topdown=False):
         with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs")) as file:
             for pid in file.read().split():
@@ -194,13 +195,13 @@ def remove_cgroups(top: str) -> bool:
 
 
 def ip(*arguments: str, space: int = 0, check: bool = True) -> None:
-    """Run `ip`, in the network namespace of a process if one is named."""
+    """Run `ip`, in the network namespace of a process if given."""
     enter = ["nsenter", f"--net=/proc/{space}/ns/net"] if space else []
     run([*enter, "ip", *arguments], check=check)
 
 
 def run(command: list[str], *, check: bool = True) -> None:
-    """Run a command. CalledProcessError, with what it said, where it fails."""
+    """Run a command. CalledProcessError with its output where it fails."""
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=check)
 
 

@@ -1,4 +1,4 @@
-"""Whether this machine can run kubelets, and what is missing if not."""
+"""Checks whether this machine can run kubelets, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMANDS = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux",
 
 
 def missing() -> list[str]:
-    """What keeps this machine from running kubelets, a sentence each; empty where nothing does."""
+    """What prevents this machine from running kubelets, one sentence each."""
     if platform.system() != "Linux":
         return [f"kubelets need Linux, and this is {platform.system()}"]
     if os.geteuid() != 0:
@@ -36,8 +36,8 @@ def missing() -> list[str]:
 
 
 def taken(routes: str, resolver: str) -> list[tuple[str, str]]:
-    """What of this machine's own network lies where that of nodes and pods would be, and would be cut off: who has it,
-    and where. From /proc/net/route and /etc/resolv.conf."""
+    """Routes and DNS servers of this machine (name, address) that overlap with the network of nodes and pods, and would
+    be cut off. Read from /proc/net/route and /etc/resolv.conf."""
     ours = [ipaddress.ip_network(f"{start}/16", strict=False) for start in (API, HOST, f"{PODS}.0.0")]
     used = []
     for line in routes.splitlines()[1:]:
@@ -68,6 +68,6 @@ def _kernel_lacks() -> list[str]:
 
 
 def _module(name: str) -> bool:
-    """Whether the kernel can load it when it is asked for."""
+    """Whether the kernel can load the module on demand."""
     folder = Path("/lib/modules", platform.release())
     return folder.is_dir() and any(folder.rglob(f"{name}.ko*"))

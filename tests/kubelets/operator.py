@@ -1,4 +1,4 @@
-"""The operator as a platform team installs it: two pods of its own image, by its chart."""
+"""Installs the operator as a platform team does: two replicas of its image, with the chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUCKET, STORE_SECRET = "traces", "muster-store"
 
 
 def install(cluster: Cluster) -> None:
-    """`helm install` with the chart's own values, but for the images and a store; returns when both pods are ready."""
+    """`helm install` with the chart's defaults, except for the images and a store; returns when both pods are ready."""
     values = {
         "image.repository": OPERATOR.rpartition(":")[0],
         "image.tag": OPERATOR.rpartition(":")[2],

@@ -1,4 +1,4 @@
-"""The image of the container that holds a pod's namespaces: one static program that waits."""
+"""The pause image, which holds a pod's namespaces: one static program that waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ int main(void) {
 
 
 def write(archive: Path) -> Path:
-    """Compile the program and write an image of it that `ctr images import` takes. Unavailable without a compiler."""
+    """Compile the program and write an image for `ctr images import`. Unavailable without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("g++")
     if compiler is None:
         raise Unavailable("Pods need a small program that is compiled here: apt-get install g++")

@@ -1,4 +1,4 @@
-"""Files and command lines of a node's programs, and why each setting is there."""
+"""Configuration files and command lines of a node's programs, with the reason of each setting."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ state = "/run/containerd"
 
 
 def write(node: Node, binaries: Mapping[str, Binary], kubeconfig: Path, images: list[Path]) -> Path:
-    """Write all files of a node; the path of the plan for its first process."""
+    """Write all files of a node; returns the path of the plan for its first process."""
     disk = node.folder
     (disk / "network").mkdir(parents=True, exist_ok=True)
     (disk / "network" / "10-pods.conflist").write_text(json.dumps(_network(node)))
-    (disk / "resolv.conf").write_text("")  # pods ask the cluster's DNS only
+    (disk / "resolv.conf").write_text("")  # pods use the cluster's DNS only
     containerd = disk / "containerd.toml"
     root, network = disk / "containerd", disk / "network"
     containerd.write_text(_CONTAINERD.format(root=root, pause=PAUSE, cni=cni_folder(), network=network))
@@ -79,7 +79,7 @@ def _kubelet(node: Node) -> Json:
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": node.cgroup,
         "failCgroupV1": False,
-        # The machine is not the node's alone: it neither reserves room on it nor clears it up.
+        # The machine is not dedicated to the node, which therefore reserves no resources and evicts no pods.
         "enforceNodeAllocatable": [],
         "evictionHard": {},
         "imageGCHighThresholdPercent": 100,

@@ -1,4 +1,4 @@
-"""Whatever ends a cluster with real nodes, nothing of it stays on the machine."""
+"""However a cluster with real nodes ends, nothing of it is left on the machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ with Cluster.start(Path(sys.argv[1]), nodes=1) as cluster:
 
 
 def traces(folder: Path) -> list[str]:
-    """What of a cluster is on this machine: processes, mounts, network, cgroups, folders."""
+    """What is left of a cluster on this machine: processes, mounts, network, cgroups, folders."""
     found = [str(path) for path in (RUN, *folder.glob("node-*/")) if path.is_dir()]
     found += [str(path) for path in Path("/sys/class/net").glob(f"{BRIDGE}*")]
-    found += [path for path, _, _ in os.walk("/sys/fs/cgroup") if Path(path).name == CGROUP]  # they go meanwhile
+    found += [
+        path for path, _, _ in os.walk("/sys/fs/cgroup") if Path(path).name == CGROUP
+    ]  # they may disappear meanwhile
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
     for process in Path("/proc").glob("[0-9]*"):
         try:

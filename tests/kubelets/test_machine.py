@@ -1,4 +1,4 @@
-"""Whether a machine can run kubelets is said before anything on it is changed."""
+"""Missing requirements of a machine are reported before anything on it is changed."""
 
 from __future__ import annotations
 

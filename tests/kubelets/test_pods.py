@@ -1,4 +1,4 @@
-"""What only real kubelets can show: the operator's image under its chart, pods that find each other, and their logs."""
+"""Tests that need real kubelets: the operator's image under its chart, DNS between pods, and logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kubelets.cluster import Cluster
 from tests.kubelets.layout import CGROUP
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
-# Replica 0 serves; the others ask it by the name that rendezvous is given.
+# Replica 0 serves; the others connect to it by the name for rendezvous.
 MEET = """
 if [ "$MUSTER_REPLICA" = 0 ]; then
   python -c 'if True:

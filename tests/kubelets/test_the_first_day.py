@@ -1,4 +1,4 @@
-"""A platform team's first day on two real nodes, step after step: each test goes on where the one before stopped."""
+"""A platform team's first day on two real nodes: each test continues where the previous one ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def day(shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     with stage(cluster, folder, cache_folder().parents[1] / "pods", print) as one:
         steps.share_out(one)
         yield one
-    shared.end()  # without its operator it is of no more use
+    shared.end()  # not usable without its operator
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def first(day: Stage) -> str:
 
 @pytest.fixture(scope="module")
 def long(day: Stage, first: str) -> tuple[str, int]:
-    """A job that made way and came back, and its last step before."""
+    """A job that was preempted and resumed, and its last step before."""
     return steps.reclaim(day)
 
 

@@ -1,4 +1,4 @@
-"""A test goes on where it was, however long the machine did something else meanwhile."""
+"""Removes time limits that a slow machine could exceed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ LONG_S = 600.0
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is begun within seconds of a round, and how long an answer may take."""
+    """Raise the time limits for starting writes in a cycle and for answers."""
     monkeypatch.setattr(leader, "_START_WITHIN_S", LONG_S)
     monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", LONG_S)

@@ -1,4 +1,4 @@
-"""Objects as the API server sends them, and the engine's writes about them, with as little as the tests need."""
+"""Objects in API form, and the engine's writes about them, as small as the tests need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def read(shape: type[T], document: dict[str, Any]) -> T:
-    """As a watch would hand it over."""
+    """The object as a watch delivers it."""
     return msgspec.json.decode(json.dumps(document), type=shape)
 
 
@@ -35,12 +35,12 @@ def job_document(name: str = "llama", version: int = 1, **fields: Any) -> dict[s
 
 
 def job(name: str = "llama", **fields: Any) -> spec.TrainingJob:
-    """The same, as the engine sees it."""
+    """The same as the engine sees it."""
     return spec.TrainingJob.model_validate(job_document(name, **fields))
 
 
 def job_seen(name: str = "llama", version: int = 1, **fields: Any) -> RawTrainingJob:
-    """The same, as a watch brings it."""
+    """The same as a watch delivers it."""
     return read(RawTrainingJob, job_document(name, version, **fields))
 
 
@@ -66,7 +66,7 @@ def create(**fields: Any) -> CreatePod:
 
 
 def name_of(owner: str = "uid-llama", index: int = 0, attempt: int = 0) -> str:
-    """The name of a pod of the job with this uid."""
+    """Name of a pod of the job with this uid."""
     return pod_name(owner.removeprefix("uid-"), owner, "trainer", index, attempt)
 
 
@@ -79,8 +79,8 @@ def pod_seen(
     seat: tuple[int, int] = (0, 0),
     **status: Any,
 ) -> V1Pod:
-    """A pod on a node that asks for one GPU. `owner` is the uid of the TrainingJob it belongs to, `seat` its index and
-    attempt there, from which its name follows unless it has another."""
+    """A pod on a node that requests one GPU. `owner`: uid of its TrainingJob; `seat`: its index and attempt there, from
+    which its name follows unless given."""
     name = name or (name_of(owner, *seat) if owner else "p")
     meta: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
     if owner:

@@ -1,4 +1,4 @@
-"""The operator's sight without a cluster: dry runs that are known, and a count of what was news."""
+"""A ClusterCache without a cluster: known dry-run results, and a count of changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Knowing:
-    """Knows a verdict of every template, unless told to wait."""
+    """Has a result for every template, unless set to wait."""
 
     def __init__(self, answer: DryRunResult | None = DryRunResult()) -> None:  # noqa: B008 - it is a value
         self.answer = answer
@@ -52,14 +52,14 @@ def sight(knowing: Knowing | None = None, most_template_bytes: int = MOST_BYTES)
 
 
 def tell(seen: ClusterCache) -> None:
-    """There is something new to know about the templates of all jobs."""
+    """Report new dry-run results for the templates of all jobs."""
     for job in list(seen.jobs.all()):
         for one in job.templates.values():
             seen.jobs.on_dry_run_result(job.namespace, one.digest)
 
 
 def relist(sink: ResourceEventHandler[T], objects: Sequence[T], version: int) -> None:
-    """A list of this version shows these and no others."""
+    """Deliver a list of this version with exactly these objects."""
     for item in objects:
         sink.on_upsert(item)
     sink.on_list({_object_key(item) for item in objects}, version)

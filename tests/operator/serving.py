@@ -1,4 +1,4 @@
-"""A small API server: it takes every write, but for those that it is told to refuse, and remembers what was asked."""
+"""A small API server: it accepts all writes except those that it is set to reject, and records requests."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NOW = "2026-11-21T10:00:00Z"
 
 @dataclass
 class Server:
-    """`refuses` are a method, a pattern of paths and the code of the answer; `says` goes along. What somebody else
-    wrote stands in `edited`, by a pattern of paths: a write that is made for another version is a conflict."""
+    """`refuses`: method, pattern of paths and code of rejected requests; `says`: the message. `edited`: newer versions
+    by pattern of paths; a write for another version is a conflict."""
 
     refuses: list[tuple[str, str, int]] = field(default_factory=list)
     says: str = "not now"
@@ -67,12 +67,12 @@ class Server:
         return web.json_response({"metadata": meta, "spec": body.get("spec", {})})
 
     def count(self, call: str) -> int:
-        """How many calls begin so."""
+        """Number of calls with this prefix."""
         return sum(one.startswith(call) for one in self.calls)
 
 
 class Answers(Protocol):
-    """Whatever answers as an API server."""
+    """Anything that answers as an API server."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """The answer to one request."""
@@ -82,7 +82,7 @@ Story = Callable[[ApiServerClient], Awaitable[None]]
 
 
 async def tried(rounds: Rounds, dry_runs: DryRuns) -> DryRunResult | None:
-    """What a dry run says now of the pods of a job."""
+    """Result of a dry run of a job's pods."""
     rounds.submit("llama", 5)
     job, learned = rounds.sight.jobs.get("uid-llama"), asyncio.Event()
     assert job is not None
@@ -95,12 +95,12 @@ async def tried(rounds: Rounds, dry_runs: DryRuns) -> DryRunResult | None:
 
 
 def serve(server: Answers, story: Story) -> None:
-    """Play the story against the server."""
+    """Run the test against the server."""
     asyncio.run(serving(server, story))
 
 
 async def serving(server: Answers, story: Story, may_write: Callable[[], bool] = lambda: True) -> None:
-    """The same, within a loop that runs."""
+    """The same, in a running event loop."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -115,7 +115,7 @@ async def serving(server: Answers, story: Story, may_write: Callable[[], bool] =
 
 
 class Rounds:
-    """A leader and what it sees: two nodes, a queue, a flavor."""
+    """A leader with its cache: two nodes, a queue, a flavor."""
 
     def __init__(self, api: ApiServerClient, most_template_bytes: int = MOST_BYTES) -> None:
         self.sight: ClusterCache = sight(most_template_bytes=most_template_bytes)[0]
@@ -137,33 +137,31 @@ class Rounds:
         )
         accounts = JobMetrics(metrics, self.sight.jobs.visible, time.time)
         self.leader = Leader(self.sight, self.writer, metrics, accounts, lambda: True)
-        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: (
-            0.0
-        )  # pauses and rushes end with seconds
+        self.writer.retry_limiter.clock = self.leader.throttle._clock = lambda: 0.0  # without time limits
         self.term = self.leader.term = LeaderTerm(Engine(None))
 
     async def round(self) -> float:
-        """One round; its pause."""
+        """One scheduling cycle; returns its pause."""
         return await self.leader._run_cycle(self.term)
 
     def submit(self, name: str, version: int, status: dict[str, Any] | None = None, **spec: Any) -> None:
-        """A job as a watch brings it."""
+        """A watch delivers a job."""
         document = job_document(name, version, **spec)
         self.sight.jobs.on_upsert(read(RawTrainingJob, document if status is None else {**document, "status": status}))
 
     def phase(self, name: str) -> str:
-        """As it was last acknowledged."""
+        """The phase that was last acknowledged."""
         known = self.sight.jobs.get(f"uid-{name}")
         assert known is not None
         return known.job.status.phase
 
     def told(self) -> list[tuple[str, str]]:
-        """Events that wait to be sent: about whom, and their reasons."""
+        """Events not sent yet: object and reason."""
         return [(one.manifest["regarding"]["name"], one.manifest["reason"]) for one in self.outbox.pending()]
 
 
 def admitted(pods: int = 2) -> dict[str, Any]:
-    """The status of a job that has its room on n1, and no pods yet."""
+    """Status of a job admitted to n1, without pods so far."""
     condition = {"type": "Admitted", "status": "True", "reason": "Admitted", "lastTransitionTime": NOW}
     place = {"role": "trainer", "flavor": "f", "nodes": [{"node": "n1", "indexes": f"0-{pods - 1}"}]}
     return {

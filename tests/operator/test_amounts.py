@@ -1,4 +1,4 @@
-"""Whatever amounts somebody's pod asks for: it counts, and everybody else goes on."""
+"""Any resource amount in any pod counts, and affects no other object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = ("5E", "7Ei", "9223372036854775807", "1e40", "1E", "3", "0", "500m", "1n
 
 
 def asking(name: str, *requests: str, version: int = 1, **of_spec: Any) -> V1Pod:
-    """Somebody's pod of so many containers on node n1."""
+    """An unmanaged pod with so many containers on node n1."""
     pod = pod_seen(name, version)
     containers = [{"name": f"c{i}", "resources": {"requests": {"memory": one}}} for i, one in enumerate(requests)]
     pod.spec = read(V1PodSpec, {"containers": containers, "nodeName": "n1", **of_spec})

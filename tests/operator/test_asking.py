@@ -1,4 +1,4 @@
-"""Asking collectors, over real sockets: whoever answers may be anybody's program."""
+"""Heartbeat requests over real sockets: any program may answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = {"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3}}
 
 
 class Odd(BaseHTTPRequestHandler):
-    """Answers with whatever the server has been given: a status, and a body."""
+    """Answers with the status and body that the server has."""
 
     def do_GET(self) -> None:
         server: Any = self.server
@@ -111,7 +111,7 @@ def test_another_program_at_the_port_learns_no_token_and_its_answer_is_not_belie
 
 
 def test_an_answer_of_before_is_not_believed_again(odd: Any, tmp_path: Path) -> None:
-    """Nor one that was made for another request, as where a program passes requests on."""
+    """Nor an answer to another request, as a program that relays requests would give."""
     peer = HeartbeatSigner("t" * 20, "u", "p")
     body = json.dumps(GOOD).encode()
     before = peer.authorization("/heartbeat", time.time(), "0" * 32)

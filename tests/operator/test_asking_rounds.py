@@ -1,4 +1,4 @@
-"""Sweep after sweep: who is asked, what becomes of an answer, and when somebody is told of silence."""
+"""Polling: which collectors are polled, the effect of answers, and Events for unreachable ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seen_job(version: int = 1, **status: Any) -> RawTrainingJob:
 
 
 class Stage:
-    """An operator's asking part, with one job whose pod has this address."""
+    """The poller of an operator, with one job whose pod has this address."""
 
     def __init__(self, address: str) -> None:
         self.told: list[RecordEvent] = []
@@ -58,7 +58,7 @@ class Stage:
             CHOICES,
             SharedKey(cast(ApiServerClient, None), "muster-system", "key", "a key"),
         )
-        tokens.key._bytes = KEY  # as if it had been read
+        tokens.key._bytes = KEY  # as if loaded
         self.metrics = OperatorMetrics()
         self.asking = HeartbeatPoller(
             self.sight, tokens, self.metrics, 0.05, lambda: True, self.told.append, self._wake
@@ -84,7 +84,7 @@ class Stage:
         asyncio.run(main())
 
     def until_swept(self, times: int, *, acts: bool) -> None:
-        """Until it has looked so often whether it acts."""
+        """Wait until leadership was checked so many times."""
         looked = 0
 
         def may_act() -> bool:

@@ -1,4 +1,4 @@
-"""What may be written later waits for a rush of new jobs to be over, but not for ever."""
+"""Deferrable writes wait until a burst of new jobs is over, but not for ever."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_job_that_is_written_otherwise_has_nothing_to_be_written_later() -> No
 
 
 class Queue:
-    """Somebody waits; `served` counts up when one waits no more."""
+    """Urgent work; `served` counts what is done."""
 
     def __init__(self) -> None:
         self.now, self.waits, self.served = 0.0, True, 0

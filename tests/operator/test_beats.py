@@ -1,4 +1,4 @@
-"""What answers of collectors are worth: news, silence, clocks that differ, and numbers that cannot be true."""
+"""Heartbeats in the cache: progress, missing answers, clock skew, and impossible numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_while_nobody_answers_a_job_counts_as_moving() -> None:
     assert (shown["u"].step, shown["u"].at, shown["u"].step_changed_at) == (5, NOW, late)
     assert shown["never"].step_changed_at == late
     beats.on_response("u", said(now=late), late)
-    assert beats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, and has not moved
+    assert beats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, without progress
 
 
 def test_a_new_pod_has_not_answered_yet_whatever_the_one_before_said() -> None:
@@ -85,7 +85,7 @@ def test_times_of_a_clock_that_is_wrong_are_told_by_ours_and_stay_the_same() -> 
     beats.on_response("u", said(now=slow + 0.2, at=slow - 10), NOW)
     first = beats.observed((), NOW)["u"]
     assert first.at == NOW - 10
-    beats.on_response("u", said(now=slow + 15.4, at=slow - 10), NOW + 15)  # the way there took longer this time
+    beats.on_response("u", said(now=slow + 15.4, at=slow - 10), NOW + 15)  # the request took longer this time
     assert beats.observed((), NOW + 15)["u"] is first
 
 

@@ -1,4 +1,4 @@
-"""Whose pod is it? Anybody may write any uid into an ownerReference; only namespace and name tell."""
+"""Ownership of pods: any user may write any uid into an ownerReference; only namespace and name count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAYS = {"nvidia.com/gpu": 1, "pods": 1}
 
 
 def taken(world: ObservedState) -> dict[str, int]:
-    """What foreign pods take of the node."""
+    """Unmanaged usage of the node."""
     return dict(world.nodes[0].unmanaged_usage.items)
 
 
@@ -28,7 +28,7 @@ def ours(world: ObservedState) -> list[str]:
 
 
 def elsewhere() -> V1Pod:
-    """Another namespace has a pod that is in all else a pod of the job."""
+    """A pod in another namespace that is otherwise identical to a pod of the job."""
     pod = pod_seen(owner=UID, seat=(0, 999))
     pod.metadata.namespace = "strangers"
     return pod

@@ -1,4 +1,4 @@
-"""Which pods have a collector, what it is given, and what it is kept from."""
+"""Which pods have a collector, its container, and its restrictions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def elsewhere(run_dir: Any, *mounts: dict[str, Any], volumes: Any = ()) -> dict[
     return wanted
 
 
-# ---- who has one
+# ---- which pods have one
 
 
 def test_every_pod_of_a_traced_job_has_one_and_else_the_pod_that_speaks_for_the_job() -> None:
@@ -112,7 +112,7 @@ def test_a_run_folder_of_ones_own_is_kept_where_its_volume_is() -> None:
         assert has_durable_run_folder(one.spec.roles[0]) is is_kept
 
 
-# ---- what it is
+# ---- the container
 
 
 def test_it_is_a_native_sidecar_after_the_users_own_and_leaves_them_as_they_are() -> None:
@@ -254,7 +254,7 @@ def test_on_the_hosts_network_it_listens_at_a_port_that_follows_from_the_pod() -
     assert all(19_000 <= one < 20_000 for one in ports)
 
 
-# ---- what stands in its way
+# ---- conflicts
 
 
 def clash(wanted: dict[str, Any]) -> str:
@@ -269,7 +269,9 @@ def test_names_and_ports_that_are_taken_are_refused_by_name() -> None:
     wanted = template()
     wanted["spec"]["containers"][0]["ports"] = [{"containerPort": COLLECTOR_PORT}]
     assert f"containers: 'main' has port {COLLECTOR_PORT}" in clash(wanted)
-    assert manifest(template(initContainers=[own]))["initContainers"][0]["name"] == "muster-collector"  # it needs none
+    assert (
+        manifest(template(initContainers=[own]))["initContainers"][0]["name"] == "muster-collector"
+    )  # it has no collector
 
 
 def test_volumes_of_its_secrets_are_for_nobody_else() -> None:
@@ -290,7 +292,7 @@ def test_a_run_folder_that_it_could_not_see_is_refused() -> None:
     assert "refers to $(MINE)" in clash(mine)
 
 
-# ---- what else depends on it
+# ---- effects on other parts
 
 
 def test_the_secret_goes_with_its_job_and_never_changes() -> None:
@@ -301,7 +303,7 @@ def test_the_secret_goes_with_its_job_and_never_changes() -> None:
 
 
 class Asked:
-    """Notes what it is asked about."""
+    """Records dry-run requests."""
 
     def __init__(self) -> None:
         self.digests: list[str] = []

@@ -1,4 +1,4 @@
-"""How the operator finds its API server."""
+"""Address and credentials of the API server."""
 
 from __future__ import annotations
 

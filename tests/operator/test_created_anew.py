@@ -1,4 +1,4 @@
-"""A job that is deleted and created anew under its name, written alike: it is another job, with the same templates."""
+"""A job that is deleted and created again with the same name and spec is another job with the same templates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def written(version: int, uid: str) -> dict[str, Any]:
 
 
 def replaced() -> tuple[ClusterCache, Knowing]:
-    """Two lists, between which somebody replaced the job; nobody knows yet what its pods ask for."""
+    """Two lists between which the job was replaced; its dry run has no result yet."""
     knowing = Knowing(None)
     seen, _ = sight(knowing)
     relist(seen.jobs, [read(RawTrainingJob, written(5, "old"))], 5)
@@ -60,7 +60,7 @@ def test_others_of_its_templates_are_shown_though_it_is_gone() -> None:
 
 
 class Replaced(Server):
-    """Where somebody put `there` in the place of the job."""
+    """The job was replaced by `there`."""
 
     there: dict[str, Any] | None = None
 
@@ -81,8 +81,8 @@ def test_it_is_tried_and_shown_where_a_read_finds_it_after_a_conflict() -> None:
         rounds.submit("llama", 5)
         await until(lambda: shown(rounds.sight) == ["uid-llama"])
         server.there = written(900, "new")
-        await rounds.round()  # 409: it was deleted and created anew
-        ages[0] = 1e6  # what was learned of its template is old by now
+        await rounds.round()  # 409: deleted and created again
+        ages[0] = 1e6  # the dry-run result is old
         await rounds.round()
         assert jobs.get("new") is not None
         await until(lambda: shown(rounds.sight) == ["new"])

@@ -1,4 +1,4 @@
-"""Objects that are nested deeper than a program can follow, and bugs that one object meets, trouble nobody else."""
+"""Deeply nested objects, and bugs that one object causes, do not affect other objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def deep(levels: int) -> str:
 
 
 def deep_job(levels: int, version: int = 1, status: dict[str, Any] | None = None) -> RawTrainingJob:
-    """As a watch brings it."""
+    """The job as a watch delivers it."""
     document = job_document("deep", version) | ({} if status is None else {"status": status})
     document["spec"]["roles"][0]["template"]["spec"]["odd"] = "ODD"
     text = json.dumps(document).replace('"ODD"', deep(levels)).encode()

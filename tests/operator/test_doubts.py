@@ -1,4 +1,4 @@
-"""A write that had no answer is found out about before anything else is decided."""
+"""A write without an answer is resolved before the next decision."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 
 
 class Server:
-    """An API server with one object. It carries writes out; the first few of its answers get lost."""
+    """An API server with one object. It executes writes; the first answers are lost."""
 
     def __init__(self, found: dict[str, Any] | None = None, *, lost: int = 0, code: int = 0) -> None:
         self.found = found
         self.lost = lost
-        self.code = code  # of an answer to every write; 0: as it should be
+        self.code = code  # of the answer to every write; 0: normal
         self.calls: list[str] = []
         self.written = False
         self.may_write = True
@@ -129,7 +129,7 @@ def test_nothing_is_forgotten_until_there_is_an_answer() -> None:
         for _ in range(3):
             with pytest.raises(ClusterError):
                 await doubts.resolve_all()
-        await doubts.resolve_all()  # the pod was gone again meanwhile
+        await doubts.resolve_all()  # the pod was deleted meanwhile
         await doubts.resolve_all()
 
     play(server, story)

@@ -1,4 +1,4 @@
-"""Pods of an attempt that is over and that are to go: however their end and our delete fall together, they go."""
+"""Pods of an ended attempt are removed, in whichever order their end and our delete happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDED_AT = "2026-11-21T10:00:07Z"
 
 
 async def going_on(rounds: Rounds) -> None:
-    """Some rounds, each a while after the one before."""
+    """Several cycles with pauses in between."""
     for _ in range(6):
         now = rounds.sight._clock() + 30.0
         rounds.sight._clock = lambda now=now: now  # type: ignore[misc]
@@ -21,7 +21,7 @@ async def going_on(rounds: Rounds) -> None:
 
 
 def waits(rounds: Rounds, version: int) -> None:
-    """A job in attempt 1, of whose attempt 0 a failed pod is left."""
+    """A job in attempt 1, with a failed pod of attempt 0."""
     rounds.submit("llama", 7, {**admitted(), "attempt": 1})
     rounds.sight.pods.on_upsert(pod_seen("", version, owner=OWNER, phase="Failed"))
 

@@ -1,4 +1,4 @@
-"""Fair-share usage in whole rounds of the operator, with what watches bring of queues."""
+"""Fair-share usage over scheduling cycles, with watch events of queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = "nvidia.com/gpu"
 
 
 def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> RawCustomObject:
-    """With a guarantee, so that usage is counted; nothing fades while a test lasts."""
+    """With a guarantee, so that usage is counted; its half-life is longer than the test."""
     meta = {"name": name, "uid": uid, "resourceVersion": str(version), "finalizers": [IN_USE]}
     quota = {
         "namespaceSelector": {},
@@ -28,7 +28,7 @@ def queue_seen(name: str, version: int, uid: str = "1", **fields: Any) -> RawCus
 
 
 class Counted:
-    """A leader whose clock is set by hand, and a job that takes two GPUs of the queue `research`."""
+    """A leader with a fake clock, and a job with two GPUs of the queue `research`."""
 
     def __init__(self, api: ApiServerClient, server: Server) -> None:
         self.server = server
@@ -45,7 +45,7 @@ class Counted:
             )
 
     def see(self, name: str, uid: str = "1", **fields: Any) -> None:
-        """A watch brings the queue as somebody wrote it just now."""
+        """A watch delivers the queue as a user just wrote it."""
         self.server.version += 1
         self.queues.on_upsert(queue_seen(name, self.server.version, uid, **fields))
 
@@ -55,7 +55,7 @@ class Counted:
 
     @property
     def written(self) -> dict[float, float]:
-        """GPU-seconds in the status of the queue, by how many seconds after the beginning they are of."""
+        """GPU-seconds in the queue's status, by the seconds since the start."""
         queue = self.queues.get("research")
         assert queue is not None
         status = queue.status.fair_share

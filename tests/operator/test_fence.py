@@ -1,4 +1,4 @@
-"""Who may not write sends nothing, however late that is found out."""
+"""Without leadership no write is sent, however late the loss is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster_operator.kube.config import ApiServerEndpoint
 
 
 def calls(may_write: Iterable[bool], *params: dict[str, str]) -> tuple[list[str], list[str]]:
-    """POST once for each of `params`; what a server saw, and how each call ended."""
+    """POST once for each of `params`; returns the requests that a server received, and the result of each call."""
     answers: Iterator[bool] = iter(may_write)
     return asyncio.run(_calls(answers, params))
 

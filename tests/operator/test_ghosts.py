@@ -1,4 +1,4 @@
-"""What was deleted does not rise again, however late somebody says that it was there."""
+"""A deleted object does not reappear, however late an answer shows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 
 
 class Late(Server):
-    """Shows the job of version 5; `then` happens before that answer is handled."""
+    """Returns version 5 of the job; `then` happens before that answer is handled."""
 
     seen: ClusterCache
 

@@ -1,4 +1,4 @@
-"""Parts that never end, whatever they meet, and pauses that grow between failures."""
+"""Components are restarted after failures, with growing backoff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads has listed everything since it got the Lease, and leads no longer once it does not see what happens."""
+"""The leader has listed everything since it acquired the Lease, and stops leading when its watches fail."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_lease_that_changes_hands_during_the_first_list_has_everything_listed_
             before = cluster.lease
             cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
             await until(lambda: not election.may_write())
-            cluster.take({"leaseDurationSeconds": 1})  # and given back
+            cluster.take({"leaseDurationSeconds": 1})  # and released
             await until(lambda: cluster.holder == "me" and election.may_write())
             assert before is not None
             assert cluster.lease is not None
@@ -90,10 +90,10 @@ def test_what_was_decided_in_an_earlier_time_of_leading_is_not_written_in_a_late
     assert fence()
     now[0] = 11.0
     assert not fence()
-    second = claim.next_lease(first, "10:00:11")  # nobody else had it
+    second = claim.next_lease(first, "10:00:11")  # no other candidate held it
     claim.on_renewed(second, 11.0, 11.0)
     assert fence()
-    third = claim.next_lease(NOBODYS, "10:00:20")  # another one had it, and gave it back
+    third = claim.next_lease(NOBODYS, "10:00:20")  # another candidate held and released it
     claim.on_renewed(third, 20.0, 20.0)
     now[0] = 20.0
     assert election.may_write()

@@ -1,4 +1,4 @@
-"""How fast may be written, and who may write at all."""
+"""Rate limits, and which candidate may write."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_in_no_window_more_is_sent_than_the_burst_and_the_rate_allow(
 
 def test_a_free_lease_may_be_taken_and_one_that_is_held_may_not() -> None:
     claim = LeaseCandidate("us", TIMES)
-    assert not claim.may_acquire(0.0)  # it was never looked at
+    assert not claim.may_acquire(0.0)  # not observed yet
     claim.observe(lease(), 0.0)
     assert claim.may_acquire(0.0)
     claim.observe(held_by("them"), 0.0)
@@ -73,7 +73,7 @@ def test_a_lease_is_the_same_as_long_as_nobody_else_has_held_it() -> None:
 def test_a_lease_is_taken_over_once_it_did_not_change_for_its_whole_duration() -> None:
     claim = LeaseCandidate("us", TIMES)
     claim.observe(held_by("them", "t0"), 100.0)
-    claim.observe(held_by("them", "t1"), 110.0)  # it was renewed: the time counts from now
+    claim.observe(held_by("them", "t1"), 110.0)  # renewed: the time starts again
     claim.observe(held_by("them", "t1"), 120.0)
     assert not claim.may_acquire(124.9)
     assert claim.may_acquire(125.0)
@@ -111,7 +111,7 @@ def test_a_change_of_hands_is_counted_and_a_renewal_is_not() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.floats(0.01, 20.0), st.floats(0.0, 12.0)), max_size=60))
 def test_two_claims_never_hold_at_once(steps: list[tuple[str, float, float]]) -> None:
-    """Each step: some time passes, then one of the two looks and, if it may, writes; its answer is late by `lag`."""
+    """Each step: time passes, then one of the two observes and, if allowed, writes; its answer is late by `lag`."""
     claims = {name: LeaseCandidate(name, TIMES) for name in "ab"}
     current, now, writes = lease(), 0.0, 0
     for name, gap, lag in steps:

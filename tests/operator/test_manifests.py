@@ -1,4 +1,4 @@
-"""What is written: pods, Services, patches, Events."""
+"""Manifests of pods, Services and Events, and status patches."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_template_is_kept_whole() -> None:
     assert pod["spec"]["initContainers"][0]["restartPolicy"] == "Always"
     assert pod["metadata"]["labels"]["team"] == "x"
     assert pod["metadata"]["annotations"] == {"note": "y"}
-    assert wanted["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]  # not touched
+    assert wanted["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]  # unchanged
 
 
 def test_what_the_flavor_tolerates_comes_on_top_and_once() -> None:

@@ -1,4 +1,4 @@
-"""What the operator holds of a job is bounded, whatever its pod templates say."""
+"""Memory per job is bounded, whatever its pod templates contain."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MIB = 2**20
 
 
 def with_pod(name: str, version: int = 1, **fields: Any) -> RawTrainingJob:
-    """A job whose pods have these fields more."""
+    """A job whose pods have these additional fields."""
     document = job_document(name, version)
     document["spec"]["roles"][0]["template"]["spec"] |= fields
     return read(RawTrainingJob, document)
 
 
 def held_mib(act: Callable[[], object]) -> float:
-    """How much more memory is held afterwards."""
+    """Additional memory in use afterwards."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -85,7 +85,7 @@ LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
 def test_of_a_large_template_little_is_held_beside_its_text(make: Callable[[int], dict[str, Any]]) -> None:
-    seen_with(1, lambda number: make(1000))  # what is made once
+    seen_with(1, lambda number: make(1000))  # caches that are filled once
     assert held_mib(lambda: seen_with(20, make)) < 20 * 0.4
     assert len(seen_with(2, make).observe().jobs) == 2, "it is legal"
 
@@ -106,7 +106,7 @@ def test_jobs_with_one_template_share_its_text() -> None:
 
 
 class Cluster(Server):
-    """One that lists the jobs it was given."""
+    """Lists the given jobs."""
 
     def __init__(self, *jobs: dict[str, Any]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def as_served(document: dict[str, Any]) -> RawTrainingJob:
 
 
 def forget(rounds: Rounds) -> None:
-    """As if many others had been read since."""
+    """Evict the template texts, as if many others had been read."""
     templates = rounds.sight.templates
     templates._texts, templates._decoded = LRUCache(), LRUCache()
 

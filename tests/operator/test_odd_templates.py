@@ -1,4 +1,4 @@
-"""Whatever stands at whatever place of a pod template: its job is refused with a sentence, and nothing else happens."""
+"""Any value at any field of a pod template: its job is rejected with a message, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TEMPLATE: dict[str, Any] = {
 
 
 def places(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Every place below a value."""
+    """All paths below a value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
         yield (*path, key)
@@ -98,7 +98,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def with_value(path: Path, value: Any) -> dict[str, Any]:
-    """The template with something else at one place."""
+    """The template with another value at one path."""
     template: Any = copy.deepcopy(TEMPLATE)
     inner = template
     for part in path[:-1]:
@@ -109,7 +109,7 @@ def with_value(path: Path, value: Any) -> dict[str, Any]:
 
 
 def made_of(template: Any, collectors: CollectorSidecarConfig, **fields: Any) -> dict[str, Any]:
-    """Everything that is read of a template, up to its pod. Raises ValidationError and InvalidSpec only."""
+    """Everything that is derived from a template, up to its pod. Raises ValidationError and InvalidSpec only."""
     roles = [{"name": "trainer", "replicas": 2, "template": template}]
     document = job_document(**{"roles": roles, **fields})
     templates = TemplateCache()

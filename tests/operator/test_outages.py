@@ -1,4 +1,4 @@
-"""After an outage nothing is decided, and nothing that was decided before it is written, until all is listed again."""
+"""After an outage nothing is decided, and no earlier decision is written, until everything is listed again."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_leader_decides_nothing_until_all_is_listed_again() -> None:
     async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         began = api.outages.list_started("trainingjobs")
-        rounds.leader.wakeup.set()  # which a round that begins clears
+        rounds.leader.wakeup.set()  # cleared at the start of a cycle
         leading = asyncio.create_task(rounds.leader.run_term())
         async with asyncio.timeout(60):
             while rounds.leader.term is None:  # noqa: ASYNC110 - a condition of another part
@@ -124,7 +124,7 @@ def test_calls_that_fail_while_a_watch_is_being_closed_are_outages_too() -> None
 
         watching = asyncio.create_task(watch())
         await opened.wait()
-        for _ in range(20):  # a call fails in every turn of the event loop until the watch has ended, and later
+        for _ in range(20):  # a request fails in every iteration of the event loop until the watch has ended, and later
             outages.record_unreachable()
             await asyncio.sleep(0)
         await watching

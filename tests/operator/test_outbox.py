@@ -1,4 +1,4 @@
-"""Events that wait: the oldest first, and none that a later one has made worthless."""
+"""Pending Events: oldest first, without those that a later one made obsolete."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def waiting(box: EventRecorder) -> list[Any]:
 
 
 def play(box: EventRecorder, monkeypatch: pytest.MonkeyPatch, rests: Callable[[float], None]) -> None:
-    """Send all that waits; rests take no time."""
+    """Send all pending Events; pauses take no time."""
 
     async def sleep(seconds: float) -> None:
         rests(seconds)

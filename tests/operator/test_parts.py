@@ -1,4 +1,4 @@
-"""Finalizers, metrics, flags: the small parts."""
+"""Finalizers, metrics, flags."""
 
 from __future__ import annotations
 

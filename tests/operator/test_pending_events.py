@@ -1,4 +1,4 @@
-"""A job that has waited for a while has an Event that says why."""
+"""A job that has been pending for a while has an Event with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster_operator.kube.client import ApiServerClient
 
 
 class Waiting:
-    """A job whose reason the test writes, on a clock of the test's own."""
+    """A job whose reason the test writes, with a fake clock."""
 
     def __init__(self, api: ApiServerClient) -> None:
         self.now = 0.0
@@ -20,7 +20,7 @@ class Waiting:
         self.rounds.submit("llama", 5, queue="missing")
 
     def write(self, reason: str, phase: str = "Pending") -> None:
-        """The job has another status."""
+        """The job gets another status."""
         known = self.rounds.sight.jobs.get("uid-llama")
         assert known is not None
         before = known.job.status
@@ -29,7 +29,7 @@ class Waiting:
         self.pending.on_status_written("uid-llama", before, status)
 
     def events(self, at: float) -> list[str]:
-        """Notes of the Events there are once it is `at` and a round has looked."""
+        """Messages of the Events that exist after a cycle at time `at`."""
         self.now = at
         self.pending.record_due()
         return [one.manifest["note"] for one in self.rounds.outbox.pending()]

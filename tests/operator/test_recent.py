@@ -1,4 +1,4 @@
-"""What may be worked out again is kept as long as there is room for it."""
+"""The LRU cache is bounded in number and bytes."""
 
 from __future__ import annotations
 

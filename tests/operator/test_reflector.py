@@ -1,4 +1,4 @@
-"""Lists and watches go on whatever anybody wrote, and show everything else."""
+"""Lists and watches survive any object, and deliver all others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(name: str, version: int) -> bytes:
 
 
 def monstrous(name: str, version: int) -> bytes:
-    """As deep as no decoder follows down, in its spec and in what an API server notes of who wrote it."""
+    """Nested deeper than any decoder supports, in its spec and in its managedFields."""
     meta = f'"managedFields":[{{"fieldsV1":{DEEP.decode()}}}],"name":"{name}","namespace":"team"'
     text = f'{{"metadata":{{{meta},"resourceVersion":"{version}"}},"spec":{{"odd":{DEEP.decode()}}}}}'
     return text.encode()
@@ -40,7 +40,7 @@ def event(kind: str, item: bytes) -> bytes:
 
 @dataclass
 class Server:
-    """An API server: its lists, one after the other (the last again and again), and what each watch brings."""
+    """An API server: its lists in order (the last one repeatedly), and the events of each watch."""
 
     lists: list[tuple[int, list[bytes]]]
     watches: list[bytes] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Server:
 
 
 class Seen:
-    """A sink that cannot take jobs of some names."""
+    """A handler that fails for jobs of some names."""
 
     def __init__(self, *poison: str) -> None:
         self.poison = poison
@@ -94,7 +94,7 @@ class Seen:
 
 
 def play(server: Server, seen: Seen, holds: Callable[[], bool]) -> None:
-    """Reflect until it holds. Fails where the reflector ends, or nothing comes of it."""
+    """Reflect until the condition holds. Fails if the reflector ends, or the condition never holds."""
 
     async def main() -> None:
         async def follow(api: ApiServerClient) -> None:
@@ -168,7 +168,7 @@ def test_what_is_no_list_is_asked_for_again(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that reflectors make; they take no time."""
+    """The pauses of reflectors; they take no time."""
     made: list[float] = []
 
     async def pause(reflector: Reflector[RawTrainingJob], pause_s: float) -> None:
@@ -234,7 +234,7 @@ def test_an_outage_that_another_call_notices_has_everything_listed_again() -> No
 
 @dataclass
 class Resetting(Server):
-    """It resets the connection of every write, and answers everything else."""
+    """Resets the connection of every write, and answers everything else."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "POST":

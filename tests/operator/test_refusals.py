@@ -1,4 +1,4 @@
-"""What the API server refuses of one object keeps nobody else waiting."""
+"""Rejected writes of one object delay no other object."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_and_an_event_tells_of
     async def story(api: ApiServerClient) -> None:
         rounds = Rounds(api)
         rounds.submit("bad", 5, admitted())
-        pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an attempt that is over
+        pod = pod_seen("", 6, node="n1", owner="uid-bad", seat=(0, 7))  # of an earlier attempt
         rounds.sight.pods.on_upsert(pod)
         rounds.submit("good", 7)
         await rounds.round()
@@ -76,7 +76,7 @@ def test_a_pod_that_goes_on_failing_is_told_of_once_and_one_that_failed_once_is_
 
 
 def test_a_status_that_is_refused_keeps_later_phases_waiting_for_one_round() -> None:
-    """Its room may have been promised to somebody: nobody takes it before it is given back on paper."""
+    """Its capacity may be nominated for another job, which must not use it before the release is written."""
     server = Server([("PATCH", "trainingjobs/bad/status", 500)])
 
     async def story(api: ApiServerClient) -> None:

@@ -1,4 +1,4 @@
-"""What a round settles at its end: finalizers of queues, complaints about what cannot be read, statuses of traces."""
+"""Writes at the end of a cycle: finalizers of queues, reports of invalid objects, trace statuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"
 
 
 def leaving(name: str = "research", version: int = 3) -> RawCustomObject:
-    """A queue that somebody deletes."""
+    """A queue with a deletion timestamp."""
     meta = {"name": name, "resourceVersion": str(version), "finalizers": [IN_USE], "deletionTimestamp": SINCE}
     return read(RawCustomObject, {"metadata": meta, "spec": {"namespaceSelector": {}}})
 
@@ -123,7 +123,7 @@ def test_a_round_ends_well_though_what_it_settles_is_refused() -> None:
 
 
 def test_what_a_user_writes_into_a_queue_or_a_flavor_while_its_status_is_written_is_seen() -> None:
-    """The operator's own write must not hide the edit, which came before it and is seen after it."""
+    """The operator's own write must not hide the edit, which was made before it and delivered after it."""
     server = Server(edited={"queues/research": 7, "flavors/f": 8})
 
     async def story(api: ApiServerClient) -> None:

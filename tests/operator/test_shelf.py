@@ -1,4 +1,4 @@
-"""What is known of objects when watches and our own acknowledged writes tell of them in any order."""
+"""Watch events and acknowledged writes of one object in any order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_list_drops_what_it_does_not_show_but_not_what_was_written_after_it() 
 def test_whatever_the_order_of_answers_the_end_is_what_the_server_has(
     history: list[tuple[str, str]], data: st.DataObject
 ) -> None:
-    """The server's history as a watch tells it, with answers to our own writes at any later point."""
+    """The server's history in watch order, with answers to our own writes at any later point."""
     server: dict[str, str] = {}
     events: list[tuple[int, str, str]] = []
     flip = st.booleans()
@@ -76,7 +76,7 @@ def test_whatever_the_order_of_answers_the_end_is_what_the_server_has(
     for version, key, value in events:
         while len(late) > 0 and data.draw(flip):
             answered = late.pop(data.draw(st.integers(0, len(late) - 1)))
-            if answered[0] <= version:  # a write is answered once it happened
+            if answered[0] <= version:  # a write is answered after it happened
                 kept.on_written(answered[1], answered[0], answered[2])
             else:
                 late.append(answered)

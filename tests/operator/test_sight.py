@@ -1,4 +1,4 @@
-"""What the operator sees of nodes, pods and queues becomes the world of the engine."""
+"""From cached nodes, pods and queues to the ObservedState."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_node_without_conditions_or_with_an_odd_amount_is_still_a_node() -> No
     assert view.allocatable == Resources.of({"nvidia.com/gpu": 8, "pods": 100})
 
 
-# ---- foreign pods
+# ---- unmanaged pods
 
 
 def test_pods_of_others_use_their_nodes_room_until_they_end_or_go() -> None:
@@ -137,7 +137,7 @@ def test_what_a_pod_takes_counts_sidecars_overhead_and_requests_of_the_whole_pod
 def resized(
     asks: str, allocated: str, runs_with: str, *conditions: dict[str, Any], version: int = 1, **more: Any
 ) -> V1Pod:
-    """A pod of one container on n1, whose cores are changed while it runs."""
+    """A pod with one container on n1 whose CPU is resized in place."""
     status = {"name": "main", "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": runs_with}}}
     pod = pod_seen("p", version, containerStatuses=[status], conditions=list(conditions), **more)
     pod.spec.containers[0].resources = read(V1ResourceRequirements, {"requests": {"cpu": asks}})
@@ -170,7 +170,7 @@ def test_a_pod_that_is_resized_as_a_whole_takes_the_most_of_the_three() -> None:
     assert effective_request(pod.spec, pod.status).get("cpu") == 32_000
 
 
-# ---- our pods
+# ---- pods of jobs
 
 
 def test_our_pod_that_was_resized_is_shown_with_what_it_asks_for_now() -> None:
@@ -191,7 +191,7 @@ def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None
     seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
     before = seen.observe().pods["uid-llama"]
     assert (before[0].phase, before[0].node) == ("Pending", "n1")
-    event = pod_seen("", 6, owner="uid-llama", phase="Pending")  # bound meanwhile, where it was pinned to
+    event = pod_seen("", 6, owner="uid-llama", phase="Pending")  # bound meanwhile to the node that it is pinned to
     assert changes.during(lambda: seen.pods.on_upsert(event)) == 0
     assert seen.observe().pods["uid-llama"] is before
 
@@ -245,7 +245,7 @@ def test_a_pod_that_is_taken_away_as_it_ends_is_shown_as_it_ended_until_its_job_
     last = pod_seen("", 6, owner="uid-llama", phase=phase, containerStatuses=[ended(3)])
     seen.pods.on_upsert(last)
     last.metadata.resource_version, last.metadata.deletion_timestamp = "7", "2026-11-21T10:00:07Z"
-    seen.pods.on_upsert(last)  # which the API server tells before it is gone
+    seen.pods.on_upsert(last)  # sent by the API server before the deletion
     seen.pods.on_delete(last)
     (view,) = seen.observe().pods["uid-llama"]
     assert (view.phase, view.exit_code, view.deleting) == (phase, 3, False)
@@ -279,7 +279,7 @@ def test_a_pod_that_was_told_to_stop_before_it_ended_is_gone_once_it_is() -> Non
 
 
 def test_a_pod_that_ends_by_itself_as_we_tell_it_to_stop_is_shown_as_it_ended() -> None:
-    """The answer to our delete comes after the news of its end, or before."""
+    """The answer to our delete arrives before or after the event of its end."""
     for told_first in (False, True):
         seen, _ = sight()
         seen.jobs.on_upsert(job_seen())

@@ -1,4 +1,4 @@
-"""What the operator sees of jobs, and what dry runs of their pods say, becomes the world of the engine."""
+"""From cached jobs and dry-run results to the ObservedState."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_jobs_of_one_template_share_it() -> None:
     assert one.spec.roles[0].template is two.spec.roles[0].template
 
 
-# ---- what a dry run says
+# ---- dry-run results
 
 
 def answered(**of_spec: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Queues and flavors that cannot be read: what the engine sees of them, and what is said."""
+"""Queues and flavors that cannot be read: their state for the engine, and the reported errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster_operator.cache.k8s_types import RawCustomObject
 
 
 def seen_as(name: str, version: int = 1, uid: str = "u", **fields: Any) -> RawCustomObject:
-    """A Queue or a Flavor as a watch brings it."""
+    """A Queue or a Flavor as a watch delivers it."""
     meta = {"name": name, "uid": uid, "generation": version, "resourceVersion": str(version)}
     return read(RawCustomObject, {"metadata": meta, "spec": fields})
 

@@ -1,4 +1,4 @@
-"""What the pod templates of one namespace may be together, and that no bound concerns a job that was accepted."""
+"""The limit of pod templates in a namespace, which does not apply to accepted jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def document(
     size: int = 1000,
     **fields: Any,
 ) -> Document:
-    """A job whose template is somewhat above `size` bytes: two fit into the bound, three do not. `of`: whose it is."""
+    """A job whose template is slightly larger than `size` bytes: two fit into the limit, three do not. `of`: whose it
+    is."""
     one = job_document(name, version, **fields)
     one["metadata"]["namespace"] = namespace
     (container,) = one["spec"]["roles"][0]["template"]["spec"]["containers"]
@@ -43,7 +44,7 @@ def document(
 
 
 def waiting(generation: int = 1) -> Document:
-    """The status of a job that an operator has accepted."""
+    """Status of a job that an operator has accepted."""
     said = {"type": "Admitted", "status": "False", "reason": "InsufficientResources", "lastTransitionTime": NOW}
     return {"observedGeneration": generation, "phase": "Pending", "submittedAt": NOW, "conditions": [said]}
 
@@ -99,7 +100,7 @@ def test_jobs_that_have_ended_or_are_gone_do_not_count() -> None:
 
 
 def test_a_running_job_and_one_that_waits_already_are_there_after_a_restart_with_a_lower_bound() -> None:
-    """The API server lists by name: what was refused comes first."""
+    """The API server lists by name, so the rejected job comes first."""
     refused = document("a", 9)
     seen = seen_with(refused, document("r", 2, status=admitted()), document("w", 3, status=waiting()), most=1)
     assert (names(seen), set(seen.jobs.invalid)) == (["r", "w"], {"team/a"})
@@ -133,7 +134,7 @@ def test_an_edit_of_a_job_that_waits_counts_and_is_refused_until_it_is_small_eno
 
 
 class Cluster(Server):
-    """One that lists the jobs it was given."""
+    """Lists the given jobs."""
 
     jobs: tuple[Document, ...] = ()
 
@@ -194,7 +195,7 @@ def test_a_job_that_only_its_pod_tells_to_be_admitted_is_never_refused_by_an_ope
     serve(server, story)
 
 
-# ---- the bounds of one job
+# ---- limits of one job
 
 
 def large(name: str, version: int, status: Any = None, generation: int = 1) -> Document:

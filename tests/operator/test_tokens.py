@@ -1,4 +1,4 @@
-"""The key of all tokens: whoever leads again asks with the present one, which another leader may have made."""
+"""The key of tokens: a new leader uses the present key, which another leader may have created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from muster_operator.settings import parse_flags
 
 
 class Keys(Cluster):
-    """One whose Secret of the key is there."""
+    """Has the Secret of the key."""
 
     key = b"a" * 32
 
@@ -30,7 +30,7 @@ class Keys(Cluster):
 
 
 def operator(api: ApiServerClient) -> tuple[Operator, LeaderElector]:
-    """An operator that asks collectors all the time."""
+    """An operator that polls collectors continuously."""
     flags = ["--identity", "me", "--namespace", "ns", "--listen", "127.0.0.1:0", "--listen-local", "127.0.0.1:0"]
     settings = parse_flags([*flags, "--collector-image", "x", "--heartbeat-interval-seconds", "0.05"])
     election = LeaderElector(api, "ns", "muster-operator", LeaseCandidate("me", TIMES))
@@ -50,8 +50,8 @@ def test_whoever_leads_again_asks_with_the_key_that_another_leader_made() -> Non
         assert tokens.token("u") == derive_token(b"a" * 32, "u")
         cluster.take({"holderIdentity": "other", "leaseDurationSeconds": 60, "acquireTime": "x"})
         await until(lambda: not election.may_write())
-        cluster.key = b"b" * 32  # the Secret was deleted, and made anew
-        cluster.take({"leaseDurationSeconds": 1})  # and the Lease is given back
+        cluster.key = b"b" * 32  # the Secret was deleted and created again
+        cluster.take({"leaseDurationSeconds": 1})  # the Lease is released
         await until(lambda: cluster.holder == "me" and one._fence())
         await until(lambda: tokens.key.loaded is not None)
         stop.set()

@@ -1,4 +1,4 @@
-"""A gang of one pod is admitted by its pod, which says so; its status follows."""
+"""A single-pod gang is admitted by its pod, which records the admission; its status follows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALONE = [{"name": "trainer", "replicas": 1, "template": template()}]
 
 
 def rounds_of(api: ApiServerClient, jobs: int = 1) -> Rounds:
-    """A leader that knows the key, and a job of one pod."""
+    """A leader with the key, and a job of one pod."""
     rounds = Rounds(api)
     rounds.writer.signer = SEAL
     rounds.sight.begin_term(SEAL)
@@ -55,7 +55,7 @@ def rounds_of(api: ApiServerClient, jobs: int = 1) -> Rounds:
 
 
 class Clock:
-    """The time by which pauses after refusals end."""
+    """The clock of backoffs after rejections."""
 
     def __init__(self, rounds: Rounds) -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ class Clock:
 
 
 def submit_told(rounds: Rounds, name: str, number: int, at: float) -> None:
-    """A job of one pod that its pod alone says to be admitted, since then."""
+    """A job of one pod that only its pod records as admitted, since `at`."""
     rounds.submit(name, 5 + number, roles=ALONE)
     pod = pod_seen("", 100 + number, node="n1", owner=f"uid-{name}")
     pod.metadata.annotations.admitted = SEAL.sign(PodAdmissionRecord(f"uid-{name}", 0, "trainer", "n1", "f", 1, at))
@@ -73,14 +73,14 @@ def submit_told(rounds: Rounds, name: str, number: int, at: float) -> None:
 def told(
     admission: PodAdmissionRecord = ADMISSION, seal: AdmissionSigner = SEAL, version: int = 6, **status: Any
 ) -> V1Pod:
-    """The pod of the job, as a watch brings it."""
+    """The pod of the job as a watch delivers it."""
     pod = pod_seen("", version, node=admission.node, owner="uid-llama", seat=(0, admission.attempt), **status)
     pod.metadata.annotations.admitted = seal.sign(admission)
     return pod
 
 
 def alone(version: int = 5, generation: int = 1, **fields: Any) -> RawTrainingJob:
-    """The job, as a watch brings it."""
+    """The job as a watch delivers it."""
     document = job_document("llama", version, **{"roles": ALONE, **fields})
     document["metadata"]["generation"] = generation
     return read(RawTrainingJob, document)
@@ -92,7 +92,7 @@ def status_of(seen: ClusterCache) -> spec.TrainingJobStatus:
 
 
 def seen_anew(pod: V1Pod, one: RawTrainingJob) -> ClusterCache:
-    """What an operator sees that has just begun to lead."""
+    """The cache of an operator that has just become leader."""
     seen = sight()[0]
     relist(seen.pods, [pod], 7)
     relist(seen.jobs, [one], 7)
@@ -104,7 +104,7 @@ def view(phase: str = "Running", **fields: Any) -> dict[str, Any]:
     return {"phase": phase, "conditions": [{"type": "Ready", "status": "True"}], **fields}
 
 
-# ---- one write to a bound pod
+# ---- from one write to a bound pod
 
 
 def test_its_pod_is_the_only_write_until_it_is_bound_and_then_its_status_is_written() -> None:
@@ -148,10 +148,10 @@ def test_one_status_tells_that_it_was_admitted_and_that_it_runs() -> None:
 
 
 def seen_of(server: Server, pod: PodView, **status: Any) -> V1Pod:
-    """The pod that was created, bound, as a watch brings it."""
+    """The created pod, bound, as a watch delivers it."""
     number = next(n for n, call in enumerate(server.calls) if call.startswith("POST") and call.endswith(pod.name))
     seen = pod_seen(pod.name, server.version + 1, node=pod.node, owner=pod.job_uid, **status)
-    seen.metadata.uid = "uid-1001"  # the first thing that was written
+    seen.metadata.uid = "uid-1001"  # the first write
     seen.metadata.annotations.admitted = server.bodies[number]["metadata"]["annotations"]["muster.dev/admitted"]
     return seen
 
@@ -205,7 +205,7 @@ def test_in_a_crowd_the_statuses_wait_for_their_pods_for_a_minute(monkeypatch: p
     serve(server, story)
 
 
-# ---- whoever leads next
+# ---- the next leader
 
 
 def test_whoever_leads_next_sees_the_very_status_that_was_decided() -> None:
@@ -293,7 +293,7 @@ def test_it_stays_admitted_when_its_pod_goes_and_its_status_is_written_before_it
 
 
 def test_in_a_new_term_a_pod_that_is_gone_admits_nobody() -> None:
-    """Another leader may have given its room away meanwhile."""
+    """Another leader may have given its capacity away meanwhile."""
     seen = seen_anew(told(), alone())
     assert is_admitted(status_of(seen))
     relist(seen.pods, [], 20)
@@ -391,7 +391,7 @@ def test_one_that_is_edited_into_something_unreadable_in_between_keeps_its_room(
     assert not is_evicting(status_of(seen))
 
 
-# ---- what is refused
+# ---- rejections
 
 
 @pytest.mark.parametrize("code", [403, 422, 500])
@@ -421,7 +421,7 @@ def test_one_whose_pod_is_refused_is_not_admitted_and_nobody_else_waits(code: in
 
 
 class Named(Server):
-    """A pod that is somebody's has the name."""
+    """Another pod has the name."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "POST" and request.path.endswith("/pods"):
@@ -432,7 +432,7 @@ class Named(Server):
 
 
 def test_where_somebody_has_a_pod_of_its_name_its_status_comes_first_after_a_pause() -> None:
-    """Then that attempt fails in time, and the next one has another name."""
+    """That attempt then fails eventually, and the next one has other names."""
     server = Named()
 
     async def story(api: ApiServerClient) -> None:
@@ -453,7 +453,7 @@ def test_where_somebody_has_a_pod_of_its_name_its_status_comes_first_after_a_pau
 
 
 class Takes(Server):
-    """Something takes annotations off pods."""
+    """A webhook removes annotations from pods."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         answer = await super().answer(request)
@@ -519,7 +519,7 @@ def test_statuses_that_are_owed_leave_half_to_others_in_a_rush_that_lasts() -> N
 
 
 class Edits(Server):
-    """While the pod is created, the job is edited into something that cannot be read."""
+    """While the pod is created, the job is edited into a form that cannot be read."""
 
     rounds: Rounds
 
@@ -548,7 +548,7 @@ def test_one_that_waited_for_a_round_is_admitted_by_its_pod_and_says_of_which_ge
 
     async def story(api: ApiServerClient) -> None:
         rounds = rounds_of(api)
-        rounds.leader.throttle._has_urgent_work = lambda: True  # nothing that can wait is written
+        rounds.leader.throttle._has_urgent_work = lambda: True  # no deferrable write is made
         for node in ("n1", "n2"):
             full = pod_seen(f"full-{node}", 3, node=node)
             full.spec.containers[0].resources.limits["nvidia.com/gpu"] = "8"
@@ -581,7 +581,7 @@ def test_jobs_whose_statuses_are_refused_keep_no_other_from_being_written() -> N
     serve(server, story)
 
 
-# ---- what anybody writes
+# ---- records written by users
 
 
 DEEP = '{"x":' * 2000
@@ -606,7 +606,7 @@ def test_a_template_does_not_say_what_only_the_operator_says() -> None:
     assert manifest["metadata"]["annotations"] == {"a": "b"}
 
 
-# ---- when it can be told so
+# ---- which admissions a pod can record
 
 
 def test_a_later_stay_is_told_by_its_pod_as_well() -> None:
@@ -639,7 +639,7 @@ def test_what_a_pod_cannot_tell_is_written_first() -> None:
 
 
 class Secrets(Cluster):
-    """Answers for the Secret of the key: `codes` in turn, the last one for ever."""
+    """Serves the Secret of the key: `codes` in turn, the last one repeatedly."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__()
@@ -706,7 +706,7 @@ def test_while_pods_tell_of_admissions_the_key_is_waited_for() -> None:
 
 
 def test_who_leads_on_needs_no_key_anew() -> None:
-    """An API server that has just started may refuse it for a moment."""
+    """An API server that has just started may reject it for a moment."""
     server = Secrets(200)
 
     async def play(api: ApiServerClient) -> None:

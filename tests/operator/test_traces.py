@@ -1,4 +1,4 @@
-"""What the operator makes of collectors' last words: status.traces, and checkpoints."""
+"""Termination messages of collectors: status.traces, and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ended(words: str, name: str = "muster-collector") -> V1ContainerStatus:
 
 
 class Stage:
-    """The operator's sight of one job of two pods."""
+    """The cache with one job of two pods."""
 
     def __init__(
         self, choices: CollectorSidecarConfig = STORE, pod: dict[str, Any] | None = None, **fields: Any
@@ -163,7 +163,7 @@ def test_an_operator_that_takes_over_counts_what_the_pods_still_say_whichever_it
 def test_the_checkpoint_in_the_last_words_counts_if_it_outlives_the_pod(volumes: list[Any], step: int | None) -> None:
     stage = Stage(pod=template(volumes=volumes))
     stage.job()
-    stage.pod(1, 1, words(0, 99), "Succeeded")  # does not speak for the job
+    stage.pod(1, 1, words(0, 99), "Succeeded")  # not the lead pod
     stage.pod(0, 2, words(0, 40), "Succeeded")
     beat = stage.sight.observe().heartbeats.get(UID)
     assert (None if beat is None else beat.checkpoint_step) == step

@@ -1,4 +1,4 @@
-"""Jobs and flavors that cannot be read, and what comes meanwhile: own writes, edits, deletes."""
+"""Jobs and flavors that cannot be read, and concurrent events: own writes, edits, deletions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Status = dict[str, Any]
 
 
 def odd(version: int, status: Status | None = None) -> RawTrainingJob:
-    """The job after an edit that makes it unreadable."""
+    """The job after an edit that makes it invalid."""
     document = job_document(version=version, roles="none")
     document["metadata"]["generation"] = 2
     return read(RawTrainingJob, document | {"status": status or {}})
 
 
 def running_and_odd(seen: ClusterCache, status: Status | None = None) -> spec.TrainingJobStatus:
-    """A job with room, edited into something unreadable; its status."""
+    """A job with capacity, edited into an invalid form; returns its status."""
     seen.jobs.on_upsert(read(RawTrainingJob, {**job_document(version=5), "status": status or admitted()}))
     seen.jobs.on_upsert(odd(6, status or admitted()))
     known = seen.jobs.get("uid-llama")
@@ -42,7 +42,7 @@ def running_and_odd(seen: ClusterCache, status: Status | None = None) -> spec.Tr
 
 
 def preempted(status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
-    """It was told to leave, and has left."""
+    """It was evicted and its pods have ended."""
     evicted = transitions.evict(status, "Preempted", "for another", 2000.0)
     return transitions.requeue(evicted, 2000.0, Timeouts(), [], 0.0)
 
@@ -51,7 +51,7 @@ def as_written(status: spec.TrainingJobStatus) -> Status:
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-# ---- own writes of a job that was edited while it had room
+# ---- own writes of a job that was edited while it had capacity
 
 
 def test_a_job_that_ends_while_it_cannot_be_read_names_its_queue_no_more() -> None:
@@ -112,11 +112,11 @@ def test_a_job_that_has_left_for_another_is_not_placed_by_what_it_was_before_and
     serve(server, story)
 
 
-# ---- what a watch brings between a complaint's write and its answer
+# ---- events between the write of a report and its answer
 
 
 class Between(Server):
-    """`meanwhile` is called, with the version of the write, once the first complaint is carried out."""
+    """`meanwhile` is called with the version of the write, once the first report is written."""
 
     def __init__(self, meanwhile: Callable[[int], None]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Between(Server):
 
 
 def complained(before: Callable[[ClusterCache], None], meanwhile: Callable[[ClusterCache, int], None]) -> ClusterCache:
-    """What is seen after two rounds of complaints, of something that `before` brings."""
+    """The cache after two cycles with reports of an object that `before` creates."""
     seen, _ = sight()
     before(seen)
 
@@ -185,11 +185,11 @@ def test_a_flavor_that_is_deleted_while_its_complaint_is_written_is_forgotten() 
     assert (seen.flavors.invalid, dict(seen.observe().decode_errors.flavors)) == ({}, {})
 
 
-# ---- who is woken
+# ---- wake-ups
 
 
 def test_the_delete_of_a_job_that_cannot_be_read_is_news() -> None:
-    """A queue may have waited for it to go."""
+    """A queue may have waited for it."""
     seen, changes = sight()
     seen.jobs.on_upsert(odd(5))
     assert changes.during(lambda: seen.jobs.on_delete(odd(6))) > 0

@@ -1,1 +1,1 @@
-"""A platform team's first day on a cluster with real nodes: the steps of `make demo-cluster`, which a test judges."""
+"""The first day of a platform team on a cluster with real nodes: the steps of `make demo-cluster`, run as a test."""

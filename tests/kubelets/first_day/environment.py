@@ -1,7 +1,7 @@
-"""This machine's Python with torch in the pods of jobs, mounted read-only, in place of five gigabytes of image.
+"""Mounts this machine's Python with torch read-only into the pods of jobs, instead of a 5 GB image.
 
-The cluster itself adds the mounts, by a policy for pods of jobs, so that jobs are submitted as on any cluster. The
-operator's pods and the collectors see nothing of it: they are what their images are.
+A mutating admission policy of the cluster adds the mounts to pods of jobs, so that jobs are submitted as on any
+cluster. The operator's pods and the collectors use their images only.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _CACHE = "/muster/cache"
 
 
 def policy(cache: Path) -> list[Json]:
-    """The policy and its binding. `cache`: a folder of this machine that pods may write compiled kernels to."""
+    """The policy and its binding. `cache`: a folder of this machine in which pods may write compiled kernels."""
     environment = Path(sys.prefix)
-    # /usr: the compiler that torch.compile runs, and the libraries that this Python was linked with.
+    # /usr: the compiler for torch.compile, and the libraries of this Python.
     shown = {str(path) for path in (Path("/usr"), Path(sys.base_prefix), environment, ROOT)}
-    # A folder that lies in another that is mounted comes with it.
+    # Folders below another mounted folder are included in it.
     outer = sorted(path for path in shown if not any(path.startswith(f"{other}/") for other in shown))
     volumes = [f'Object.spec.volumes{{name: "host-{at}", hostPath: {_path(path)}}}' for at, path in enumerate(outer)]
     mounts = [_mount(f"host-{at}", path, read_only=True) for at, path in enumerate(outer)]
     volumes.append(f'Object.spec.volumes{{name: "cache", hostPath: {_path(str(cache))}}}')
     mounts.append(_mount("cache", _CACHE, read_only=False))
-    if any(path.startswith("/root/") for path in outer):  # which images keep closed to others than root
+    if any(path.startswith("/root/") for path in outer):  # which images make readable for root only
         volumes.append('Object.spec.volumes{name: "root", emptyDir: Object.spec.volumes.emptyDir{}}')
         mounts.append(_mount("root", "/root", read_only=False))
     given = {

@@ -1,4 +1,4 @@
-"""An S3 server for tests, in memory: objects of one part, listed, read and written, without any check of who asks."""
+"""An in-memory S3 server for tests: single-part objects that are listed, read and written, without authentication."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 
 class Bucket:
-    """What was stored, by name within the one bucket."""
+    """Objects by name within one bucket."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -110,7 +110,7 @@ def _tag(content: bytes) -> str:
 
 
 def _whole(content: bytes) -> bytes:
-    """The object in a body of signed chunks: lines "SIZE;chunk-signature=..." before each, until one of size 0."""
+    """The object in a body of signed chunks: a line "SIZE;chunk-signature=..." before each, the last of size 0."""
     out = bytearray()
     while content:
         head, _, content = content.partition(b"\r\n")

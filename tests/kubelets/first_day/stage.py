@@ -1,4 +1,4 @@
-"""What the first day is played on: a cluster, a store for traces, a volume for runs, and the user's commands."""
+"""Environment of the first day: a cluster, a store for traces, a volume for runs, and the user's commands."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.kubelets.operator import BUCKET, STORE_SECRET
 
 JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
-LIMIT_S = 900  # of what takes seconds on an idle machine, or a minute where it compiles
+LIMIT_S = 900  # for what takes seconds on an idle machine, or a minute with compilation
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The cluster, and where runs and traces go."""
+    """The cluster, and the locations of runs and traces."""
 
     cluster: Cluster
-    runs: Path  # the volume `runs`, as this machine sees it
+    runs: Path  # the volume `runs` on this machine
     traces: s3.Bucket
     say: Callable[[str], None]
 
@@ -41,12 +41,12 @@ class Stage:
         return self.cluster.plane.kubectl(*words, stdin=stdin)
 
     def torchx(self, *words: str) -> str:
-        """Run torchx; its standard output. AssertionError, with all it said, where it fails."""
+        """Run torchx; returns its standard output. AssertionError with all output where it fails."""
         self.say(f"torchx {' '.join(words)}")
         return self._run([sys.executable, "-m", "torchx.cli.main", *words])
 
     def muster(self, *words: str) -> str:
-        """Run muster on this cluster; its standard output. AssertionError, with all it said, where it fails."""
+        """Run muster on this cluster; returns its standard output. AssertionError with all output where it fails."""
         self.say(f"muster {' '.join(words)}")
         return self._run([str(Path(sys.executable).with_name("muster")), *words])
 
@@ -71,7 +71,7 @@ class Stage:
         self.wait("it is over", lambda: self.phase(name) in ("Succeeded", "Failed"))
         assert self.phase(name) == "Succeeded", f"job {name} failed:\n{self.muster('describe', name)}"
 
-    # What there is
+    # State of the cluster
 
     def job(self, name: str) -> Json:
         """The TrainingJob."""
@@ -91,13 +91,13 @@ class Stage:
         return self.runs / "default" / f"{name}-{self.job(name)['metadata']['uid']}"
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
-        """What rank 0 noted after each step so far."""
+        """The metrics that rank 0 has recorded so far, one entry per step."""
         file = self.run_folder(name) / "metrics" / "rank-0.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = LIMIT_S) -> None:
-        """Return when it holds. AssertionError that shows the cluster if it takes too long."""
+        """Return when the condition holds. AssertionError with the state of the cluster after the timeout."""
         self.say(f"... until {what}")
         until = time.monotonic() + seconds
         while not holds():
@@ -110,11 +110,11 @@ class Stage:
 
 @contextmanager
 def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None]) -> Iterator[Stage]:
-    """Prepare a cluster that has the operator: what a platform has beside it. `cache` keeps compiled kernels."""
+    """Prepare a cluster with the operator: storage, secrets, policies. `cache` keeps compiled kernels."""
     runs = folder / "runs"
     for place in (runs, cache):
         place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o777)  # pods are nobody in particular
+        place.chmod(0o777)  # pods run as user nobody
     with s3.serve(HOST, BUCKET) as traces:
         for document in [*environment.policy(cache), *_volume(runs), _secret(traces)]:
             cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
@@ -122,7 +122,7 @@ def stage(cluster: Cluster, folder: Path, cache: Path, say: Callable[[str], None
 
 
 def _volume(folder: Path) -> list[Json]:
-    """A volume that every node reaches, and the claim `runs` on it."""
+    """A volume that every node can mount, and the claim `runs` on it."""
     spec: Json = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     room = {"storage": "1Gi"}
     volume = {**spec, "capacity": room, "hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Retain"}
@@ -139,7 +139,7 @@ def _volume(folder: Path) -> list[Json]:
 
 
 def _secret(traces: s3.Bucket) -> Json:
-    """What collectors need to reach the store."""
+    """Credentials of collectors for the store."""
     values = {
         "AWS_ACCESS_KEY_ID": "tests",
         "AWS_SECRET_ACCESS_KEY": "tests",

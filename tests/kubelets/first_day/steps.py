@@ -1,4 +1,4 @@
-"""The steps, in their order. Each returns what it saw; what must be so for the next step is waited for."""
+"""The steps in their order. Each returns its observations and waits for the condition of the next one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.cluster.controlplane.nodes import GPU
 from tests.kubelets.archives import TRAINER
 from tests.kubelets.first_day.stage import Stage
 
-# One process on each of two nodes, with all of both nodes' GPUs; the work runs on the CPU, of which the nodes' pods get
-# what the control plane leaves (`keeper.stand_back`). Text that every machine has.
+# One process on each of two nodes, with all GPUs of both. It computes on the CPU; the nodes' pods get what the control
+# plane leaves (`keeper.stand_back`). The text exists on every machine.
 DATA = f"{sysconfig.get_path('stdlib')}/json"
 TRAINING = (
     "run", "-s", "muster", "-cfg", "queue=research,run_volume=runs", "muster.train.fsdp", "-j", "2x1", "--gpu", "2",
@@ -23,7 +23,7 @@ QUEUES = ("research", "production")
 
 
 def share_out(stage: Stage) -> None:
-    """Two queues with a node each, of which each may borrow the other's."""
+    """Create two queues with a node each; each may borrow the other's."""
     whole = [{"flavor": "default", "guaranteed": {GPU: 4}, "limit": {GPU: 4}}]
     stage.kubectl("apply", "-f", "-", stdin=_document("Queue", "company", {"resources": whole}))
     for name in QUEUES:
@@ -33,14 +33,14 @@ def share_out(stage: Stage) -> None:
 
 
 def train(stage: Stage, name: str, steps: int, *more: str) -> str:
-    """Submit compiled FSDP with TorchX; the job's name."""
+    """Submit compiled FSDP with TorchX; returns the job's name."""
     said = stage.torchx(*TRAINING, "--name", name, "--steps", str(steps), *more)
     handle = next(word for line in said.splitlines() for word in line.split() if word.startswith("muster://"))
     return handle.rpartition("/")[2]
 
 
 def train_to_the_end(stage: Stage) -> str:
-    """Train until it has succeeded, with a trace of steps 10 to 14; the job's name."""
+    """Train until the job has succeeded, with a trace of steps 10 to 14; returns its name."""
     job = train(stage, "first", 30, "--trace_steps", "10:15")
     stage.wait("its two pods run", lambda: stage.phase(job) in ("Running", "Succeeded", "Failed"))
     stage.must_succeed(job)
@@ -48,8 +48,8 @@ def train_to_the_end(stage: Stage) -> str:
 
 
 def reclaim(stage: Stage) -> tuple[str, int]:
-    """Let a job of the other queue take its node back from one that borrows it; the job that made way, and its last
-    step before it did. Returns once it trains again."""
+    """Reclaim a borrowed node with a job of the other queue; returns the preempted job and its last step before the
+    preemption. Returns once it trains again."""
     job = train(stage, "long", 100_000, "--checkpoint_every", "20", "--compile", "False")
     stage.wait("it has something to lose", lambda: steps_done(stage, job) > 5)
     stage.kubectl("apply", "-f", "-", stdin=_claim())
@@ -62,7 +62,7 @@ def reclaim(stage: Stage) -> tuple[str, int]:
 
 
 def lose_a_node(stage: Stage, job: str) -> int:
-    """Cut a node's power and start it again; the attempt in which the job trains afterwards."""
+    """Kill a node and start it again; returns the attempt in which the job trains afterwards."""
     attempt = int(stage.metrics(job)[-1]["attempt"])
     node = stage.cluster.nodes[1]
     stage.say(f"cut the power of {node.name}")
@@ -76,25 +76,25 @@ def lose_a_node(stage: Stage, job: str) -> int:
 
 
 def steps_done(stage: Stage, job: str, attempt: int | None = None) -> int:
-    """The last step that rank 0 has noted, in any attempt or in this one."""
+    """The last step that rank 0 has recorded, in any attempt or in this one."""
     steps = [int(line["step"]) for line in stage.metrics(job) if attempt in (None, line["attempt"])]
     return steps[-1] if steps else -1
 
 
 def uninstall(stage: Stage) -> str:
-    """Uninstall the chart; what Helm says."""
+    """Uninstall the chart; returns Helm's output."""
     stage.say("helm uninstall muster -n muster-system")
     return stage.cluster.plane.helm("uninstall", "muster", "-n", "muster-system", "--wait")
 
 
 def logs(stage: Stage, job: str) -> dict[str, str]:
-    """What each pod's trainer has said, by index."""
+    """Log of each pod's trainer, by index."""
     names = {pod["metadata"]["labels"]["muster.dev/index"]: pod["metadata"]["name"] for pod in stage.pods(job)}
     return {index: stage.kubectl("logs", name, "-c", "trainer") for index, name in sorted(names.items())}
 
 
 def _claim() -> str:
-    """A job of one pod that needs a whole node for a few seconds."""
+    """A single-pod job that needs a whole node for a few seconds."""
     main: dict[str, Any] = {
         "name": "main",
         "image": TRAINER,
